@@ -39,6 +39,7 @@ HELP: Final = {
     "held_out": "number of problems on which pass@1 is measured",
     "lora_rank": "train adapters of this rank instead of all weights; 0 for all weights",
     "lora_targets": "modules that get adapters, with commas",
+    "precision": "bf16, fp8 or int8: what the layers' matrices of versions consist of",
     "json": "file for the options and the summary",
 }
 

@@ -41,7 +41,7 @@ class _Site(Simulation):
         """Take optimizer steps from `base` and return the FP32 weights that they give."""
         masters = {MASTER + name: torch.from_numpy(values.copy()) for name, values in base.items()}
         self._learner.restore(masters, self._learner.steps)
-        view = self._learner.bf16_view()
+        view = self._learner.view()
         self._versions.append(view)
         version = len(self._versions) - 1
         self.serve(version)

@@ -13,6 +13,7 @@ from protocol.encoding import Line, Record
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
+from protocol.quantization import Precision
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.window import Schedule
@@ -236,6 +237,7 @@ class RunManifest(Record):
     Attributes:
         authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
         lora: the base whose adapters the run trains; None for a run that trains all weights.
+        precision: what the matrices of all versions consist of.
         environment: the task's name.
         data: the task's file of problems; None for a task that reads none.
         chat: how a problem becomes a conversation; None where its text is the prompt.
@@ -251,6 +253,7 @@ class RunManifest(Record):
     authority: Authority
     model: ModelSpec
     lora: LoraSpec | None
+    precision: Precision
     environment: Annotated[Line, Field(min_length=1, max_length=64)]
     data: FileRef | None
     chat: ChatSpec | None
@@ -272,6 +275,8 @@ class RunManifest(Record):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
             raise ValueError("the data file is too large")
+        if self.lora is not None and self.precision != "bf16":
+            raise ValueError("adapters that are quantized, which the specification does not cover")
         if self.numerics == "exact":
             shares = {name: getattr(self.proof, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
             if self.proof != EXACT_PROOF.model_copy(update=shares):
@@ -281,6 +286,15 @@ class RunManifest(Record):
             if self.lora is not None:
                 raise ValueError("an exact run with adapters, which exact arithmetic does not cover")
         return self
+
+    @property
+    def sites_refusal(self) -> str:
+        """Why several sites cannot train in this run; empty if they can."""
+        if self.lora is not None:
+            return "this run trains LoRA adapters, and has no sites: sites train all weights"
+        if self.precision != "bf16":
+            return f"this run's weights are quantized ({self.precision}), and it has no sites: sites train BF16 weights"
+        return ""
 
     @property
     def group_bytes(self) -> int:

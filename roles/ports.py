@@ -156,8 +156,10 @@ class Engine(Protocol):
         """The policy version that requests are served by; None before the first commit."""
 
     @property
-    def shares_weights(self) -> bool:
-        """Whether the engine computes with the very tensors that it stages, so that whole weights cost it nothing."""
+    def takes_patches(self) -> bool:
+        """Whether patches lead from the version that is served to newer ones. An engine that takes none computes with
+        the very tensors that it stages, so that whole weights cost it nothing, or does not have them any more.
+        """
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.

@@ -42,6 +42,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
             "pseudogradient",
             "objects",
             "lora",
+            "quantization",
             "run",
             "chain",
             "outer",

@@ -143,7 +143,7 @@ def _run_ddp(trial: Trial) -> Outcome:
     for number in range(trial.rounds):
         for step in range(trial.local_steps):
             learner.step(task.mine(number * trial.local_steps + step))
-            task.publish(learner.bf16_view())
+            task.publish(learner.view())
         outcome.curve.append(task.pass_at_1())
         outcome.payload_bytes.append(trial.local_steps * len(dense))
         outcome.sent.append(1.0)

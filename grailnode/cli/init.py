@@ -79,6 +79,11 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
 )
 @click.option("--lora-targets", metavar="NAMES", help="Modules that get adapters, with commas: q_proj,v_proj.")
 @click.option(
+    "--precision",
+    type=click.Choice(["bf16", "fp8", "int8"]),
+    help="What the layers' matrices of all versions consist of: docs/spec/quantized.md. Default: bf16.",
+)
+@click.option(
     "--numerics",
     type=click.Choice(["calibrated", "exact"]),
     default="calibrated",

@@ -21,6 +21,7 @@ from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Verdict
 from protocol.patch import apply
+from protocol.quantization import dequantize
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
@@ -88,7 +89,7 @@ class Cheater(HonestProducer):
             noise = torch.Generator().manual_seed(mining_window.version)
             weights = {
                 name: tensor * (1 + _PERTURBATION * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
-                for name, tensor in self.engine.weights.items()
+                for name, tensor in dequantize(self.engine.weights).items()
             }
             await self._perturbed.stage(mining_window.version, weights)
             await self._perturbed.commit()

@@ -20,8 +20,9 @@ from torch import Tensor
 from grailnode.engine.causal_model import CausalModel, check_fit
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
-from protocol.errors import PatchError, ProtocolError
+from protocol.errors import MalformedError, PatchError, ProtocolError
 from protocol.patch import apply_with_digests
+from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.sequences import Tokens, split
@@ -39,10 +40,15 @@ DEFAULT_BATCH_TOKENS: Final = 8192
 
 @dataclass(frozen=True)
 class _Policy:
-    """A policy version with its weights in the dtype and on the device of the engine."""
+    """A policy version with its weights in the dtype and on the device of the engine.
+
+    Attributes:
+        is_quantized: whether the version has codes, which are not in `weights`.
+    """
 
     version: int
     weights: dict[str, Tensor]
+    is_quantized: bool
 
 
 @dataclass
@@ -60,7 +66,8 @@ class TorchEngine:
     Args:
         model: the architecture.
         device: of torch.
-        dtype: the BF16 weights are converted to it: float32 on a CPU, where BF16 arithmetic is slow and rounds more.
+        dtype: the weights, which are BF16 or quantized, are converted to it: float32 on a CPU, where BF16 arithmetic is
+            slow and rounds more.
         max_batch_tokens: padded tokens in one batch.
         run_sync: runs a function outside the event loop; tests pass one that calls it directly.
     """
@@ -88,18 +95,20 @@ class TorchEngine:
         return self._serving.version if self._serving is not None else None
 
     @property
-    def shares_weights(self) -> bool:
-        """Implements Engine.shares_weights."""
-        return self._device.type == "cpu" and self._dtype == torch.bfloat16
+    def takes_patches(self) -> bool:
+        """Implements Engine.takes_patches."""
+        is_quantized = self._serving is not None and self._serving.is_quantized
+        return not is_quantized and (self._device.type != "cpu" or self._dtype != torch.bfloat16)
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served.
 
         Raises:
-            EngineError: a tensor is missing, unknown or of another shape, or memory is short.
+            EngineError: a tensor is missing, unknown or of another shape, codes are damaged, or memory is short.
         """
-        check_fit(self._model, weights)
-        self._staged = _Policy(version, await self._compute(self._convert, weights))
+        check_fit(self._model, {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)})
+        is_quantized = any(map(is_code, weights.values()))
+        self._staged = _Policy(version, await self._compute(self._convert, weights), is_quantized)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Prepare the version that a patch leads to; tensors that it does not change are shared.
@@ -113,7 +122,7 @@ class TorchEngine:
             weights = await self._compute(self._patched, policy, patch, manifest.weights)
         except ProtocolError as error:
             raise EngineError(f"version {version} cannot be patched in: {error}") from error
-        self._staged = _Policy(version, weights)
+        self._staged = _Policy(version, weights, is_quantized=False)
 
     async def commit(self) -> None:
         """Serve the staged policy.
@@ -200,7 +209,15 @@ class TorchEngine:
         return policy.weights | self._convert(changed)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
-        return {name: tensor.to(self._device, self._dtype) for name, tensor in weights.items()}
+        """Return the tensors of a version as the model has them.
+
+        Raises:
+            EngineError: a matrix has no scales, or what is no code.
+        """
+        try:
+            return dequantize(weights, self._dtype, self._device)
+        except MalformedError as error:
+            raise EngineError(str(error)) from error
 
     @torch.inference_mode()
     def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:

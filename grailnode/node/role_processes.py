@@ -16,7 +16,7 @@ from grailnode.node import admission_credential, disk_check, start_checks, time_
 from grailnode.node.node_makers import make_canary, make_node, state_directory
 from grailnode.node.process_kinds import Kind
 from grailnode.node.processes import Launch, data_file, main, main_of_rank
-from grailnode.node.run_model import check_lora, policy_directory
+from grailnode.node.run_model import check_run_settings, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
@@ -96,7 +96,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     state = state_directory(config, name)
     disk_check.check_disk(state, 0)
     node = make_node(config, name, NodeTelemetry(name))
-    _check_adapters(config, role, node.run)
+    _check_run_settings(config, role, node.run)
     _check_numerics(config, role, node.run)
     if role in ("trainer", "worker"):
         needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)), node.run.lora)
@@ -117,7 +117,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     if role == "trainer":
         requirements.find(node.run.environment)
         requirements.files_to_publish(node.run, data_file(config))
-    if role == "trainer" and authority.workers and config.trainer.outer is None and node.run.lora is None:
+    if role == "trainer" and authority.workers and config.trainer.outer is None and not node.run.sites_refusal:
         raise ConfigError(
             "trainer.outer: missing, and this run has workers, whose rounds its trainer closes (docs/many-trainers.md)"
         )
@@ -174,13 +174,13 @@ def _check_engine(config: Config, role: Role) -> None:
         start_checks.check_ranks(engine.device, config.trainer.gpus)
 
 
-def _check_adapters(config: Config, role: Role, run: RunManifest) -> None:
-    """Refuse settings, and a role, that cannot be used in a LoRA run."""
-    check_lora(config, run, trains=role in ("trainer", "worker"))
+def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
+    """Refuse settings, and a role, that cannot be used in a LoRA run or a quantized run."""
+    check_run_settings(config, run, trains=role in ("trainer", "worker"))
     if role == "trainer" and config.trainer.canaries:
-        check_lora(config, run, trains=False)  # a canary is a miner with the trainer's engine
-    if role == "worker" and run.lora is not None:
-        raise ConfigError("this run trains LoRA adapters, and has no sites: sites train all weights")
+        check_run_settings(config, run, trains=False)  # a canary is a miner with the trainer's engine
+    if role == "worker" and (refusal := run.sites_refusal):
+        raise ConfigError(refusal)
 
 
 def _check_numerics(config: Config, role: Role, run: RunManifest) -> None:

@@ -34,6 +34,32 @@ def policy_directory(config: Config) -> Path:
     return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
 
 
+def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> None:
+    """Refuse settings that cannot be used in a LoRA run, or in a quantized run.
+
+    Args:
+        trains: whether the node is a trainer, whose engine is torch whatever it says.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    check_lora(config, run, trains=trains)
+    if run.precision == "bf16":
+        return
+    if config.engine.kind == "vllm" and not trains:
+        raise ConfigError(
+            f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): its kernels '
+            'compute with codes in another order of roundings, and nobody has measured thresholds for it; use "torch"'
+        )
+    if trains and config.trainer.outer is not None:
+        raise ConfigError(f"trainer.outer: {run.sites_refusal}")
+    if trains and config.trainer.gpus > 1:
+        raise ConfigError(
+            f"trainer.gpus: a trainer on several GPUs publishes BF16 weights, and those of this run are quantized "
+            f"({run.precision}); set it to 1"
+        )
+
+
 def check_lora(config: Config, run: RunManifest, *, trains: bool) -> None:
     """Refuse settings that cannot be used in a LoRA run.
 
@@ -56,7 +82,7 @@ def check_lora(config: Config, run: RunManifest, *, trains: bool) -> None:
             "version 0 are"
         )
     if trains and config.trainer.outer is not None:
-        raise ConfigError("trainer.outer: sites train all weights; this run trains LoRA adapters")
+        raise ConfigError(f"trainer.outer: {run.sites_refusal}")
 
 
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
@@ -78,12 +104,13 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
 
 
 def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callable[[], Weights]:
-    """Return what reads the weights of version 0: those of the policy, or the first adapters.
+    """Return what reads the weights of version 0, before they are quantized: those of the policy, or the first
+    adapters.
 
     Raises:
-        ConfigError: run.toml does not say where the adapters are.
+        ConfigError: the trainer's settings cannot be used in this run, or do not say where the adapters are.
     """
-    check_lora(config, run, trains=True)
+    check_run_settings(config, run, trains=True)
     if config.trainer.adapters is None or run.lora is None:
         return partial(load_weights, directory)
     return partial(read_adapters, config.at(config.trainer.adapters))
@@ -113,7 +140,7 @@ async def follower_model(node: Node, config: Config, policy: Policy, directory: 
         StoreError: the base cannot be fetched.
     """
     lora = node.run.lora
-    check_lora(config, node.run, trains=False)
+    check_run_settings(config, node.run, trains=False)
     model = causal_model.build(policy, torch.device(device), lora=lora)
     if lora is None:
         return model

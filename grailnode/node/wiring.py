@@ -107,7 +107,10 @@ async def run_training(
 
     def local_learner() -> PolicyLearner:
         device = torch.device(compute.device)
-        return Learner(compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype)
+        precision = node.run.precision
+        return Learner(
+            compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype, precision=precision
+        )
 
     learner: PolicyLearner = await node.run_sync(make_learner or local_learner)
     buffer = ReplayBuffer(settings.replay, settings.seed)

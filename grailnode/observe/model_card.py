@@ -35,6 +35,8 @@ def model_card(
             ("base, BLAKE3", f"`{run.lora.base.hex()}`"),
             ("adapters", f"rank {run.lora.rank}, alpha {run.lora.alpha:g}, on {targets}"),
         ]
+    if run.precision != "bf16":
+        rows.append(("precision", f"{run.precision}, written as BF16"))
     files = [(_plain(file.name), f"`{file.digest.hex()}`") for file in run.model.files]
     return "\n".join(
         [
@@ -61,6 +63,13 @@ def model_card(
 
 
 def _description(run: RunManifest, *, merged: bool) -> list[str]:
+    if run.precision != "bf16":
+        return [
+            "The weights of one version of a decentralized run of reinforcement learning, whose matrices are",
+            f"{run.precision} codes with a scale for each row. These files have the values of the codes in BF16, which",
+            "represents them exactly: it is the policy that was trained and checked. The digest below is of codes and",
+            "scales; `grailnode verify --run URL` follows the run's chain to them.",
+        ]
     if run.lora is None:
         return [
             "The weights of one version of a decentralized run of reinforcement learning, in BF16, bit for bit as",

@@ -15,6 +15,7 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
+from protocol.quantization import Precision, quantize
 from protocol.run import (
     EXACT_PROOF,
     ChatSpec,
@@ -50,6 +51,7 @@ class Choices:
         evaluation_problems, evaluation_samples, pass_at: see `EvaluationSpec` of protocol/run.py.
         lora_rank: of the adapters that the run trains; 0 for a run that trains all weights. lora_alpha: 0 for twice the
             rank. lora_targets: the modules that have adapters.
+        precision: what the matrices of the run's versions consist of.
         sites: how many keys of sites are created with the run; 0 if its trainer trains alone.
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
@@ -83,6 +85,7 @@ class Choices:
     lora_rank: int = 0
     lora_alpha: float = 0.0
     lora_targets: tuple[str, ...] = ()
+    precision: Precision = "bf16"
     sites: int = 0
     deposit: float = 32.0
     validators: int = 1
@@ -151,7 +154,8 @@ def draft_manifest(
 
     Args:
         proof: the thresholds that were measured on this policy, which for a LoRA run is the base: adapters change
-            nothing at first. None for an exact run.
+            nothing at first. None for an exact run. Quantized weights are other BF16 weights of the same sizes, and
+            nodes differ by the roundings of the same arithmetic.
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
 
@@ -163,7 +167,9 @@ def draft_manifest(
     """
     policy = policies.Policy.load(directory)
     files = model_files(directory)
-    digest = digest_weights(policies.load_weights(directory)) if lora is None else lora.spec.base
+    weights = policies.load_weights(directory) if lora is None else {}
+    digest = digest_weights(weights) if lora is None else lora.spec.base
+    first_version = quantize(weights, choices.precision) if lora is None else lora.adapters
     if proof is None:
         build_exact(policy)
         thresholds = EXACT_PROOF
@@ -178,9 +184,10 @@ def draft_manifest(
             files=tuple(
                 FileRef(name=name, digest=content_digest(data), size=len(data)) for name, data in files.items()
             ),
-            genesis=digest if lora is None else digest_weights(lora.adapters),
+            genesis=digest_weights(first_version),
         ),
         lora=None if lora is None else lora.spec,
+        precision=choices.precision,
         environment=choices.environment,
         data=requirements.file_reference(choices.data),
         chat=chat,

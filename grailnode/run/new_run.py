@@ -18,6 +18,7 @@ from protocol.beacon import ChainInfo
 from protocol.errors import SignatureError
 from protocol.identity.authority import OPEN, Admission
 from protocol.identity.signing import SigningKey, check_public_key
+from protocol.quantization import Precision
 from protocol.run import Numerics
 
 BUCKET_DIRECTORY: Final = "bucket"
@@ -82,6 +83,7 @@ class InitOptions:
     lora_rank: int | None
     lora_alpha: float | None
     lora_targets: str | None
+    precision: Precision | None
     numerics: Numerics
     proof: Path | None
     bucket: str | None
@@ -252,6 +254,7 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         lora_rank=rules.lora_rank,
         lora_alpha=rules.lora_alpha,
         lora_targets=rules.lora_targets,
+        precision=rules.precision,
         roots=options.roots,
         root_threshold=threshold,
         sites=options.trainers if options.trainers > 1 else 0,

@@ -28,6 +28,7 @@ from protocol.limits import (
     MAX_LORA_ALPHA,
     MAX_LORA_RANK,
 )
+from protocol.quantization import Precision
 
 
 class RulesSection(Section):
@@ -54,6 +55,7 @@ class RulesSection(Section):
     lora_rank: Annotated[int, Field(ge=0, le=MAX_LORA_RANK)] = 0
     lora_alpha: Annotated[float, Field(ge=0, le=MAX_LORA_ALPHA)] = 0.0
     lora_targets: tuple[str, ...] = ()
+    precision: Precision = "bf16"
 
     @field_validator("lora_targets", mode="before")
     @classmethod
@@ -70,6 +72,8 @@ class RulesSection(Section):
             raise ValueError("lora_rank and lora_targets go together")
         if self.lora_alpha and not self.lora_rank:
             raise ValueError("lora_alpha belongs to adapters: set lora_rank as well")
+        if self.lora_rank and self.precision != "bf16":
+            raise ValueError(f"precision = {self.precision!r} is for runs that train all weights: drop lora_rank")
         return self
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.engine.adapter_files import adapter_files
-from grailnode.engine.model_check import check_model
+from grailnode.engine.model_check import check_model, file_shapes
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import creation, key_files, requirements, run_toml
 from grailnode.run.base_files import LoraStart, start_lora
@@ -24,6 +24,7 @@ from grailnode.run.files import NewFiles
 from protocol.beacon import ChainInfo, LocalKey
 from protocol.environments.dataset import Dataset
 from protocol.identity.signing import SigningKey
+from protocol.quantization import is_matrix
 from protocol.rollout.challenge import stream
 
 MINERS = ("miner-1", "miner-2")
@@ -169,6 +170,8 @@ def create(
     )
     lora = _start_lora(loaded_policy, choices)
     check_model(loaded_policy, None if lora is None else lora.spec)
+    if choices.precision != "bf16":
+        _check_precision(loaded_policy, choices)
     thresholds = _thresholds(choices, policy, proof)
     names = _Names.of(choices, miners)
     seeds = {name: _secret(name, seed) for name in names.all}
@@ -228,6 +231,29 @@ def _start_lora(policy: Policy, choices: Choices) -> LoraStart | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise WorkspaceError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
+
+
+def _check_precision(policy: Policy, choices: Choices) -> None:
+    """Refuse a quantized run that cannot be.
+
+    Raises:
+        WorkspaceError: the choices, or the policy, do not allow it.
+    """
+    if choices.sites:
+        raise WorkspaceError(
+            "a run of several sites trains BF16 weights: pseudo-gradients of quantized ones were never tried; drop "
+            f"--precision {choices.precision}, or --trainers"
+        )
+    if choices.lora_rank:
+        raise WorkspaceError(
+            "a run of adapters has BF16 weights: adapters are small, and were never quantized; drop "
+            f"--precision {choices.precision}, or --lora-rank"
+        )
+    if not any(is_matrix(name, shape) for name, shape in file_shapes(policy.directory).items()):
+        raise WorkspaceError(
+            f"{policy.directory}: this policy has no matrices in layers whose names docs/spec/quantized.md knows; drop "
+            f"--precision {choices.precision}"
+        )
 
 
 def _defaults(choices: Choices, pace: Pace, window_seconds: float) -> run_toml.Sections:

@@ -24,6 +24,7 @@ from protocol.encoding import Record, Version
 from protocol.errors import ChainError, ForkError, GapError, RollbackError
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import Digest, Signed, open_signed
+from protocol.quantization import check_table
 from protocol.run import RunManifest
 
 
@@ -178,6 +179,7 @@ class ChainVerifier:
             raise ChainError("not the run's genesis weights", place)
         if self._run.lora is not None:
             self._run.lora.check_table(manifest.tensors, place)
+        check_table(self._run.precision, manifest.tensors, place)
         before, after = self._manifests.get(version - 1), self._manifests.get(version + 1)
         if before is not None:
             self._check_link(before, manifest, place)

@@ -22,8 +22,8 @@ _REVISION_POLL_SECONDS = 1.0
 
 
 async def serve(node: Node, engine: Engine, weights: VerifiedWeights) -> None:
-    """Have the engine serve these weights: by patches if it serves an older version from which they lead here, and
-    has weights of its own.
+    """Have the engine serve these weights: by patches if it takes them, and serves an older version from which they
+    lead here.
 
     Raises:
         EngineError: it cannot; it still serves what it served before, or one of the versions between.
@@ -31,8 +31,7 @@ async def serve(node: Node, engine: Engine, weights: VerifiedWeights) -> None:
     digest = _serving_digests.get(engine)
     if engine.version == weights.version and digest == weights.digest:
         return
-    has_own_weights = engine.version is not None and not engine.shares_weights
-    steps = weights.steps_from(digest) if has_own_weights else ()
+    steps = weights.steps_from(digest) if engine.version is not None and engine.takes_patches else ()
     if not steps or not await _patch(node, engine, steps):
         await engine.stage(weights.version, weights.weights)
         await engine.commit()

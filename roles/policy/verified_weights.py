@@ -16,6 +16,7 @@ from protocol.digest import Weights, tensor_digest, weights_digest
 from protocol.errors import ChainError, MalformedError
 from protocol.objects import ObjectRef
 from protocol.patch import StreamingApply
+from protocol.quantization import check_scales
 
 _MAX_STEPS: Final = 8  # patches that are kept with the weights that they led to,
 _STEP_SHARE: Final = 4  # together at most the weights' bytes divided by this
@@ -161,9 +162,10 @@ def _verify(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> 
     """Compare weights with their manifest.
 
     Raises:
-        ChainError: they are not the weights that the manifest names.
+        ChainError: they are not the weights that the manifest names, or have scales that no version may have.
     """
     digest = weights_digest(digests, weights)
     if digest != manifest.weights:
         raise ChainError("the rebuilt weights are not those that the trainer signed", f"version {manifest.version}")
+    check_scales(weights, f"version {manifest.version}")
     return VerifiedWeights(manifest.version, weights, digests, digest)

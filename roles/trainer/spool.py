@@ -1,6 +1,6 @@
 """The objects that the trainer's three processes hand to each other, durable in the node's own state.
 
-    weights/{version}/{number}  the BF16 weights of a version (tensor_shards.py), written by the learner
+    weights/{version}/{number}  the tensors of a version (tensor_shards.py), written by the learner
     outbox/{version}-{step}     how many files these are: a snapshot, from the learner to the publisher
     inbox/{window}-{miner}      verified groups, from the collector to the learner; a later batch of the same window and
                                 miner has "-{n}" at its end, where n outcomes had been logged before it

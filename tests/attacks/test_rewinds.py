@@ -52,8 +52,8 @@ class PlainEngine:
         self._staged: tuple[int, Weights] = (0, {})
 
     @property
-    def shares_weights(self) -> bool:
-        return True
+    def takes_patches(self) -> bool:
+        return False
 
     async def stage(self, version: int, weights: Weights) -> None:
         await trio.lowlevel.checkpoint()

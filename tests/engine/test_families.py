@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from grailnode.demo import genesis
 from grailnode.engine.model_check import check_model
 from grailnode.engine.policy import Policy, PolicyError
+from protocol.quantization import is_matrix
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
 from tests.support.builders.policies import write_policy
 from tests.support.processes.command_line import run_command
@@ -19,6 +20,9 @@ from tests.support.processes.command_line import run_command
 MODELS_PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 LARGEST_DIFFERENCE = 2e-5
 """Of logits of a few units, by the order of float32 additions; measured: 4e-6."""
+
+TABLES = re.compile(r"embed|wte|wpe|lm_head|\.gate\.weight$")
+"""What a quantized run leaves in BF16: embeddings, output projections, routers."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -30,6 +34,9 @@ def test_a_family_is_exact_and_accepted(name: str, tmp_path: Path) -> None:
         "cached": True,
     }
     check_model(family.policy)
+    tables = [name for name, shape in family.model.shapes.items() if len(shape) == 2 and not is_matrix(name, shape)]
+    assert [name for name in tables if not TABLES.search(name)] == []
+    assert any(is_matrix(name, shape) for name, shape in family.model.shapes.items())
 
 
 def test_the_page_lists_the_families() -> None:

@@ -71,7 +71,7 @@ def test_good_rollouts_become_more_probable(model: CausalModel) -> None:
         learner.step(groups)
     for one in groups:
         for reward, before, after in zip(
-            one.rewards, one.completion_logprobs, _log_probs(model, learner.bf16_view(), one), strict=True
+            one.rewards, one.completion_logprobs, _log_probs(model, learner.view(), one), strict=True
         ):
             assert (float(after.sum()) > float(before.sum())) == (reward == 1.0)
 
@@ -219,13 +219,13 @@ def test_a_restored_learner_continues_bit_for_bit(model: CausalModel) -> None:
     other.restore(state_of(one), one.steps)
     assert other.steps == 1
     assert one.step(groups) == other.step(groups)
-    views = one.bf16_view(), other.bf16_view()
+    views = one.view(), other.view()
     assert all(torch.equal(tensor, views[1][name]) for name, tensor in views[0].items())
 
 
 def test_the_first_view_is_the_initial_weights(model: CausalModel) -> None:
     weights = random_weights(model)
-    view = Learner(model, weights, SETTINGS).bf16_view()
+    view = Learner(model, weights, SETTINGS).view()
     assert view.keys() == weights.keys()
     for name, tensor in view.items():
         assert tensor.is_contiguous()

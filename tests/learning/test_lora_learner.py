@@ -74,10 +74,10 @@ def test_a_frozen_output_projection_has_no_gradient() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_good_rollouts_become_more_probable(policy: Path, dtype: torch.dtype) -> None:
     learner, one = learner_of(policy, dtype), group("a", completions=((3, 4, 1), (9, 9, 1)), rewards=(1.0, 0.0))
-    before = learner.bf16_view()
+    before = learner.view()
     losses = [learner.step([one]).loss for _ in range(8)]
     assert losses[-1] < losses[0]
-    assert any(not torch.equal(before[name], tensor) for name, tensor in learner.bf16_view().items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in learner.view().items())
 
 
 def test_a_divergence_is_from_the_first_adapters(policy: Path) -> None:

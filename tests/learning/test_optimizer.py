@@ -54,7 +54,7 @@ def test_small_steps_add_up_in_the_masters() -> None:
     views = []
     for _ in range(60):
         own.step({"w": torch.ones(1)})
-        views.append(float(own.bf16_view()["w"]))
+        views.append(float(own.masters["w"].to(torch.bfloat16)))
     assert views[0] == 1.0
     assert views[-1] < 1.0
     assert len(set(views)) == 2

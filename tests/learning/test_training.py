@@ -50,7 +50,7 @@ def test_a_learner_goes_on_from_its_files_bit_for_bit():
         for names in safetensors.shards(source.sizes, 1 << 20):
             other.restore(safetensors.read(source.file(names)), one.steps)
         assert other.step([group("b")]) == one.step([group("b")])
-        assert equal(other.bf16_view(), one.bf16_view())
+        assert equal(other.view(), one.view())
 
     simulate(scenario)
 
@@ -66,7 +66,7 @@ def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_t
     async def scenario() -> None:
         network = Network(Choices())
         learner = Learner(network.compute.model, network.weights, SETTINGS)
-        views: dict[int, dict[str, torch.Tensor]] = {0: learner.bf16_view()}
+        views: dict[int, dict[str, torch.Tensor]] = {0: learner.view()}
         state, concurrent_steps = SlowState(), 0
 
         async def run_sync(work: Any, *arguments: object) -> Any:
@@ -75,7 +75,7 @@ def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_t
                 await trio.sleep(STEP_SECONDS)
                 concurrent_steps += state.writing
             result = work(*arguments)
-            views[learner.steps] = learner.bf16_view()
+            views[learner.steps] = learner.view()
             return result
 
         node = replace(network.node("trainer"), state=state, run_sync=run_sync)
@@ -93,7 +93,7 @@ def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_t
         restarted_learner = Learner(network.compute.model, network.weights, SETTINGS)
         with trio.move_on_after(10):
             await Training(node, restarted_learner, buffer_of(""), dict, TrainingSettings(9, 1)).run()
-        assert equal(restarted_learner.bf16_view(), views[note.step])
+        assert equal(restarted_learner.view(), views[note.step])
 
     simulate(scenario)
 
@@ -132,7 +132,7 @@ def test_after_a_crash_behind_the_published_version_the_versions_go_on():
         second = await train(6)
         (resumed,) = network.events("trainer", "resumed")
         assert (resumed["version"], resumed["step"], resumed["behind"]) == (6, 4, 2)
-        assert equal(second.bf16_view(), first.bf16_view())  # the same groups were drawn again
+        assert equal(second.view(), first.view())  # the same groups were drawn again
         names = await list_snapshots(state)
         assert [(name.version, name.optimizer_step) for name in names[-3:]] == [(6, 6), (7, 5), (8, 6)]
 
@@ -160,7 +160,7 @@ def test_training_ends_after_its_last_step_and_publishes_that_policy():
         assert learner.steps == 3
         names = await list_snapshots(state)
         assert names[-1].optimizer_step == 3
-        assert equal(dict(await get_snapshot(state, names[-1])), learner.bf16_view())
+        assert equal(dict(await get_snapshot(state, names[-1])), learner.view())
 
         await state.put(f"{INBOX}late", verified_batch(1, 0).to_bytes())
         resumed = Learner(network.compute.model, network.weights, SETTINGS)

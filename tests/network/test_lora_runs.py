@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from grailnode.cli.actions.model_export import export_version
 from grailnode.config import Config, ConfigError
 from grailnode.engine.adapter_files import read_adapters
-from grailnode.engine.lora_model import LoraModel, merged_weights
+from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.policy import PolicyError, load_weights
-from grailnode.engine.torch_engine import TorchEngine
 from grailnode.node.processes import join_run
 from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
@@ -24,47 +23,19 @@ from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.judging.verdict import Reason
 from protocol.objects import ObjectRef
-from roles.miner.produce import HonestProducer
-from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.ports import StoreError
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
+from tests.support.simulation.frozen_engine import FrozenEngine, FrozenProducer
 from tests.support.simulation.lora_network import ALPHA, RANK, TARGETS, LoraNetwork
-from tests.support.simulation.network import inline, key
+from tests.support.simulation.network import key
 from tests.support.simulation.network_runs import run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=4)
 LAST_WINDOW = 9
 OTHER_FUNCTIONS = {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
-
-
-class FrozenEngine(TorchEngine):
-    """An engine that serves one state of the adapters, whatever it is given."""
-
-    def __init__(self, model: LoraModel, adapters: Weights) -> None:
-        super().__init__(model, run_sync=inline)
-        self._adapters = adapters
-
-    async def serve(self) -> None:
-        """Serve the adapters."""
-        await self.stage(0, self._adapters)
-        await self.commit()
-
-
-class FrozenProducer(HonestProducer):
-    """A miner's producer that uses an engine of its own."""
-
-    def __init__(self, task: Task, engine: FrozenEngine) -> None:
-        super().__init__(task, engine)
-        self._own_engine = engine
-
-    async def generate(self, *arguments: Any) -> Any:
-        """Generate with the engine's own adapters."""
-        if self._own_engine.version is None:
-            await self._own_engine.serve()
-        return await super().generate(*arguments)
 
 
 @pytest.fixture(scope="module")

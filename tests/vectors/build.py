@@ -19,7 +19,7 @@ from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
 from protocol.rollout import challenge
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
-from tests.vectors import outer_rounds, revisions, rollouts
+from tests.vectors import outer_rounds, quantized, revisions, rollouts
 from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
 
 
@@ -324,6 +324,7 @@ PAGES: dict[str, Callable[[], list[Case]]] = {
     "sketch": rollouts.sketch_page,
     "rollout": rollouts.rollout,
     "chain": chain,
+    "quantized": quantized.page,
     "verdict": verdict,
     "ledger": ledger,
     "outer": outer_rounds.page,

@@ -43,8 +43,8 @@ def grant(key: str, run: str, role: str) -> None:
     """Make KEY (64 hexadecimal digits, or a key file) a validator, a site that trains, or an inviter of miners."""
     config, node = open_authority(run)
     public = authority_changes.parse_public_key(key)
-    if role == "worker" and node.run.lora is not None:
-        raise RevisionError("--role worker: this run trains LoRA adapters, and has no sites: sites train all weights")
+    if role == "worker" and (refusal := node.run.sites_refusal):
+        raise RevisionError(f"--role worker: {refusal}")
     submit(config, node, authority_changes.grant_role(node.revisions, public, role))
 
 

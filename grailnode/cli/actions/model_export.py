@@ -26,6 +26,7 @@ from grailnode.run.creation import fetch_model
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.lora import LoraSpec
+from protocol.quantization import dequantize
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
@@ -69,7 +70,8 @@ async def export_version(
 ) -> VerifiedWeights:
     """Write a version's weights, the run's model files and a model card into a directory, and return the weights.
 
-    Those of a LoRA run are written as PEFT's files, which need the base, or added to the base.
+    Those of a LoRA run are written as PEFT's files, which need the base, or added to the base. Quantized ones are
+    written as the BF16 weights that their codes stand for.
 
     The directory appears when everything in it is complete.
 
@@ -104,7 +106,8 @@ async def export_version(
         text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n"
         (partial / _TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
     if node.run.lora is None:
-        await node.run_sync(_write_weights, partial / "model.safetensors", weights.weights)
+        tensors = await node.run_sync(dequantize, weights.weights)
+        await node.run_sync(_write_weights, partial / "model.safetensors", tensors)
     elif merge:
         await _write_merged(node, node.run.lora, policy, weights.weights)
     else:

@@ -84,7 +84,7 @@ def make_learner(config: Config, run: RunManifest, directory: Path, settings: Le
     """
     device, dtype = torch.device(config.engine.device), getattr(torch, config.engine.dtype)
     model, genesis = trainer_model(config, run, directory), genesis_reader(config, run, directory)
-    return Learner(model, genesis(), settings, device=device, dtype=dtype)
+    return Learner(model, genesis(), settings, device=device, dtype=dtype, precision=run.precision)
 
 
 def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_step: int) -> Iterator[StepReport]:

@@ -38,9 +38,9 @@ class TorchPrefill:
         return self._sampler.version
 
     @property
-    def shares_weights(self) -> bool:
-        """Implements Engine.shares_weights."""
-        return self._prefill.shares_weights and self._sampler.shares_weights
+    def takes_patches(self) -> bool:
+        """Implements Engine.takes_patches."""
+        return self._prefill.takes_patches or self._sampler.takes_patches
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Implements Engine.stage.

@@ -116,9 +116,9 @@ class VllmEngine:
         self._server.close()
 
     @property
-    def shares_weights(self) -> bool:
-        """Implements Engine.shares_weights."""
-        return False
+    def takes_patches(self) -> bool:
+        """Implements Engine.takes_patches."""
+        return True
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served; whole weights travel through a file.

@@ -6,6 +6,7 @@ from contextlib import suppress
 import torch
 
 from protocol.digest import Weights
+from protocol.quantization import SCALE, dequantize, is_scale
 from roles.ports import LineReporter, NotFoundError, ObjectStore
 from roles.trainer.learn.checkpoint_files import (
     NOTES,
@@ -62,9 +63,12 @@ async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
 
 
 def _masters(weights: Weights) -> TensorSource:
-    """Return weights as masters in float32, which are made when they are read."""
+    """Return the weights of a version as masters in float32, which are made when they are read."""
 
     def read(names: Sequence[str]) -> Weights:
-        return {name: weights[name.removeprefix(MASTER)].to(torch.float32) for name in names}
+        weight_names = [name.removeprefix(MASTER) for name in names]
+        tensors = {part: weights[part] for name in weight_names for part in (name, name + SCALE) if part in weights}
+        return {MASTER + name: tensor for name, tensor in dequantize(tensors, torch.float32).items()}
 
-    return TensorSource({MASTER + name: 4 * tensor.numel() for name, tensor in weights.items()}, read)
+    sizes = {MASTER + name: 4 * tensor.numel() for name, tensor in weights.items() if not is_scale(name, weights)}
+    return TensorSource(sizes, read)

@@ -1,10 +1,10 @@
-"""One optimizer step from groups of rollouts: FP32 masters, a BF16 view, GRPO in between.
+"""One optimizer step from groups of rollouts: FP32 masters, their published view, GRPO in between.
 
-The forward pass computes with the *published* weights, which are the masters rounded to BF16, and the gradient with
-respect to them is applied to the masters (straight through the rounding). So the trainer's log-probabilities are those
-of the policy that miners sample and validators check: on fresh rollouts the importance ratio is 1 up to rounding, and
-the policy that is optimized is the one that is served. On a CPU the rounded weights are widened to float32, as for
-serving there; rounding costs 1% of a step.
+The forward pass computes with the *published* weights, which are the masters rounded to BF16, or quantized, and the
+gradient with respect to them is applied to the masters (straight through the rounding). So the trainer's
+log-probabilities are those of the policy that miners sample and validators check: on fresh rollouts the importance
+ratio is 1 up to rounding, and the policy that is optimized is the one that is served. On a CPU the rounded weights are
+widened to float32, as for serving there; rounding to BF16 costs 1% of a step.
 """
 
 import math
@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from protocol.digest import dtypes
+from protocol.quantization import Precision, published_outline, published_tensors
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.layer_weights import compute_part
@@ -24,7 +26,7 @@ from roles.trainer.learn.loss.divergence import entropy
 from roles.trainer.learn.loss.loss_names import AdvantageName
 from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, policy_loss
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
-from roles.trainer.learn.rounded_weights import RoundedWeights
+from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
@@ -131,7 +133,8 @@ class Learner:
         weights: the initial weights; the reference policy of a loss with a KL coefficient has them for ever.
         settings: constants.
         device: where it computes.
-        dtype: to which the BF16 view is widened for computing; BF16 itself on a GPU.
+        dtype: to which the published weights are widened for computing; BF16 itself on a GPU.
+        precision: in which they are published.
     """
 
     def __init__(
@@ -141,14 +144,16 @@ class Learner:
         settings: LearnerSettings,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        precision: Precision = "bf16",
     ) -> None:
         self._model = model
         self._settings = settings
         self._device = device
         self._dtype = dtype
+        self._precision = precision
         self._optimizer = AdamW(weights, settings.optimizer, device)
         self._reference = {  # the weights of the reference policy, if the loss needs one
-            name: tensor.detach().to(device, torch.bfloat16, copy=True)
+            name: rounded(name, tensor.detach().to(device, copy=True), precision, torch.bfloat16)
             for name, tensor in weights.items()
             if settings.loss.kl_coefficient
         }
@@ -214,8 +219,11 @@ class Learner:
         masters = self._optimizer.masters
         if self._dtype == torch.float32:
             leaves = {name: master.detach().requires_grad_() for name, master in masters.items()}
-            return RoundedWeights(leaves), leaves
-        leaves = {name: master.to(torch.bfloat16).to(self._dtype).requires_grad_() for name, master in masters.items()}
+            return RoundedWeights(leaves, self._precision), leaves
+        leaves = {
+            name: rounded(name, master, self._precision, self._dtype).requires_grad_()
+            for name, master in masters.items()
+        }
         return leaves, leaves
 
     def _reference_weights(self) -> Mapping[str, Tensor]:
@@ -339,14 +347,17 @@ class Learner:
     def _log_probs(self, logits: Tensor, targets: Tensor) -> Tensor:
         return log_probabilities(logits, targets, self._settings.temperature, self._settings.filters)
 
-    def bf16_view(self) -> dict[str, Tensor]:
-        """Return the weights to publish: contiguous BF16 tensors on the CPU, which belong to the caller."""
-        return self._optimizer.bf16_view()
+    def view(self) -> dict[str, Tensor]:
+        """Return the tensors to publish: contiguous, on the CPU; they belong to the caller."""
+        source = self.view_source()
+        return dict(source.read(tuple(source.sizes)))
 
     def view_source(self) -> TensorSource:
-        """Return the weights to publish, which are rounded when they are read. No update may run meanwhile."""
-        sizes = {name: 2 * master.numel() for name, master in self._optimizer.masters.items()}
-        return TensorSource(sizes, self._optimizer.bf16_view)
+        """Return the tensors to publish, which are rounded when they are read. No update may run meanwhile."""
+        masters = self._optimizer.masters
+        outline = published_outline(self._precision, {name: master.shape for name, master in masters.items()})
+        sizes = {name: dtypes[dtype].itemsize * math.prod(shape) for name, (dtype, shape) in outline.items()}
+        return TensorSource(sizes, lambda names: published_tensors(masters, self._precision, names))
 
     def state_source(self) -> TensorSource:
         """Return masters and moments. They are not copied on a CPU: no update may run while they are read."""

@@ -1,12 +1,12 @@
 """AdamW over FP32 masters (Loshchilov & Hutter 2019), written out: it reads like the formula, its state is plain
 tensors by name, and torch.optim would import torch's compiler at a cost of 1.8 CPU seconds (docs/log.md).
 
-A step smaller than half a BF16 unit in the last place stays in the master, and the BF16 view changes only when enough
-of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
+A step smaller than half a BF16 unit in the last place stays in the master, and its BF16 rounding changes only when
+enough of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -115,15 +115,6 @@ class AdamW:
                 denominator = (v / correction2).sqrt_().add_(s.epsilon)
                 theta.mul_(1 - rate * s.weight_decay).addcdiv_(m, denominator, value=-rate / correction1)
         return norm
-
-    def bf16_view(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """Return masters rounded to BF16 (nearest, ties to even): contiguous copies on the CPU, for publishing.
-
-        Args:
-            names: of the masters; None for all.
-        """
-        names = self._masters.keys() if names is None else names
-        return {name: self._masters[name].to(torch.bfloat16).cpu().contiguous() for name in names}
 
     @property
     def tensors(self) -> dict[str, Tensor]:

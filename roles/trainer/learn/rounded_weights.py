@@ -1,4 +1,5 @@
-"""The published weights, as the forward pass reads them: masters rounded to BF16, and gradients straight through.
+"""The published weights, as the forward pass reads them: masters rounded to BF16 or quantized, and gradients straight
+through.
 
 The table of the vocabulary is a quarter of a small model. Its rounded copy is there only during a product, and its
 gradient adds up in one place: the rows that a lookup used are a sparse gradient, and a product adds to the gradient
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protocol.quantization import Precision, is_matrix, round_matrix
 from roles.policy.layer_weights import TableWeights
 
 _ROWS: Final = 4096
@@ -23,16 +25,22 @@ class RoundedWeights(TableWeights):
 
     Args:
         masters: float32; gradients add up in their `grad`.
+        precision: in which they are published; tables are BF16 in any.
         in_place: see `adding_in_place`.
     """
 
-    def __init__(self, masters: Mapping[str, Tensor], *, in_place: bool = False) -> None:
+    def __init__(self, masters: Mapping[str, Tensor], precision: Precision = "bf16", *, in_place: bool = False) -> None:
         self._masters = masters
+        self._precision = precision
         self._in_place = in_place
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a weight: float32, with the gradient of the rounding taken as 1."""
-        return round_straight_through(self._masters[name], torch.float32)
+        master = self._masters[name]
+        if self._precision == "bf16" or not is_matrix(name, master.shape):
+            return round_straight_through(master, torch.float32)
+        weight: Tensor = _Quantization.apply(master, self._precision)  # type: ignore[no-untyped-call]
+        return weight
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._masters)
@@ -44,7 +52,7 @@ class RoundedWeights(TableWeights):
         """Return the same weights, of which a product adds the table's gradient to `grad` in its own backward step,
         before that of any operation that comes before it.
         """
-        return RoundedWeights(self._masters, in_place=True)
+        return RoundedWeights(self._masters, self._precision, in_place=True)
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Implements TableWeights.rows."""
@@ -64,6 +72,13 @@ class RoundedWeights(TableWeights):
         if master.grad is None and master.requires_grad and torch.is_grad_enabled():
             master.grad = torch.zeros_like(master, requires_grad=False)
         return master
+
+
+def rounded(name: str, tensor: Tensor, precision: Precision, dtype: torch.dtype) -> Tensor:
+    """Return a weight as it is published, and then widened."""
+    if precision == "bf16" or not is_matrix(name, tensor.shape):
+        return tensor.to(torch.bfloat16).to(dtype)
+    return round_matrix(tensor, precision, dtype)
 
 
 def round_straight_through(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,6 +102,20 @@ class _Rounding(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Pass the gradient on, in the dtype of the tensor."""
         return gradients[0].to(ctx.dtype), None
+
+
+class _Quantization(torch.autograd.Function):
+    """The rounding of a matrix to the values of codes, whose derivative is taken as 1."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, precision: Precision) -> Tensor:
+        """Round to the values of codes."""
+        return round_matrix(matrix, precision, matrix.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Pass the gradient on."""
+        return gradients[0], None
 
 
 class _Lookup(torch.autograd.Function):

@@ -21,6 +21,7 @@ import trio
 
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ChainError
+from protocol.quantization import quantize
 from roles.node.identity import Node
 from roles.ports import StateError
 from roles.trainer.learn.checkpoint_files import (
@@ -105,7 +106,7 @@ class Training:
     """The training loop of one trainer.
 
     Args:
-        genesis: reads the weights of version 0; called only if there is no checkpoint.
+        genesis: reads the weights of version 0, before they are quantized; called only if there is no checkpoint.
     """
 
     def __init__(
@@ -275,12 +276,12 @@ class Training:
         self._new_groups.set()
 
     def _checked_genesis(self) -> Weights:
-        """Return the weights of version 0.
+        """Return the tensors of version 0.
 
         Raises:
             ChainError: they are not those that the run names.
         """
-        weights = self._genesis()
+        weights = quantize(self._genesis(), self._node.run.precision)
         if digest_weights(weights) != self._node.run.model.genesis:
             raise ChainError(
                 "this policy is not the genesis that the run names; use the one it was founded with", "policy"

@@ -33,9 +33,9 @@ class BatchedEngine:
         return self._engine.version
 
     @property
-    def shares_weights(self) -> bool:
-        """Implements Engine.shares_weights."""
-        return self._engine.shares_weights
+    def takes_patches(self) -> bool:
+        """Implements Engine.takes_patches."""
+        return self._engine.takes_patches
 
     async def stage(self, version: int, weights: Any) -> None:
         """Implements Engine.stage."""

@@ -165,6 +165,7 @@ class TrialHarness:
             ),
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
             lora=None,
+            precision="bf16",
             environment=self.environment.name,
             data=None,
             chat=None,

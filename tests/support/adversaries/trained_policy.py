@@ -195,7 +195,7 @@ async def reinforce(
         engine = await engine_of(model, weights)
         seeds = [sha256(f"{seed} {version} {group}".encode()).digest() for group in range(recipe.groups)]
         report = learner.step([await _group(engine, task, recipe.group_size, version, seed) for seed in seeds])
-        weights = learner.bf16_view()
+        weights = learner.view()
         yield report, weights
 
 

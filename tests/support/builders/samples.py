@@ -107,6 +107,7 @@ def run_manifest(**changes: Any) -> RunManifest:
             files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
         ),
         "lora": None,
+        "precision": "bf16",
         "environment": "addition",
         "data": None,
         "chat": None,

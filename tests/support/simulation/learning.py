@@ -23,12 +23,15 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run.base_files import start_lora
 from protocol import environments
+from protocol.patch.values import bits_of
+from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.learning_rate import RateSchedule
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.verified_batches import make_group
 
@@ -57,6 +60,7 @@ class Setup:
     held_out: int = 256
     lora_rank: int = 0
     lora_targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    precision: Precision = "bf16"
     json: str = ""
 
 
@@ -88,10 +92,16 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Simulation:
-    """One run of the network."""
+    """One run of the network.
 
-    def __init__(self, setup: Setup) -> None:
+    Args:
+        keep_masters: whether `masters` gets the learner's FP32 weights of each version.
+    """
+
+    def __init__(self, setup: Setup, *, keep_masters: bool = False) -> None:
         self.setup = setup
+        self.masters: list[dict[str, Tensor]] = []
+        self._keep_masters = keep_masters
         self.costs = Costs()
         self._policy = Policy.load(Path(setup.policy))
         model, start = build(self._policy), load_weights(Path(setup.policy))
@@ -102,10 +112,12 @@ class Simulation:
         self._environment = environments.get("addition")
         self._params = SamplingParams(setup.temperature, 5, self._policy.stops)
         optimizer = AdamWSettings(learning_rate=setup.learning_rate, schedule=RateSchedule(warmup_steps=setup.warmup))
-        self._learner = Learner(model, start, LearnerSettings(setup.temperature, optimizer=optimizer))
+        self._learner = Learner(
+            model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
+        )
         bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
         self.replay = ReplayBuffer(bounds, setup.seed)
-        self._versions: list[dict[str, Tensor]] = [start]
+        self._versions: list[dict[str, Tensor]] = [quantize(start, setup.precision)]
         self._newest_at: list[int] = []  # version, by window
         self.sparsity: list[float] = []  # by version, from 1 on
         self.tokens = 0
@@ -135,9 +147,11 @@ class Simulation:
                 report = self._learner.step(self.replay.draw(self.setup.groups_per_step))
             figures = {name: getattr(report, name) for name in ("grad_norm", "clip_fraction", "entropy")}
             if report.step % self.setup.steps_per_version == 0:
-                view = self._learner.bf16_view()
+                view = self._learner.view()
                 self.sparsity.append(1 - _changed_share(self._versions[-1], view))
                 self._versions.append(view)
+                if self._keep_masters:
+                    self.masters.append(masters(self._learner.state()))
                 self.replay.advance(len(self._versions) - 1)
         return figures | {"sparsity": self.sparsity[-1] if self.sparsity else 1.0}
 
@@ -188,7 +202,7 @@ class Simulation:
 
 def _changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
     """Return the share of elements whose bits differ."""
-    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    differing = sum(int((bits_of(old[name]) != bits_of(new[name])).sum()) for name in old)
     return differing / sum(tensor.numel() for tensor in old.values())
 
 
