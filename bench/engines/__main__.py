@@ -5,6 +5,7 @@
     patches     seconds to stage, pause, commit and read back, by size and number of changed elements
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
     thresholds  the thresholds for miners with vLLM and validators with torch, and what they detect
+    memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
     faults      seconds from a fault to the repeated rollouts, and rollouts that were wrong
 
 PYTHON is the interpreter of vLLM's environment (`grailnode engine install DIR`). Each line of output is a JSON object.
@@ -18,6 +19,7 @@ import trio
 
 from bench.engines.agreement import WAYS, agreement
 from bench.engines.faults import faults
+from bench.engines.memory import memory
 from bench.engines.patches import patches
 from bench.engines.speed import speed, states
 from bench.engines.thresholds import thresholds
@@ -28,6 +30,7 @@ KINDS = {
     "patches": patches,
     "agreement": agreement,
     "thresholds": thresholds,
+    "memory": memory,
     "faults": faults,
 }
 
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--prompts", choices=["random", "problems"], default="random", help="random tokens, or sums")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests; for agreement in several runs")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["default"], help="settings of vLLM")
     parser.add_argument("--batches", nargs="+", type=int, default=[256], help="as --batch, for agreement")
     parser.add_argument("--hang", type=float, default=5.0, help="seconds without a sign of life, for faults")

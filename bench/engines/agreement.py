@@ -109,6 +109,7 @@ async def _compare(python: Path, dtype: str, name: str, batch: int, arguments: a
         dtype=dtype,
         way=name,
         prompts=arguments.prompts,
+        seed=arguments.seed,
         batch=batch,
         rollouts=comparison.rollouts,
         equal=comparison.equal,
@@ -138,9 +139,9 @@ async def _add(
 
 def _requests(way: Way, policy: Policy, arguments: argparse.Namespace) -> list[Request]:
     """Return requests; those of a group have the same prompt."""
-    count = arguments.rollouts
+    count, seed = arguments.rollouts, arguments.seed
     if arguments.prompts == "problems":
-        requests = problems_of(policy, count)
+        requests = problems_of(policy, count, seed)
     else:
-        requests = requests_of(count, policy.vocabulary, way.length)
+        requests = requests_of(count, policy.vocabulary, way.length, seed)
     return [Request(requests[place - place % way.group].prompt, item.seed) for place, item in enumerate(requests)]

@@ -52,9 +52,9 @@ def report(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def requests_of(count: int, vocabulary: int, length: int = 32) -> list[Request]:
+def requests_of(count: int, vocabulary: int, length: int = 32, seed: int = 0) -> list[Request]:
     """Return requests with random prompts."""
-    generator = random.Random(0)
+    generator = random.Random(seed)
     return [
         Request(tuple(generator.randrange(2, vocabulary) for _ in range(length)), generator.randbytes(16))
         for _ in range(count)
@@ -75,10 +75,10 @@ async def timed(work: Callable[[], Awaitable[Any]]) -> float:
     return time.perf_counter() - start
 
 
-def problems_of(policy: Policy, count: int) -> list[Request]:
+def problems_of(policy: Policy, count: int, seed: int = 0) -> list[Request]:
     """Return requests with the prompts that the packaged policy has learned."""
     environment = environments.get("addition")
-    seeds = [number.to_bytes(32, "little") for number in range(count)]
+    seeds = [number.to_bytes(32, "little") for number in range(seed * count, (seed + 1) * count)]
     return [Request(policy.tokenizer.encode(environment.problem(seed).prompt), seed[:16]) for seed in seeds]
 
 

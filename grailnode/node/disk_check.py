@@ -24,7 +24,7 @@ _TRAINER_BYTES: Final = (
     + 2 * _WEIGHT_BYTES  # a version that waits for its upload, and the next one
     + _WEIGHT_BYTES  # an anchor that is being uploaded
 )
-_VLLM_BYTES: Final = 2 * _WEIGHT_BYTES  # the weights from which vLLM starts, and the next ones
+_VLLM_BYTES: Final = 2 * _WEIGHT_BYTES  # of a parameter: the weights from which vLLM starts, and the next ones
 _MIB: Final = 1 << 20
 
 
@@ -41,15 +41,18 @@ def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
     return _SMALL_BYTES + _TRAINER_BYTES * _parameters(policy, lora)
 
 
-def follower_bytes(run: RunManifest, config: Config, policy: Policy | None) -> int:
+def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, versions: int = 1) -> int:
     """Return the bytes that a miner's or a validator's state takes at most.
 
     Args:
         policy: None as long as the run's files have not been fetched.
+        versions: that the node keeps; beside vLLM they lie on the disk, with the one that is being built.
     """
     files = [*run.model.files, *([run.data] if run.data is not None else [])]
     base = 0 if run.lora is None else run.lora.base_bytes
-    weights = _VLLM_BYTES * _parameters(policy) if config.engine.kind == "vllm" and policy is not None else 0
+    weights = 0
+    if config.engine.kind == "vllm" and policy is not None:
+        weights = (_VLLM_BYTES + (versions + 1) * _WEIGHT_BYTES) * _parameters(policy)
     return _SMALL_BYTES + base + sum(file.size for file in files) + weights
 
 

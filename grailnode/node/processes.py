@@ -46,6 +46,7 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.tracking import track
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.node.wiring import (
+    MINER_VERSIONS,
     make_task,
     run_collector,
     run_coordinator,
@@ -54,6 +55,7 @@ from grailnode.node.wiring import (
     run_training,
     run_validator,
     run_worker,
+    validator_versions,
 )
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import creation, key_files, requirements
@@ -154,24 +156,29 @@ def metrics_port(config: Config, kind: Kind) -> int:
     return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
-async def join_run(node: Node, config: Config, name: str) -> tuple[Task, Compute]:
+async def join_run(node: Node, config: Config, name: str, versions: int) -> tuple[Task, Compute]:
     """Wait for the run's files in the store, and return the run's task and model.
 
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
+
+    Args:
+        versions: of the weights, that the node keeps.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     reporter = ChangeReporter(node.telemetry, "files-missing")
     pause = _RETRY_SECONDS
     while True:
         try:
-            return await _task(node, config, config.at(config.node.state) / name, sandbox)
+            return await _task(node, config, config.at(config.node.state) / name, sandbox, versions)
         except StoreError as error:
             reporter.failure(error)
             await trio.sleep(pause)
             pause = min(2 * pause, _LONGEST_RETRY_SECONDS)  # a file that is damaged in storage is downloaded each time
 
 
-async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | None) -> tuple[Task, Compute]:
+async def _task(
+    node: Node, config: Config, directory: Path, sandbox: Sandbox | None, versions: int
+) -> tuple[Task, Compute]:
     """Fetch the run's files into a directory, and return the run's task and model.
 
     Raises:
@@ -179,7 +186,7 @@ async def _task(node: Node, config: Config, directory: Path, sandbox: Sandbox | 
         DiskError: the disk has no room for the node's state.
     """
     policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
-    check_disk(directory, follower_bytes(node.run, config, policy))
+    check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
     task = make_task(node, policy, data, sandbox)
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
@@ -330,13 +337,13 @@ async def _download(node: Node, launch: Launch) -> None:
 
 
 async def _miner(node: Node, launch: Launch) -> None:
-    task, compute = await join_run(node, launch.config, launch.name)
+    task, compute = await join_run(node, launch.config, launch.name, MINER_VERSIONS)
     await run_miner(node, task, compute, miner_settings(launch.config))
 
 
 async def _canary(node: Node, launch: Launch) -> None:
     config = launch.config
-    task, compute = await join_run(node, config, f"{launch.name}-canary")
+    task, compute = await join_run(node, config, f"{launch.name}-canary", MINER_VERSIONS)
     trainer_state = open_trainer_state(config, launch.name, node)
     producer = partial(CanaryProducer, trainer=read_key(config, launch.name), trainer_state=trainer_state)
     await run_miner(node, task, compute, miner_settings(config), producer)
@@ -356,12 +363,12 @@ async def recheck_group(config: Config, reference: GroupReference) -> RecheckedG
     node = make_spectator(config)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
-        task, compute = await _task(node, config, Path(directory), sandbox)
+        task, compute = await _task(node, config, Path(directory), sandbox, 1)
         return await recheck(node, task, compute, reference)
 
 
 async def _validator(node: Node, launch: Launch) -> None:
-    task, compute = await join_run(node, launch.config, launch.name)
+    task, compute = await join_run(node, launch.config, launch.name, validator_versions(node.run))
     await run_validator(node, task, compute, validator_settings(launch.config))
 
 

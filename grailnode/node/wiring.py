@@ -8,11 +8,14 @@ import trio
 
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.policy import Policy
+from grailnode.node.mapped_tensors import MappedTensors
 from grailnode.node.settings import TrainerSettings
 from protocol import environments
 from protocol.digest import Weights, digest_weights
 from protocol.environments import Sandbox
 from protocol.errors import ChainError, MalformedError, ProtocolError
+from protocol.patch import NewTensors
+from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
 from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer, Producer
@@ -37,6 +40,7 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.published_ledger import wait_and_check_published
 from roles.validator.validator import Validator, ValidatorSettings
 
+MINER_VERSIONS = 1  # of the weights, that a miner keeps
 _LATE_JUDGING_VERSIONS = 4  # versions that a validator keeps beyond `max_lag`, for windows that it judges late
 _MAX_CONCURRENT_PROGRAMS = 8  # in sandboxes; each may use a gigabyte of memory
 
@@ -60,6 +64,23 @@ def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sa
     return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, concurrency)
 
 
+def validator_versions(run: RunManifest) -> int:
+    """Return how many versions of the weights a validator keeps."""
+    return run.schedule.max_lag + _LATE_JUDGING_VERSIONS
+
+
+async def _open_follower(node: Node, compute: Compute, versions: int) -> Follower:
+    """Return a follower that keeps some versions: on the disk, if the engine's process has weights in its own memory.
+
+    Raises:
+        ProtocolError, StoreError: as for `Follower.open`.
+    """
+    new_tensors: NewTensors | None = None
+    if compute.vllm is not None:
+        new_tensors = MappedTensors(compute.vllm.directory / "versions")
+    return await Follower.open(node, keep=versions, threads=torch.get_num_threads(), new_tensors=new_tensors)
+
+
 async def run_miner(
     node: Node,
     task: Task,
@@ -70,7 +91,7 @@ async def run_miner(
     """Mine until cancelled."""
 
     async def mine() -> None:
-        follower = await Follower.open(node, threads=torch.get_num_threads())
+        follower = await _open_follower(node, compute, MINER_VERSIONS)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
             await Miner(node, follower, engine, producer(task, engine), settings).run()
 
@@ -81,9 +102,7 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     """Validate until cancelled."""
 
     async def validate() -> None:
-        follower = await Follower.open(
-            node, keep=node.run.schedule.max_lag + _LATE_JUDGING_VERSIONS, threads=torch.get_num_threads()
-        )
+        follower = await _open_follower(node, compute, validator_versions(node.run))
         ledger = await Ledger.open(node.state, node.run)
         await wait_and_check_published(node, ledger)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:

@@ -19,10 +19,11 @@ from protocol.patch.codec import (
 )
 from protocol.patch.composition import invert, squash
 from protocol.patch.container import Mode, TensorRow, split_parts
-from protocol.patch.partial import StreamingApply, apply_rows, apply_tensors, row_edges
+from protocol.patch.partial import NewTensors, StreamingApply, apply_rows, apply_tensors, row_edges
 from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile, pick_profile
 from protocol.patch.self_check import check_container, check_frames
 from protocol.patch.sparse import warm_up
+from protocol.patch.values import copy_bits
 
 __all__ = [
     "PROFILES",
@@ -32,6 +33,7 @@ __all__ = [
     "EncodedTensor",
     "LinkConditions",
     "Mode",
+    "NewTensors",
     "PatchEncoder",
     "PatchSummary",
     "ProfileChoice",
@@ -47,6 +49,7 @@ __all__ = [
     "check_container",
     "check_frames",
     "choose_profile",
+    "copy_bits",
     "encode",
     "encode_with_digests",
     "invert",

@@ -75,13 +75,18 @@ def check_result(weights: Weights, digests: Digests, header: Header) -> None:
         raise PatchError("the patch does not lead to the weights that it promises: a wrong base")
 
 
-def apply_frame(old: torch.Tensor, row: TensorRow, frame: memoryview) -> tuple[torch.Tensor, bytes]:
+def apply_frame(
+    old: torch.Tensor, row: TensorRow, frame: memoryview, new: torch.Tensor | None = None
+) -> tuple[torch.Tensor, bytes]:
     """Decode a changed tensor; return the new tensor and its BLAKE3.
+
+    Args:
+        new: where to write it; None for new memory.
 
     Raises:
         PatchError, MalformedError, LimitError: the frame does not fit the tensor.
     """
-    new = empty_like(old)
+    new = empty_like(old) if new is None else new
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
         hasher.update(piece.data.cast("B"))

@@ -1,7 +1,7 @@
 """Apply a patch while it arrives, or to a part of the weights (docs/spec/patch.md, section 5)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,7 +13,10 @@ from protocol.patch.codec import Digests, digest_tensor
 from protocol.patch.container import PREAMBLE, Header, Mode, TensorRow, header_bytes, read_header, split_frames
 from protocol.patch.frames import decode_range
 from protocol.patch.sparse import chunks_of
-from protocol.patch.values import bits_of
+from protocol.patch.values import bits_of, copy_bits
+
+NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
+"""Returns contiguous tensors on the CPU, of the names, dtypes and shapes of others; their elements are arbitrary."""
 
 
 def row_edges(shape: tuple[int, ...]) -> list[int]:
@@ -104,12 +107,23 @@ class StreamingApply:
         digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
             the unchanged tensors again.
         threads: how many tensors to decode at the same time.
+        new_tensors: where the new weights lie, all of them: it is called once, and none of its tensors is one of
+            `weights`. None for memory of the process, where unchanged tensors are shared with `weights`.
     """
 
-    def __init__(self, weights: Weights, *, digests: Digests | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        digests: Digests | None = None,
+        threads: int = 1,
+        new_tensors: NewTensors | None = None,
+    ) -> None:
         self._weights = weights
         self._base_digests = digests
         self._threads = threads
+        self._new_tensors = new_tensors
+        self._places: dict[str, torch.Tensor] = {}
         self._head = bytearray()
         self._header: Header | None = None
         self._rows: tuple[TensorRow, ...] = ()
@@ -156,6 +170,8 @@ class StreamingApply:
         self._rows = check_fit(self._weights, header.rows)
         if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != header.base:
             raise PatchError("made for other weights than these")
+        if self._new_tensors is not None:
+            self._places = self._new_tensors(self._weights)
         return header
 
     def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
@@ -176,10 +192,11 @@ class StreamingApply:
 
     def _apply(self, item: tuple[TensorRow, memoryview]) -> str:
         row, frame = item
-        old = self._weights[row.name]
+        old, place = self._weights[row.name], self._places.get(row.name)
         if row.mode == Mode.UNCHANGED:
-            new, digest = old, self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
+            new = old if place is None else copy_bits(old, place)
+            digest = self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
         else:
-            new, digest = apply_frame(old, row, frame)
+            new, digest = apply_frame(old, row, frame, place)
         self._result.weights[row.name], self._result.digests[row.name] = new, digest
         return row.name

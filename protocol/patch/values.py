@@ -96,6 +96,13 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(buffer.view(np.uint8)).view(tensor.dtype).reshape(tensor.shape)
 
 
+def copy_bits(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Write the bit patterns of a tensor into another one of its dtype and shape, and return that."""
+    if source.numel():
+        bits_of(target)[:] = bits_of(source)
+    return target
+
+
 def to_keys(bits: Bits, layout: Layout) -> Bits:
     """Convert bit patterns to keys: unsigned integers of the same width, in the order of the elements."""
     if not layout.is_signed:

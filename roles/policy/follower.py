@@ -17,6 +17,7 @@ from protocol.chain.verifier import ChainVerifier, Plan, Trust
 from protocol.digest import content_digest
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, error_context
 from protocol.identity.signing import claimed_signers
+from protocol.patch import NewTensors
 from roles.gather import fetch_ahead, first_success, gather
 from roles.node.identity import Node
 from roles.policy.progress import CatchUpProgress
@@ -44,20 +45,29 @@ class Follower:
     Args:
         node: whose store and state to use.
         chain: the chain that is trusted so far.
-        keep: how many versions of weights to keep in memory, the newest included.
+        keep: how many versions of weights to keep, the newest included.
         threads: how many tensors of a patch to decode at the same time.
+        new_tensors: where the weights lie, if it is not in this process's memory.
         allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
             on it.
     """
 
     def __init__(
-        self, node: Node, chain: ChainVerifier, keep: int, *, allow_expired: bool = False, threads: int = 1
+        self,
+        node: Node,
+        chain: ChainVerifier,
+        keep: int,
+        *,
+        allow_expired: bool = False,
+        threads: int = 1,
+        new_tensors: NewTensors | None = None,
     ) -> None:
         self._node = node
         self._chain = chain
         self._keep = keep
         self._allow_expired = allow_expired
         self._threads = threads
+        self._new_tensors = new_tensors
         self._trainer = node.authority.trainers[0]
         self._weights: dict[int, VerifiedWeights] = {}  # by version
         # Of patches, by version and digest: after a rewind a version has another patch.
@@ -67,7 +77,15 @@ class Follower:
         self._rebuild_scope = trio.CancelScope()
 
     @classmethod
-    async def open(cls, node: Node, keep: int = 1, *, allow_expired: bool = False, threads: int = 1) -> "Follower":
+    async def open(
+        cls,
+        node: Node,
+        keep: int = 1,
+        *,
+        allow_expired: bool = False,
+        threads: int = 1,
+        new_tensors: NewTensors | None = None,
+    ) -> "Follower":
         """Return a follower that begins with the trust in this node's state.
 
         Raises:
@@ -80,7 +98,7 @@ class Follower:
         except NotFoundError:
             trust = None
         verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
-        return cls(node, verifier, keep, allow_expired=allow_expired, threads=threads)
+        return cls(node, verifier, keep, allow_expired=allow_expired, threads=threads, new_tensors=new_tensors)
 
     @property
     def chain(self) -> ChainVerifier:
@@ -346,9 +364,9 @@ class Follower:
 
     def _begin(self, item: VersionObject, weights: VerifiedWeights | None) -> WeightsBuild:
         if item.from_anchor:
-            return AnchorBuild(item.manifest)
+            return AnchorBuild(item.manifest, self._new_tensors)
         assert weights is not None
-        return PatchBuild(weights, item.manifest, self._threads)
+        return PatchBuild(weights, item.manifest, self._threads, self._new_tensors)
 
 
 def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[VersionObject]:

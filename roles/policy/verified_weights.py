@@ -15,7 +15,7 @@ from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, tensor_digest, weights_digest
 from protocol.errors import ChainError, MalformedError
 from protocol.objects import ObjectRef
-from protocol.patch import StreamingApply
+from protocol.patch import NewTensors, StreamingApply, copy_bits
 from protocol.quantization import check_scales
 
 _MAX_STEPS: Final = 8  # patches that are kept with the weights that they led to,
@@ -64,6 +64,7 @@ class WeightsBuild(Protocol):
 
         Raises:
             ProtocolError: its bytes are not what they should be.
+            StoreError: there is no room for the tensors.
         """
 
     def finish(self) -> VerifiedWeights:
@@ -75,10 +76,15 @@ class WeightsBuild(Protocol):
 
 
 class AnchorBuild:
-    """Builds a version from the shards of its anchor (implements WeightsBuild)."""
+    """Builds a version from the shards of its anchor (implements WeightsBuild).
 
-    def __init__(self, manifest: Manifest) -> None:
+    Args:
+        new_tensors: where the weights lie, if it is not in this process's memory.
+    """
+
+    def __init__(self, manifest: Manifest, new_tensors: NewTensors | None = None) -> None:
         self._manifest = manifest
+        self._new_tensors = new_tensors
         self._tensors: dict[str, torch.Tensor] = {}
         self._digests: dict[str, bytes] = {}
 
@@ -87,8 +93,11 @@ class AnchorBuild:
         shard = safetensors.read(data)
         if not self._tensors.keys().isdisjoint(shard):
             raise MalformedError("a tensor in two shards of its anchor", f"version {self._manifest.version}")
-        self._tensors |= shard
         self._digests |= {name: tensor_digest(tensor) for name, tensor in shard.items()}
+        if self._new_tensors is not None:
+            places = self._new_tensors(shard)
+            shard = {name: copy_bits(tensor, places[name]) for name, tensor in shard.items()}
+        self._tensors |= shard
 
     def finish(self) -> VerifiedWeights:
         """Implements WeightsBuild.finish."""
@@ -99,16 +108,18 @@ class AnchorBuild:
 class PatchBuild:
     """Builds the version after `base` from the parts of its patch (implements WeightsBuild).
 
-    Both versions share the tensors that do not change, and their digests.
-
     Args:
         threads: how many tensors to decode at the same time.
+        new_tensors: where the weights lie, if it is not in this process's memory. In memory both versions share the
+            tensors that do not change.
     """
 
-    def __init__(self, base: VerifiedWeights, manifest: Manifest, threads: int = 1) -> None:
+    def __init__(
+        self, base: VerifiedWeights, manifest: Manifest, threads: int = 1, new_tensors: NewTensors | None = None
+    ) -> None:
         self._base = base
         self._manifest = manifest
-        self._application = StreamingApply(base.weights, digests=base.digests, threads=threads)
+        self._application = StreamingApply(base.weights, digests=base.digests, threads=threads, new_tensors=new_tensors)
         self._parts: list[bytes] = []
 
     def add(self, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import digest_weights
+from protocol.patch import NewTensors
 from roles.policy.follower import Follower
 from roles.ports import ObjectStore
 from tests.support.builders.chains import TRAINER, Chain, change_elements, make_node, small_run, small_weights
@@ -27,8 +28,9 @@ class FollowerTestbed:
         for _ in range(count):
             await self.chain.publish(change_elements(self.chain.weights[-1], len(self.chain.weights)), **options)
 
-    async def follower(self, store: ObjectStore | None = None) -> Follower:
-        return await Follower.open(make_node(self.run_id, self.run, store or self.store, self.state, self.log))
+    async def follower(self, store: ObjectStore | None = None, new_tensors: NewTensors | None = None) -> Follower:
+        node = make_node(self.run_id, self.run, store or self.store, self.state, self.log)
+        return await Follower.open(node, new_tensors=new_tensors)
 
     def patch_path(self, version: int) -> str:
         ref = self.chain.signed_manifests[version].record.patch

@@ -6,18 +6,19 @@ no longer after weeks, the patches are applied to the checkpoint from time to ti
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from protocol.digest import Weights, raw_bytes, type_name
 from protocol.patch.applying import apply_frame
 from protocol.patch.container import Mode, read_header, split_frames
+
+_ALIGNMENT: Final = 8  # bytes, at which the first tensor of a file begins
 
 MAX_PATCHES: Final = 64
 """Patches behind a checkpoint before they are applied to it."""
@@ -66,7 +67,7 @@ class Checkpoints:
             OSError: it cannot be written.
         """
         path = self._path("weights", version)
-        save_file({name: tensor.detach() for name, tensor in weights.items()}, path)
+        _write_tensors(path, weights, weights.__getitem__)
         return path
 
     def write_patch(self, version: int, patch: bytes) -> Path:
@@ -138,24 +139,36 @@ def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> No
         {row.name: (row, frame) for row, frame in zip(header.rows, split_frames(patch, header), strict=True)}
         for header, patch in zip(headers, patches, strict=True)
     ]
-    with safe_open(checkpoint, framework="pt") as file, path.open("wb") as output:
-        names = sorted(file.keys())
-        table, offset = {}, 0
-        for name in names:
-            part = file.get_slice(name)
-            nbytes = file.get_tensor(name).nbytes
-            table[name] = {
-                "dtype": part.get_dtype(),
-                "shape": part.get_shape(),
-                "data_offsets": [offset, offset + nbytes],
-            }
-            offset += nbytes
-        text = json.dumps(table).encode()
-        output.write(struct.pack("<Q", len(text)) + text)
-        for name in names:
+    with safe_open(checkpoint, framework="pt") as file:
+
+        def patched(name: str) -> Tensor:
             tensor: Tensor = file.get_tensor(name)
-            assert type_name(tensor.dtype) == table[name]["dtype"]
             for rows in frames:
                 row, frame = rows[name]
                 tensor = tensor if row.mode == Mode.UNCHANGED else apply_frame(tensor, row, frame)[0]
-            output.write(raw_bytes(tensor))
+            return tensor
+
+        _write_tensors(path, {name: file.get_tensor(name) for name in sorted(file.keys())}, patched)
+
+
+def _write_tensors(path: Path, like: Weights, read: Callable[[str], Tensor]) -> None:
+    """Write a safetensors file, a tensor at a time.
+
+    Args:
+        like: tensors of the same names, dtypes and shapes, whose elements are not read.
+        read: returns a tensor by name.
+    """
+    table, offset = {}, 0
+    for name, tensor in like.items():
+        table[name] = {
+            "dtype": type_name(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as output:
+        output.write(struct.pack("<Q", len(text)) + text)
+        for name in like:
+            output.write(raw_bytes(read(name)))

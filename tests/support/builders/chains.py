@@ -6,7 +6,6 @@ import torch
 import trio
 
 from grailnode.run.creation import Choices
-from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest
@@ -73,7 +72,7 @@ class Chain:
         part_bytes: of a patch's parts.
     """
 
-    def __init__(self, run_id: bytes, store: MemoryStore, expires_ms: int) -> None:
+    def __init__(self, run_id: bytes, store: ObjectStore, expires_ms: int) -> None:
         self._run_id = run_id
         self._store = store
         self._expires_ms = expires_ms

@@ -1,0 +1,130 @@
+"""Memory of a node that follows a chain and generates with vLLM, and of vLLM's worker.
+
+A chain of a few versions lies on the disk. A follower goes from its anchor to the newest version, and vLLM serves each
+of them, with the follower's weights in the node's memory and in mapped files. *private* is memory that lies in no file;
+*files* are mapped pages, which the kernel writes to the disk and drops when others need the memory. Both are those
+above what the process had before, and *peak* is the largest private memory meanwhile.
+"""
+
+import argparse
+import ctypes
+import gc
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+import trio
+
+from bench.engines.faults import WORKER, process_of
+from bench.engines.setting import SIZES, directory, report, with_changes
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.node.allocator import return_large_blocks
+from grailnode.node.mapped_tensors import MappedTensors
+from grailnode.node.processes import FOLLOWER_BLOCK
+from grailnode.store.local import LocalStore
+from grailnode.store.memory import MemoryStore
+from protocol import patch
+from protocol.digest import digest_weights
+from protocol.run import RunManifest
+from roles.policy.follower import Follower
+from roles.policy.serving import serve
+from tests.support.builders.chains import Chain, make_node, small_run
+from tests.support.builders.policies import random_weights, write_policy
+from tests.support.simulation.network import BEGIN, Log
+
+_VERSIONS: Final = 3
+_HOUR_MS: Final = 3_600_000
+_SECONDS: Final = 0.01  # between two looks at the memory
+
+
+class PrivateMemory:
+    """The memory of this process that lies in no file, and its peak."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        self.before = memory_of("self")
+        self.peak = 0
+
+    async def watch(self) -> None:
+        """Note the peak until cancelled."""
+        while True:
+            self.peak = max(self.peak, memory_of("self")[0])
+            await trio.sleep(_SECONDS)
+
+
+async def memory(python: Path, arguments: argparse.Namespace) -> None:
+    """Measure each place of the follower's weights."""
+    return_large_blocks(FOLLOWER_BLOCK)
+    patch.warm_up()
+    for size in arguments.sizes:
+        with directory() as place:
+            policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
+            run_id, run, parameters = await _publish(policy, place / "store", arguments.shares[0])
+            for name in ("memory", "files"):
+                await _follow(python, policy, run_id, run, parameters, place, name, size)
+
+
+async def _publish(policy: Policy, directory: Path, share: float) -> tuple[bytes, RunManifest, int]:
+    """Publish a chain; return the run's id and manifest, and the number of weights."""
+    weights = random_weights(build(policy))
+    run_id, run = small_run(digest_weights(weights))
+    chain = Chain(run_id, LocalStore(directory), int(BEGIN * 1000) + _HOUR_MS)
+    for version in range(_VERSIONS):
+        await chain.publish(weights)
+        weights = with_changes(weights, share, version)
+    return run_id, run, sum(tensor.numel() for tensor in weights.values())
+
+
+async def _follow(
+    python: Path, policy: Policy, run_id: bytes, run: RunManifest, parameters: int, place: Path, name: str, size: str
+) -> None:
+    model = build(policy)
+    server = ChildServer(ServerSettings(python, policy.directory, place / f"server-{name}", dtype="bfloat16"))
+    engine = VllmEngine(model, server, place / f"engine-{name}", dtype=torch.bfloat16)
+    node = make_node(run_id, run, LocalStore(place / "store"), MemoryStore(), Log("miner"))
+    node = replace(node, run_sync=trio.to_thread.run_sync)
+    new_tensors = MappedTensors(place / f"versions-{name}") if name == "files" else None
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
+        follower = await Follower.open(node, new_tensors=new_tensors)
+        await follower.refresh()
+        private = PrivateMemory()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(private.watch)
+            for version in range(_VERSIONS):
+                await serve(node, engine, await follower.rebuild(version))
+            await engine.verify()
+            nursery.cancel_scope.cancel()
+        worker = memory_of(process_of(server, WORKER))
+    now = memory_of("self")
+    report(
+        kind="memory",
+        size=size,
+        weights=name,
+        parameters=parameters,
+        private_mb=_mb(now[0] - private.before[0]),
+        files_mb=_mb(now[1] - private.before[1]),
+        peak_mb=_mb(private.peak - private.before[0]),
+        bytes_per_parameter=round((now[0] - private.before[0]) / parameters, 2),
+        peak_bytes_per_parameter=round((private.peak - private.before[0]) / parameters, 2),
+        worker_private_mb=_mb(worker[0]),
+        worker_files_mb=_mb(worker[1]),
+    )
+
+
+def memory_of(process: int | str) -> tuple[int, int]:
+    """Return the private bytes of a process, and those of mapped files."""
+    with Path(f"/proc/{process}/status").open() as status:
+        fields = dict(line.split(":", 1) for line in status)
+    private, files = (1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssFile"))
+    return private, files
+
+
+def _mb(size: int) -> int:
+    return round(size / 1e6)

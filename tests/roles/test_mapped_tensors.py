@@ -1,0 +1,111 @@
+"""Tensors in files: a follower that has its weights there has the same weights, and a full disk is an error."""
+
+import gc
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from grailnode.node.mapped_tensors import MappedTensors
+from protocol.digest import digest_weights
+from roles.ports import StoreError
+from tests.roles.follower_testbed import FollowerTestbed
+
+TENSORS = {
+    "a": torch.zeros(300, 7, dtype=torch.bfloat16),
+    "empty": torch.zeros(0, 3, dtype=torch.float32),
+    "number": torch.zeros((), dtype=torch.float32),
+    "z": torch.zeros(5, dtype=torch.uint8),
+}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process grow above 16 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def mapped_files(directory: Path) -> int:
+    """Return how many files below a directory this process has mapped."""
+    return sum(str(directory) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_tensors_have_the_form_of_others_and_memory_of_their_own(tmp_path: Path) -> None:
+    tensors = MappedTensors(tmp_path)(TENSORS)
+    assert {name: (t.dtype, t.shape) for name, t in tensors.items()} == {
+        name: (t.dtype, t.shape) for name, t in TENSORS.items()
+    }
+    for number, tensor in enumerate(tensors.values()):
+        tensor.fill_(number + 1)
+    assert {name: set(tensor.reshape(-1).tolist()) for name, tensor in tensors.items()} == {
+        "a": {1.0},
+        "empty": set(),
+        "number": {3.0},
+        "z": {4},
+    }
+    assert all(tensor.is_contiguous() and tensor.data_ptr() % 8 == 0 for tensor in tensors.values())
+
+
+def test_a_file_has_no_name_and_is_gone_with_its_last_tensor(tmp_path: Path) -> None:
+    tensors = MappedTensors(tmp_path / "versions")(TENSORS)
+    assert list((tmp_path / "versions").iterdir()) == []
+    assert mapped_files(tmp_path) == 1
+    last = tensors.pop("z")
+    del tensors
+    assert mapped_files(tmp_path) == 1
+    assert last.tolist() == [0] * 5
+    del last
+    assert mapped_files(tmp_path) == 0
+
+
+def test_tensors_without_elements_need_no_file(tmp_path: Path) -> None:
+    tensors = MappedTensors(tmp_path)({"empty": TENSORS["empty"]})
+    assert tensors["empty"].shape == (0, 3)
+    assert MappedTensors(tmp_path)({}) == {}
+
+
+def test_a_disk_without_room_is_an_error_of_the_store(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(StoreError, match="no room for the weights"):
+        MappedTensors(tmp_path)(TENSORS)
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="no room for the weights"):
+        MappedTensors(tmp_path / "file" / "versions")(TENSORS)
+
+
+@pytest.mark.trio
+async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
+    testbed = FollowerTestbed()
+    await testbed.publish(3)
+    follower = await testbed.follower(new_tensors=MappedTensors(tmp_path))
+    await follower.refresh()
+    for version in (0, 1, 3):
+        weights = await follower.rebuild(version)
+        assert digest_weights(weights.weights) == digest_weights(testbed.chain.weights[version])
+        del weights
+        gc.collect()
+        assert mapped_files(tmp_path) == 1, "an older version is still mapped"
+
+
+@pytest.mark.trio
+async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -> None:
+    testbed = FollowerTestbed()
+    await testbed.publish(1)
+    follower = await testbed.follower(new_tensors=MappedTensors(tmp_path))
+    await follower.refresh()
+    await follower.rebuild(0)
+    with full_disk(), pytest.raises(StoreError, match="no room for the weights"):
+        await follower.rebuild(1)
+    assert follower.newest is not None
+    assert follower.newest.version == 0
+    assert (await follower.rebuild(1)).version == 1
