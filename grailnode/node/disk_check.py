@@ -46,13 +46,13 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, vers
 
     Args:
         policy: None as long as the run's files have not been fetched.
-        versions: that the node keeps; beside vLLM they lie on the disk, with the one that is being built.
+        versions: that the node keeps; beside vLLM they lie on the disk, with two more while it catches up.
     """
     files = [*run.model.files, *([run.data] if run.data is not None else [])]
     base = 0 if run.lora is None else run.lora.base_bytes
     weights = 0
     if config.engine.kind == "vllm" and policy is not None:
-        weights = (_VLLM_BYTES + (versions + 1) * _WEIGHT_BYTES) * _parameters(policy)
+        weights = (_VLLM_BYTES + (versions + 2) * _WEIGHT_BYTES) * _parameters(policy)
     return _SMALL_BYTES + base + sum(file.size for file in files) + weights
 
 

@@ -179,8 +179,8 @@ def test_the_room_that_a_node_needs_follows_from_the_model(tmp_path: Path):
     assert follower_bytes(run, config, policy) == small + files
     vllm = config.model_copy(update={"engine": EngineSection(kind="vllm", url="http://127.0.0.1:1")})
     assert follower_bytes(run, vllm, None) == small + files
-    assert follower_bytes(run, vllm, policy) == small + files + 8 * parameters
-    assert follower_bytes(run, vllm, policy, versions=7) == small + files + 20 * parameters
+    assert follower_bytes(run, vllm, policy) == small + files + 10 * parameters
+    assert follower_bytes(run, vllm, policy, versions=7) == small + files + 22 * parameters
 
 
 def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
