@@ -2,30 +2,40 @@
 
 `model.safetensors.index.json` has the metadata version, base_version (six digits each), delta_encoding,
 compression_format and checksum_format, and the weight map. Each changed tensor is stored under its name as 1-D uint8:
-the zstd frame of the XOR of its old and new bytes. The metadata of the safetensors file have the checksum of its new
-bytes under its name. A first version has no base_version and holds whole tensors.
+the zstd frame of its delta. With the encoding `xor` that is the XOR of its old and new bytes; with `overwrite`, the
+number of changed bytes, their places, and their new values (numbers are u4, little-endian). The metadata of the
+safetensors file have the checksum of its new bytes under its name. A first version has no base_version and holds whole
+tensors.
+
+Both encodings and the checksums adler32, blake3 and xxh3-128 are read; xor and adler32 are written.
 """
 
+import importlib
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import safetensors.torch
 import torch
+from blake3 import blake3
+from numpy.typing import NDArray
 
+from grailnode import UserError
 from protocol import bounded_json, limits
 from protocol.chain import safetensors as checked
 from protocol.compression import compress, decompress
 from protocol.digest import Weights, raw_bytes
-from protocol.errors import LimitError, MalformedError, PatchError
+from protocol.errors import LimitError, MalformedError, PatchError, error_context
 
 INDEX: Final = "model.safetensors.index.json"
 SHARD: Final = "model-00001-of-00001.safetensors"
 FORMATS: Final = {"delta_encoding": "xor", "compression_format": "zstd", "checksum_format": "adler32"}
+
+_NUMBER: Final = 4  # bytes of a number in a delta
 
 Files = Mapping[str, bytes]
 """Files of one version by their name inside its directory."""
@@ -45,8 +55,65 @@ class SlimeVersion:
     weights: dict[str, torch.Tensor]
 
 
-def _checksum(tensor: torch.Tensor) -> str:
-    return f"{zlib.adler32(raw_bytes(tensor)):08x}"
+class MissingPackageError(UserError):
+    """A checksum needs a package that is not installed."""
+
+
+def _adler32(data: memoryview) -> str:
+    return f"{zlib.adler32(data):08x}"
+
+
+def _blake3(data: memoryview) -> str:
+    return blake3(data).hexdigest()
+
+
+def _xxh3_128(data: memoryview) -> str:
+    try:
+        xxhash = importlib.import_module("xxhash")
+    except ImportError as error:
+        raise MissingPackageError("checksums of the form xxh3-128 need a package: pip install xxhash") from error
+    digest: str = xxhash.xxh3_128(data).hexdigest()
+    return digest
+
+
+_CHECKSUMS: Final[dict[str, Callable[[memoryview], str]]] = {
+    "adler32": _adler32,
+    "blake3": _blake3,
+    "xxh3-128": _xxh3_128,
+}
+
+
+def _xor(raw: NDArray[np.uint8], delta: NDArray[np.uint8]) -> None:
+    """Change the bytes of a tensor to its new ones.
+
+    Raises:
+        PatchError: the delta does not fit them; they may be changed in part.
+    """
+    if len(delta) != len(raw):
+        raise PatchError(f"a delta of {len(delta)} bytes for a tensor of {len(raw)}")
+    raw ^= delta
+
+
+def _overwrite(raw: NDArray[np.uint8], delta: NDArray[np.uint8]) -> None:
+    """Change the bytes of a tensor to its new ones.
+
+    Raises:
+        PatchError: as `_xor`.
+    """
+    count = int.from_bytes(delta[:_NUMBER].tobytes(), "little")
+    end = _NUMBER * (1 + count)
+    if len(delta) != end + count:
+        raise PatchError(f"a delta of {len(delta)} bytes that has {count} changes")
+    places = np.frombuffer(delta[_NUMBER:end].tobytes(), "<u4")
+    if count and int(places.max()) >= len(raw):
+        raise PatchError("a change behind the end of the tensor")
+    raw[places] = delta[end:]
+
+
+_ENCODINGS: Final[dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]]] = {
+    "xor": _xor,
+    "overwrite": _overwrite,
+}
 
 
 def _delta(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -70,7 +137,7 @@ def write_slime(
         metadata |= {"base_version": f"{base_version:06d}", **FORMATS}
         names = [name for name in new if raw_bytes(base[name]) != raw_bytes(new[name])]
         tensors = {name: _delta(base[name], new[name]) for name in names}
-    sums = {name: _checksum(new[name]) for name in tensors}
+    sums = {name: _adler32(raw_bytes(new[name])) for name in tensors}
     index = {"metadata": metadata, "weight_map": dict.fromkeys(sorted(tensors), SHARD)}
     return f"weight_v{version:06d}", {
         INDEX: json.dumps(index, indent=2, sort_keys=True).encode(),
@@ -101,15 +168,14 @@ def _version(metadata: Mapping[str, str], field: str) -> int:
     return int(metadata[field])
 
 
-def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor, encoding: str) -> torch.Tensor:
     if delta.dtype != torch.uint8 or delta.dim() != 1:
         raise PatchError("not a compressed delta", name)
-    xor = decompress(delta.numpy().tobytes(), base.nbytes)
-    if len(xor) != base.nbytes:
-        raise PatchError(f"a delta of {len(xor)} bytes for a tensor of {base.nbytes}", name)
+    most = _NUMBER + (_NUMBER + 1) * base.nbytes  # all bytes are overwritten
+    content = np.frombuffer(decompress(delta.numpy().tobytes(), most), np.uint8)
     new = base.detach().clone()
-    raw = new.view(-1).view(torch.uint8)
-    raw ^= torch.frombuffer(bytearray(xor), dtype=torch.uint8)
+    with error_context(name):
+        _ENCODINGS[encoding](new.view(-1).view(torch.uint8).numpy(), content)
     return new
 
 
@@ -119,6 +185,7 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
     Raises:
         MalformedError, LimitError: files are missing, or have another form.
         PatchError: a delta without a base, one that does not fit `base`, or a wrong checksum.
+        MissingPackageError: the package for its checksums is not installed.
     """
     if INDEX not in files:
         raise MalformedError("no index", INDEX)
@@ -133,14 +200,18 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
     if tensors.keys() != weight_map.keys():
         raise MalformedError("other tensors than in the weight map", INDEX)
     version = _version(metadata, "version")
+    checksum_format = metadata.get("checksum_format", FORMATS["checksum_format"])
+    if checksum_format not in _CHECKSUMS:
+        raise MalformedError(f"its checksums have none of the forms {', '.join(_CHECKSUMS)}", INDEX)
     if "base_version" in metadata:
-        if {key: metadata.get(key) for key in FORMATS} != FORMATS:
-            raise MalformedError(f"only {FORMATS} can be read", INDEX)
+        encoding = metadata.get("delta_encoding", "")
+        if encoding not in _ENCODINGS or metadata.get("compression_format") != FORMATS["compression_format"]:
+            raise MalformedError(f"its deltas are not zstd frames of {' or '.join(_ENCODINGS)}", INDEX)
         if base is None or tensors.keys() - base.keys():
             raise PatchError("a delta needs the weights that it was made for")
-        tensors = {n: _apply_delta(n, old, tensors[n]) if n in tensors else old for n, old in base.items()}
+        tensors = {n: _apply_delta(n, old, tensors[n], encoding) if n in tensors else old for n, old in base.items()}
     for name, checksum in sums.items():
-        if name not in tensors or _checksum(tensors[name]) != checksum:
+        if name not in tensors or _CHECKSUMS[checksum_format](raw_bytes(tensors[name])) != checksum:
             raise PatchError("the checksum is wrong: another base, or a damaged file", name)
     base_version = _version(metadata, "base_version") if "base_version" in metadata else None
     return SlimeVersion(f"weight_v{version:06d}", version, base_version, tensors)

@@ -1,15 +1,22 @@
 """The formats of other projects: conversions round-trip bit for bit, and deltas for other weights are refused."""
 
 import json
+import struct
+import sys
+import zlib
 from contextlib import suppress
 
 import pytest
 import safetensors.torch
 import torch
+from blake3 import blake3
 
+from grailnode import UserError
 from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.convert.slime import INDEX, SHARD
 from protocol import patch
+from protocol.compression import compress
+from protocol.digest import raw_bytes
 from protocol.errors import MalformedError, PatchError, ProtocolError
 from tests.patch.weights import rounded_update, same_bits
 
@@ -75,6 +82,80 @@ def test_slime_versions(pair):
         "version": "000005", "base_version": "000004", "delta_encoding": "xor", "compression_format": "zstd",
         "checksum_format": "adler32",
     }  # fmt: skip
+
+
+def slime_files(new, base, changes=lambda contents: contents, **metadata):
+    """Return the files of a delta as slime's publisher may write them: version 5 on 4, with other metadata.
+
+    Args:
+        changes: takes the encoded deltas by name, before they are compressed.
+    """
+    _, files = write_slime(new, 5, base, 4)
+    index = json.loads(files[INDEX])
+    index["metadata"] |= metadata
+    checksum = {"adler32": lambda data: f"{zlib.adler32(data):08x}", "blake3": lambda data: blake3(data).hexdigest()}
+    changed = {name: (bytes(raw_bytes(base[name])), bytes(raw_bytes(new[name]))) for name in index["weight_map"]}
+    encoding = {"xor": xor, "overwrite": overwrite}[index["metadata"]["delta_encoding"]]
+    deltas = changes({name: encoding(*both) for name, both in changed.items()})
+    tensors = {name: torch.frombuffer(bytearray(compress(delta)), dtype=torch.uint8) for name, delta in deltas.items()}
+    form = checksum.get(index["metadata"]["checksum_format"], lambda data: "0" * 32)
+    sums = {name: form(both[1]) for name, both in changed.items()}
+    return {INDEX: json.dumps(index).encode(), SHARD: safetensors.torch.save(tensors, sums)}
+
+
+def xor(old, new):
+    return bytes(a ^ b for a, b in zip(old, new, strict=True))
+
+
+def overwrite(old, new):
+    places = [place for place in range(len(old)) if old[place] != new[place]]
+    return struct.pack(f"<{1 + len(places)}I", len(places), *places) + bytes(new[place] for place in places)
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("checksum", ["adler32", "blake3"])
+def test_slime_deltas_of_every_form_are_read(pair, encoding, checksum):
+    old, new = pair
+    files = slime_files(new, old, delta_encoding=encoding, checksum_format=checksum)
+    assert same_bits(read_slime(files, old).weights, new)
+    with pytest.raises(PatchError, match="checksum"):
+        read_slime(files, old | {"a": torch.zeros_like(old["a"])})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        struct.pack("<2I", 1, 1 << 20) + b"\0",  # behind the end of every tensor
+        struct.pack("<2I", 1, 0),  # without its value
+        struct.pack("<I", 1 << 31),
+        b"\1\0",
+        b"",
+    ],
+)
+def test_slime_overwrites_that_do_not_fit_are_refused(pair, content):
+    old, new = pair
+    files = slime_files(new, old, lambda deltas: dict.fromkeys(deltas, content), delta_encoding="overwrite")
+    with pytest.raises(PatchError):
+        read_slime(files, old)
+
+
+def test_a_checksum_that_needs_a_package_says_which(pair, monkeypatch: pytest.MonkeyPatch):
+    old, new = pair
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(UserError, match="pip install xxhash"):
+        read_slime(slime_files(new, old, checksum_format="xxh3-128"), old)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"delta_encoding": "sum"}, {"checksum_format": "md5"}, {"compression_format": "lz4"}]
+)
+def test_slime_deltas_of_an_unknown_form_are_refused(pair, metadata):
+    old, new = pair
+    _, files = write_slime(new, 5, old, 4)
+    index = json.loads(files[INDEX])
+    index["metadata"] |= metadata
+    with pytest.raises(MalformedError):
+        read_slime(files | {INDEX: json.dumps(index).encode()}, old)
 
 
 def test_slime_on_a_wrong_base_is_refused(pair):
