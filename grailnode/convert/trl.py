@@ -1,8 +1,8 @@
 """TRL's delta weight sync: anchors/step_%06d.safetensors and deltas/step_%06d.safetensors.
 
 An anchor holds whole tensors, a delta `{name}.indices` (int32, flat, ascending) and `{name}.values` of every changed
-tensor. The key `sparse` of the metadata tells them apart. Source: TRL's documentation of its delta weight sync, and
-TRL's PatchMetadata.
+tensor. The key `sparse` of the metadata tells them apart: TRL's receiver compares it with "True". Source: TRL's
+documentation of its delta weight sync, and TRL's PatchMetadata.
 """
 
 import json
@@ -39,15 +39,20 @@ class TrlFile:
     weights: dict[str, torch.Tensor]
 
 
-def _metadata(version: int, total: int, changes: Mapping[str, int] | None) -> dict[str, str]:
-    count = sum(changes.values()) if changes is not None else total
+def _metadata(version: int, total: int, changes: Mapping[str, int], *, is_sparse: bool) -> dict[str, str]:
+    """Return the metadata of a file.
+
+    Args:
+        total: elements of all tensors; changes: elements in the file of each tensor.
+    """
+    count = sum(changes.values())
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
-        "sparse": "false" if changes is None else "true",
+        "sparse": str(is_sparse),
         "model_version": str(version),
-        "changed_params": json.dumps(sorted(changes) if changes is not None else []),
-        "num_changed_params": str(len(changes) if changes is not None else 0),
+        "changed_params": json.dumps(sorted(changes)),
+        "num_changed_params": str(len(changes)),
         "total_changed_elements": str(count),
         "total_elements": str(total),
         "sparsity": str(1.0 - count / max(1, total)),
@@ -63,9 +68,9 @@ def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[
     """
     total = sum(tensor.numel() for tensor in new.values())
     if base is None:
-        return f"anchors/step_{version:06d}.safetensors", safetensors.torch.save(
-            dict(new), _metadata(version, total, None)
-        )
+        sizes = {name: tensor.numel() for name, tensor in new.items()}
+        data = safetensors.torch.save(dict(new), _metadata(version, total, sizes, is_sparse=False))
+        return f"anchors/step_{version:06d}.safetensors", data
     if base.keys() != new.keys():
         raise ValueError("base and new weights must have the same tensors")
     tensors: dict[str, torch.Tensor] = {}
@@ -79,7 +84,7 @@ def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[
             changes[name] = len(indices)
             tensors[f"{name}.indices"] = indices.to(torch.int32)
             tensors[f"{name}.values"] = tensor.detach().reshape(-1)[indices]
-    data = safetensors.torch.save(tensors, _metadata(version, total, changes))
+    data = safetensors.torch.save(tensors, _metadata(version, total, changes, is_sparse=True))
     return f"deltas/step_{version:06d}.safetensors", data
 
 

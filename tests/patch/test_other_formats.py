@@ -34,6 +34,8 @@ def test_trl_deltas_and_anchors(pair):
     anchor_path, anchor = write_trl(old, 10)
     delta_path, delta = write_trl(new, 11, old)
     assert (anchor_path, delta_path) == ("anchors/step_000010.safetensors", "deltas/step_000011.safetensors")
+    header = json.loads(anchor[8 : 8 + int.from_bytes(anchor[:8], "little")])["__metadata__"]
+    assert (header["sparse"], json.loads(header["changed_params"])) == ("False", ["a", "b", "c"])
     read = read_trl(anchor)
     assert (read.path, read.version) == (anchor_path, 10)
     assert same_bits(read.weights, old)
@@ -50,6 +52,7 @@ def test_trl_tensors_and_metadata_have_their_form(pair):
     assert tensors["a.indices"].dtype == torch.int32
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     assert header["format"] == "sparse_weight_patch"
+    assert header["sparse"] == "True"  # TRL's receiver takes any other value for that of an anchor
     assert json.loads(header["changed_params"]) == ["a", "b"]
     assert int(header["total_changed_elements"]) == patch.summary(patch.encode(old, new)).changed
 
