@@ -156,7 +156,7 @@ def metrics_port(config: Config, kind: Kind) -> int:
     return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
-async def join_run(node: Node, config: Config, name: str, versions: int) -> tuple[Task, Compute]:
+async def join_run(node: Node, config: Config, name: str, versions: int = MINER_VERSIONS) -> tuple[Task, Compute]:
     """Wait for the run's files in the store, and return the run's task and model.
 
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
@@ -337,13 +337,13 @@ async def _download(node: Node, launch: Launch) -> None:
 
 
 async def _miner(node: Node, launch: Launch) -> None:
-    task, compute = await join_run(node, launch.config, launch.name, MINER_VERSIONS)
+    task, compute = await join_run(node, launch.config, launch.name)
     await run_miner(node, task, compute, miner_settings(launch.config))
 
 
 async def _canary(node: Node, launch: Launch) -> None:
     config = launch.config
-    task, compute = await join_run(node, config, f"{launch.name}-canary", MINER_VERSIONS)
+    task, compute = await join_run(node, config, f"{launch.name}-canary")
     trainer_state = open_trainer_state(config, launch.name, node)
     producer = partial(CanaryProducer, trainer=read_key(config, launch.name), trainer_state=trainer_state)
     await run_miner(node, task, compute, miner_settings(config), producer)
@@ -363,7 +363,7 @@ async def recheck_group(config: Config, reference: GroupReference) -> RecheckedG
     node = make_spectator(config)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
-        task, compute = await _task(node, config, Path(directory), sandbox, 1)
+        task, compute = await _task(node, config, Path(directory), sandbox, MINER_VERSIONS)
         return await recheck(node, task, compute, reference)
 
 

@@ -19,6 +19,7 @@ def description(**changes: Any) -> dict[str, Any]:
         "dtype": "bfloat16",
         "head": "float32",
         "quantization": None,
+        "processor": True,
         "speculative": False,
         "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
     } | changes
@@ -37,6 +38,7 @@ def test_a_server_that_fits():
         ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
         ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
+        ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         ({"speculative": True}, "speculative decoding"),
         ({"probe": [0, 1, 2, 3]}, "its noise has other bits"),
     ],

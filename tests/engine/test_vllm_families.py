@@ -60,12 +60,20 @@ def write_config(directory: Path, family: str, changes: dict[str, Any]) -> Pretr
 
 
 class PlainServer(ChildServer):
-    """A vLLM whose operator does not load our code."""
+    """A vLLM whose operator does not load all of our code.
+
+    Args:
+        missing: the flags that it was started without.
+    """
+
+    def __init__(self, settings: ServerSettings, missing: tuple[str, ...]) -> None:
+        super().__init__(settings)
+        self._missing = missing
 
     def flags(self, socket: str) -> list[str]:
-        """Return the flags without those that load it."""
+        """Return the flags without those that are missing."""
         words = super().flags(socket)
-        for flag in ("--logits-processors", "--worker-extension-cls"):
+        for flag in self._missing:
             place = words.index(flag)
             del words[place : place + 2]
         return words
@@ -127,13 +135,20 @@ async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
         await engine.close()
 
 
-async def test_a_server_without_our_code_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        (("--logits-processors", "--worker-extension-cls"), "does not answer as a grailnode engine"),
+        (("--logits-processors",), "has not loaded our logits processor"),
+    ],
+)
+async def test_a_server_without_our_code_is_refused(tmp_path: Path, missing: tuple[str, ...], reason: str) -> None:
     write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
     model = TransformersModel(tmp_path)
-    server = PlainServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server"))
+    server = PlainServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server"), missing)
     engine = VllmEngine(model, server, tmp_path / "engine")
     try:
-        with pytest.raises(EngineError, match="does not answer as a grailnode engine"):
+        with pytest.raises(EngineError, match=reason):
             await engine.stage(0, random_weights(model))
     finally:
         await engine.close()

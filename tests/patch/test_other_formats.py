@@ -4,7 +4,9 @@ import json
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -87,7 +89,7 @@ def test_slime_versions(pair):
     }  # fmt: skip
 
 
-def slime_files(new, base, changes=lambda contents: contents, **metadata):
+def slime_files(new: Any, base: Any, changes: Any = lambda deltas: deltas, **metadata: str) -> dict[str, bytes]:
     """Return the files of a delta as slime's publisher may write them: version 5 on 4, with other metadata.
 
     Args:
@@ -96,7 +98,10 @@ def slime_files(new, base, changes=lambda contents: contents, **metadata):
     _, files = write_slime(new, 5, base, 4)
     index = json.loads(files[INDEX])
     index["metadata"] |= metadata
-    checksum = {"adler32": lambda data: f"{zlib.adler32(data):08x}", "blake3": lambda data: blake3(data).hexdigest()}
+    checksum: dict[str, Callable[[bytes], str]] = {
+        "adler32": lambda data: f"{zlib.adler32(data):08x}",
+        "blake3": lambda data: blake3(data).hexdigest(),
+    }
     changed = {name: (bytes(raw_bytes(base[name])), bytes(raw_bytes(new[name]))) for name in index["weight_map"]}
     encoding = {"xor": xor, "overwrite": overwrite}[index["metadata"]["delta_encoding"]]
     deltas = changes({name: encoding(*both) for name, both in changed.items()})
@@ -106,11 +111,11 @@ def slime_files(new, base, changes=lambda contents: contents, **metadata):
     return {INDEX: json.dumps(index).encode(), SHARD: safetensors.torch.save(tensors, sums)}
 
 
-def xor(old, new):
+def xor(old: bytes, new: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(old, new, strict=True))
 
 
-def overwrite(old, new):
+def overwrite(old: bytes, new: bytes) -> bytes:
     places = [place for place in range(len(old)) if old[place] != new[place]]
     return struct.pack(f"<{1 + len(places)}I", len(places), *places) + bytes(new[place] for place in places)
 

@@ -15,7 +15,7 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     """Check what a worker of a server says of itself.
 
     Raises:
-        EngineError: its version, dtype, quantization, or the bits of its noise do not fit.
+        EngineError: its version, dtype, quantization, logits processor, or the bits of its noise do not fit.
     """
     numbers = str(description["vllm"]).split(".")
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
@@ -36,6 +36,8 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
         )
     elif description["quantization"]:
         fault = f"it serves {description['quantization']}-quantized weights, which cannot be patched in place"
+    elif not description["processor"]:
+        fault = "it has not loaded our logits processor; start it as `grailnode engine flags` prints"
     elif description["speculative"]:
         fault = "speculative decoding gives a request several rows a step, which is not supported"
     elif description["probe"] != probe:

@@ -146,6 +146,8 @@ class RequestRecords:
         """[B, D], the states whose logits the model computed last."""
         self.version: int | None = None
         """The version of the verified weights."""
+        self.has_processor = False
+        """Whether vLLM has made the logits processor."""
 
     def record(self, request: str) -> Record:
         """Return the record of a request; a new one if there is none."""

@@ -43,6 +43,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         self, vllm_config: Any = None, device: torch.device | None = None, is_pin_memory: bool = False
     ) -> None:
         rows.clear()
+        records.has_processor = True
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:

@@ -27,6 +27,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self._prompt_lengths = req_states.prompt_len
         slots.clear()
+        records.has_processor = True
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:

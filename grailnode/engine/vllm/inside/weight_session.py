@@ -98,6 +98,7 @@ class WeightSession:
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "head": self._head_dtype(),
             "quantization": config.model_config.quantization,
+            "processor": records.has_processor,
             "speculative": config.speculative_config is not None,
             "sequences": config.scheduler_config.max_num_seqs,
             "tokens": config.model_config.max_model_len,
