@@ -1,5 +1,6 @@
 """Policies of several architectures are patched in place in the real vLLM, and read back bit by bit."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grailnode.engine.hf import TransformersModel
+from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.patch import encode
 from roles.ports import EngineError
 from tests.engine.engine_contract import changed, manifest
-from tests.engine.vllm_site import vllm_python
+from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
 from tests.support.builders.policies import PARAMS, engine_of, random_weights, requests_of_many_lengths
 
 pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
@@ -59,15 +61,23 @@ def write_config(directory: Path, family: str, changes: dict[str, Any]) -> Pretr
     return config
 
 
-class PlainServer(ChildServer):
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerLauncher]:
+    """Return the launcher of all servers of this file but one."""
+    launcher = new_launcher(tmp_path_factory.mktemp("launcher"))
+    yield launcher
+    launcher.close()
+
+
+class PlainServer(ForkedServer):
     """A vLLM whose operator does not load all of our code.
 
     Args:
         missing: the flags that it was started without.
     """
 
-    def __init__(self, settings: ServerSettings, missing: tuple[str, ...]) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: ServerSettings, launcher: ServerLauncher, missing: tuple[str, ...]) -> None:
+        super().__init__(settings, launcher)
         self._missing = missing
 
     def flags(self, socket: str) -> list[str]:
@@ -79,19 +89,21 @@ class PlainServer(ChildServer):
         return words
 
 
-def engine_in(directory: Path, model: Any, *flags: str, **settings: Any) -> VllmEngine:
+def engine_in(directory: Path, model: Any, launcher: ServerLauncher, **settings: Any) -> VllmEngine:
     """Return an engine with a server of its own."""
-    server = ChildServer(ServerSettings(vllm_python(), directory, directory / "server", flags=flags, **settings))
+    server = ForkedServer(ServerSettings(vllm_python(), directory, directory / "server", **settings), launcher)
     return VllmEngine(model, server, directory / "engine")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_family_is_patched_and_generates_as_transformers(family: str, tmp_path: Path) -> None:
+async def test_a_family_is_patched_and_generates_as_transformers(
+    family: str, tmp_path: Path, launcher: ServerLauncher
+) -> None:
     write_config(tmp_path, family, FAMILIES[family])
     model = TransformersModel(tmp_path)
     weights = random_weights(model)
     target = changed(weights, 1, 0.3)
-    engine = engine_in(tmp_path, model)
+    engine = engine_in(tmp_path, model, launcher)
     try:
         await engine.stage(0, weights)
         await engine.commit()
@@ -105,12 +117,12 @@ async def test_a_family_is_patched_and_generates_as_transformers(family: str, tm
         await engine.close()
 
 
-async def test_two_ranks_are_patched_together(tmp_path: Path) -> None:
+async def test_two_ranks_are_patched_together(tmp_path: Path, launcher: ServerLauncher) -> None:
     write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
     model = TransformersModel(tmp_path)
     weights = random_weights(model)
     target = changed(weights, 1, 0.3)
-    engine = engine_in(tmp_path, model, ranks=2)
+    engine = engine_in(tmp_path, model, launcher, ranks=2)
     try:
         await engine.stage(0, weights)
         await engine.commit()
@@ -127,7 +139,9 @@ async def test_two_ranks_are_patched_together(tmp_path: Path) -> None:
 async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
     write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
     model = TransformersModel(tmp_path)
-    engine = engine_in(tmp_path, model, "--quantization", "fp8")
+    flags = ("--quantization", "fp8")
+    server = ChildServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server", flags=flags))
+    engine = VllmEngine(model, server, tmp_path / "engine")
     try:
         with pytest.raises(EngineError, match="fp8"):
             await engine.stage(0, random_weights(model))
@@ -142,10 +156,12 @@ async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
         (("--logits-processors",), "has not loaded our logits processor"),
     ],
 )
-async def test_a_server_without_our_code_is_refused(tmp_path: Path, missing: tuple[str, ...], reason: str) -> None:
+async def test_a_server_without_our_code_is_refused(
+    tmp_path: Path, launcher: ServerLauncher, missing: tuple[str, ...], reason: str
+) -> None:
     write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
     model = TransformersModel(tmp_path)
-    server = PlainServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server"), missing)
+    server = PlainServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server"), launcher, missing)
     engine = VllmEngine(model, server, tmp_path / "engine")
     try:
         with pytest.raises(EngineError, match=reason):
@@ -154,7 +170,9 @@ async def test_a_server_without_our_code_is_refused(tmp_path: Path, missing: tup
         await engine.close()
 
 
-async def test_a_policy_that_the_architecture_does_not_have_is_refused_at_start(tmp_path: Path) -> None:
+async def test_a_policy_that_the_architecture_does_not_have_is_refused_at_start(
+    tmp_path: Path, launcher: ServerLauncher
+) -> None:
     write_config(tmp_path, "llama", FAMILIES["llama"])
     model = TransformersModel(tmp_path)
     weights = random_weights(model) | {"model.layers.0.mlp.extra.weight": torch.zeros(3, 3, dtype=torch.bfloat16)}
@@ -164,7 +182,7 @@ async def test_a_policy_that_the_architecture_does_not_have_is_refused_at_start(
             self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
             self.vocabulary = model.vocabulary
 
-    engine = engine_in(tmp_path, Larger())
+    engine = engine_in(tmp_path, Larger(), launcher)
     try:
         with pytest.raises(EngineError, match=r"mlp\.extra"):
             await engine.stage(0, weights)

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,13 @@ import trio
 
 from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import EngineLimits, VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ServerSettings
 from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
 from tests.engine.engine_contract import changed, manifest
-from tests.engine.vllm_site import vllm_python
+from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
 from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy
 
 pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
@@ -37,20 +38,36 @@ def model(policy: Policy) -> CausalModel:
     return build(policy)
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the working directory of all processes of vLLM."""
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def launcher(directory: Path) -> Iterator[ServerLauncher]:
+    """Return the launcher of the tests' servers. A test that ends it gets a new one."""
+    launcher = new_launcher(directory)
+    yield launcher
+    launcher.close()
+
+
 @pytest.fixture
-async def engine(policy: Policy, model: CausalModel, tmp_path: Path) -> AsyncIterator[VllmEngine]:
+async def engine(
+    policy: Policy, model: CausalModel, tmp_path: Path, launcher: ServerLauncher, directory: Path
+) -> AsyncIterator[VllmEngine]:
     """Return an engine with a server of its own."""
-    server = ChildServer(ServerSettings(vllm_python(), policy.directory, tmp_path / "server"))
+    server = ForkedServer(ServerSettings(vllm_python(), policy.directory, tmp_path / "server"), launcher)
     engine = VllmEngine(model, server, tmp_path / "engine", limits=EngineLimits(hang=5.0))
     yield engine
     await engine.close()
-    await all_end(tmp_path / "server")
+    await all_end(directory, but=launcher.process_id)
 
 
-async def all_end(directory: Path) -> None:
-    """Wait until no process of the server in a directory is left."""
+async def all_end(directory: Path, but: int | None = None) -> None:
+    """Wait until no process of vLLM in a directory is left, but the one with an id."""
     with trio.fail_after(60):
-        while processes_of(directory):
+        while set(processes_of(directory)) - {but}:
             await trio.sleep(0.1)
 
 
@@ -75,7 +92,7 @@ def processes_of(directory: Path) -> list[int]:
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("place", [0, 1, 2, 3], ids=["launcher", "server", "core", "worker"])
 async def test_rollouts_survive_a_process(
-    engine: VllmEngine, model: CausalModel, tmp_path: Path, place: int, fault: signal.Signals
+    engine: VllmEngine, model: CausalModel, directory: Path, place: int, fault: signal.Signals
 ) -> None:
     weights = random_weights(model)
     target = changed(weights, 1)
@@ -94,7 +111,7 @@ async def test_rollouts_survive_a_process(
         nursery.start_soon(generate)
         await trio.sleep(0.3)
         assert not results
-        processes = processes_of(tmp_path / "server")
+        processes = processes_of(directory)
         assert len(processes) == 4
         os.kill(processes[place], fault)
     assert [g.tokens for g in results] == [g.tokens for g in expected]
@@ -102,17 +119,17 @@ async def test_rollouts_survive_a_process(
     await engine.verify()
 
 
-async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model: CausalModel, tmp_path: Path) -> None:
+async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model: CausalModel, directory: Path) -> None:
     weights = random_weights(model)
     await engine.stage(0, weights)
     await engine.commit()
-    launcher, server, *_ = processes_of(tmp_path / "server")
+    launcher, server, *_ = processes_of(directory)
     os.kill(launcher, signal.SIGSTOP)
     os.kill(server, signal.SIGKILL)
     requests = requests_of_many_lengths()
     expected = await (await engine_of(model, weights)).generate(requests, LONG)
     assert [g.tokens for g in await engine.generate(requests, LONG)] == [g.tokens for g in expected]
-    assert processes_of(tmp_path / "server")[0] != launcher
+    assert processes_of(directory)[0] != launcher
 
 
 async def test_no_process_outlives_a_node_that_was_killed(policy: Policy, tmp_path: Path) -> None:

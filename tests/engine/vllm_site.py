@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 
 ABSENT = "GRAILNODE_VLLM_PYTHON names no interpreter with vLLM; `grailnode engine install DIR` makes one"
@@ -55,6 +56,27 @@ class SharedServer(ChildServer):
     def end(self) -> None:
         """End the server."""
         super().close()
+
+
+class ForkedServer(ChildServer):
+    """A server of a launcher that several servers have, one after the other, so that vLLM is imported once for all.
+
+    Args:
+        launcher: its environment variables are those of the server, and its log has the server's output.
+    """
+
+    def __init__(self, settings: ServerSettings, launcher: ServerLauncher) -> None:
+        super().__init__(settings)
+        self._launcher = launcher
+
+    def close(self) -> None:
+        """End the server; the launcher stays."""
+        self._launcher.kill_server()
+
+
+def new_launcher(directory: Path) -> ServerLauncher:
+    """Return a launcher of servers on a CPU; it starts with its first server."""
+    return ServerLauncher(ChildServer(ServerSettings(vllm_python(), directory, directory))._spawn)
 
 
 def shared_server(model: Path, directory: Path, **changes: object) -> SharedServer:

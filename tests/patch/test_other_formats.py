@@ -6,7 +6,6 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -18,7 +17,7 @@ from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.convert.slime import INDEX, SHARD
 from protocol import patch
 from protocol.compression import compress
-from protocol.digest import raw_bytes
+from protocol.digest import Weights, raw_bytes
 from protocol.errors import MalformedError, PatchError, ProtocolError
 from tests.patch.weights import rounded_update, same_bits
 
@@ -89,11 +88,11 @@ def test_slime_versions(pair):
     }  # fmt: skip
 
 
-def slime_files(new: Any, base: Any, changes: Any = lambda deltas: deltas, **metadata: str) -> dict[str, bytes]:
+def slime_files(new: Weights, base: Weights, delta: bytes | None = None, **metadata: str) -> dict[str, bytes]:
     """Return the files of a delta as slime's publisher may write them: version 5 on 4, with other metadata.
 
     Args:
-        changes: takes the encoded deltas by name, before they are compressed.
+        delta: in place of that of each tensor, before it is compressed.
     """
     _, files = write_slime(new, 5, base, 4)
     index = json.loads(files[INDEX])
@@ -104,9 +103,9 @@ def slime_files(new: Any, base: Any, changes: Any = lambda deltas: deltas, **met
     }
     changed = {name: (bytes(raw_bytes(base[name])), bytes(raw_bytes(new[name]))) for name in index["weight_map"]}
     encoding = {"xor": xor, "overwrite": overwrite}[index["metadata"]["delta_encoding"]]
-    deltas = changes({name: encoding(*both) for name, both in changed.items()})
+    deltas = {name: encoding(*both) if delta is None else delta for name, both in changed.items()}
     tensors = {name: torch.frombuffer(bytearray(compress(delta)), dtype=torch.uint8) for name, delta in deltas.items()}
-    form = checksum.get(index["metadata"]["checksum_format"], lambda data: "0" * 32)
+    form = checksum.get(index["metadata"]["checksum_format"], lambda _data: "0" * 32)
     sums = {name: form(both[1]) for name, both in changed.items()}
     return {INDEX: json.dumps(index).encode(), SHARD: safetensors.torch.save(tensors, sums)}
 
@@ -142,7 +141,7 @@ def test_slime_deltas_of_every_form_are_read(pair, encoding, checksum):
 )
 def test_slime_overwrites_that_do_not_fit_are_refused(pair, content):
     old, new = pair
-    files = slime_files(new, old, lambda deltas: dict.fromkeys(deltas, content), delta_encoding="overwrite")
+    files = slime_files(new, old, content, delta_encoding="overwrite")
     with pytest.raises(PatchError):
         read_slime(files, old)
 
