@@ -105,7 +105,7 @@ def slime_files(new: Weights, base: Weights, delta: bytes | None = None, **metad
     encoding = {"xor": xor, "overwrite": overwrite}[index["metadata"]["delta_encoding"]]
     deltas = {name: encoding(*both) if delta is None else delta for name, both in changed.items()}
     tensors = {name: torch.frombuffer(bytearray(compress(delta)), dtype=torch.uint8) for name, delta in deltas.items()}
-    form = checksum.get(index["metadata"]["checksum_format"], lambda _data: "0" * 32)
+    form: Callable[[bytes], str] = checksum.get(index["metadata"]["checksum_format"], lambda _data: "0" * 32)
     sums = {name: form(both[1]) for name, both in changed.items()}
     return {INDEX: json.dumps(index).encode(), SHARD: safetensors.torch.save(tensors, sums)}
 
