@@ -75,5 +75,10 @@ ATTACKS: Final[dict[str, Callable[[Update, Scene], dict[str, Tensor]]]] = {
     "slow drift": _turned(0.5, lambda _, scene: scene.direction),
     "strong drift": _turned(0.95, lambda _, scene: scene.direction),
     "drift to zero": _turned(0.95, lambda _, scene: scene.start),
+    "part-time slow drift": _turned(0.5, lambda _, scene: scene.direction),
+    "part-time strong drift": _turned(0.95, lambda _, scene: scene.direction),
 }
 """By name."""
+
+PART_TIME: Final = frozenset({"part-time slow drift", "part-time strong drift"})
+"""Attacks of a site that takes part in every second round alone."""

@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from bench.outer.attacks import ATTACKS
+from bench.outer.attacks import ATTACKS, PART_TIME
 from bench.outer.learning import best_rate, differences, interval
 from bench.outer.results import Results
 from bench.outer.trials import POISONED, ROUNDS, Outcome, Trial
@@ -41,12 +41,12 @@ def poisoned(
         table.add_column(title, justify="right")
     for (method, attack, name), own in cells.items():
         if own:
-            row = _row(own, cells[method, "", "plain mean"], rounds)
+            row = _row(own, cells[method, "", "plain mean"], rounds, rounds // 2 if attack in PART_TIME else rounds)
             table.add_row(method, attack or "none", name, str(len(own)), *row)
     Console(width=150).print(table)
 
 
-def _row(own: Sequence[Outcome], clean: Sequence[Outcome], rounds: int) -> list[str]:
+def _row(own: Sequence[Outcome], clean: Sequence[Outcome], rounds: int, attended: int) -> list[str]:
     gaps = differences(own, clean)
     refused = fmean(outcome.refused[POISONED] for outcome in own)
     honest = fmean(sum(outcome.refused) - outcome.refused[POISONED] for outcome in own)
@@ -54,7 +54,7 @@ def _row(own: Sequence[Outcome], clean: Sequence[Outcome], rounds: int) -> list[
         interval([outcome.end for outcome in own]),
         interval(gaps),
         interval([outcome.area for outcome in own]),
-        f"{refused:.0f} of {rounds}",
+        f"{refused:.0f} of {attended}",
         f"{honest:.1f} of {3 * rounds}",
         f"{fmean(outcome.drift for outcome in own):+.3f}",
         "yes" if fmean(gaps) >= -BAR else "no",

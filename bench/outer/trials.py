@@ -14,12 +14,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bench.outer.attacks import ATTACKS, Scene, length_of
+from bench.outer.attacks import ATTACKS, PART_TIME, Scene, length_of
 from bench.outer.methods import VARIANTS, Variant
 from bench.outer.quantizing import requantized
 from bench.outer.task import GROUPS_PER_STEP, POLICIES, Task, new_learner, split
 from protocol import pseudogradient
-from protocol.outer.comparing import SentSums, compare
+from protocol.outer.comparing import SentRounds, compare
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
@@ -160,7 +160,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
     task, outcome = Task(POLICIES[trial.policy], SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
     rules = variant.rules(trial.local_steps, trial.rounds)
     shared = SharedState.begin(task.versions[0], has_momentum=rules.momentum > 0)
-    scene, sums, begin = Scene(shared.weights, trial.seed), SentSums(), shared.weights
+    scene, earlier, begin = Scene(shared.weights, trial.seed), SentRounds(), shared.weights
     learners = [new_learner(POLICIES[trial.policy], task.versions[0], trial.rate) for _ in range(SITES)]
     sites = [_Site(learner, without_masters(learner.state())) for learner in learners]
     outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
@@ -171,24 +171,25 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         groups = upcoming or task.mine(number)
         if variant.delay:  # the next local steps are taken while this round closes
             upcoming = task.mine(number + 1)
-        sent = []
+        sent: dict[int, _Sent] = {}
         for place, (site, own) in enumerate(zip(sites, split(groups, SITES), strict=True)):
             attack = trial.attack if place == POISONED else ""
-            sent.append(_contribute(site, own, shared, rules, variant, attack, scene))
-        factors = _factors(shared, sent, sums, trial)
-        counted = [place for place in range(SITES) if factors[place] > 0]
+            if attack not in PART_TIME or number % 2 == 0:
+                sent[place] = _contribute(site, own, shared, rules, variant, attack, scene)
+        factors, earlier = _factors(shared, sent, earlier, trial)
+        counted = [place for place, factor in factors.items() if factor > 0]
         shared = shared.after([sent[p].payload for p in counted], [factors[p] for p in counted], rules)
-        for place, site in enumerate(sites):
+        for place, item in sent.items():
+            site = sites[place]
             if place in counted:
-                site.inner = sent[place].inner
-                site.feedback = sent[place].residual if rules.uses_feedback(number) else None
-                site.ahead = sent[place].ahead
+                site.inner, site.ahead = item.inner, item.ahead
+                site.feedback = item.residual if rules.uses_feedback(number) else None
             else:
                 outcome.refused[place] += 1
         task.publish(shared.bf16_view())
         outcome.curve.append(task.pass_at_1())
-        outcome.payload_bytes.append(fmean(item.size for item in sent))
-        outcome.sent.append(fmean(item.entries for item in sent) / outcome.parameters)
+        outcome.payload_bytes.append(fmean(item.size for item in sent.values()))
+        outcome.sent.append(fmean(item.entries for item in sent.values()) / outcome.parameters)
     changes = {name: begin[name] - tensor for name, tensor in shared.weights.items()}
     along = sum(float((changes[name] * tensor).sum()) for name, tensor in scene.direction.items())
     outcome.drift = along / length_of(changes)
@@ -233,10 +234,13 @@ def _contribute(
     return _Sent(payload, size, entries, residual, inner, ahead)
 
 
-def _factors(shared: SharedState, sent: Sequence[_Sent], sums: SentSums, trial: Trial) -> tuple[float, ...]:
-    """Return the factors of the contributions: those of protocol/outer/robust.py, or ones."""
+def _factors(
+    shared: SharedState, sent: Mapping[int, _Sent], earlier: SentRounds, trial: Trial
+) -> tuple[dict[int, float], SentRounds]:
+    """Return the factors of the contributions by site, those of protocol/outer/robust.py or ones, and the rounds."""
     if not trial.robust:
-        return (1.0,) * len(sent)
+        return dict.fromkeys(sent, 1.0), earlier
     settings = RobustSettings() if trial.over_rounds else RobustSettings(long_agreement=None)
-    comparison = compare(shared, [item.payload for item in sent], bytes(32))
-    return weigh_round([bytes([place]) for place in range(SITES)], comparison, sums, settings).factors
+    comparison = compare(shared, [item.payload for item in sent.values()], bytes(32))
+    weighting = weigh_round([bytes([place]) for place in sent], comparison, earlier, settings)
+    return dict(zip(sent, weighting.factors, strict=True)), earlier.after(weighting.sent)

@@ -1,16 +1,24 @@
-"""What a coordinator compares contributions by: inner products in a round, and the sums of what each site sent before.
+"""What a coordinator compares contributions by: inner products in a round, and what each site sent in earlier rounds.
 
-A sum over rounds of whole contributions would take as much memory for each site as the weights. So the sums are those
-of *random projections*: each element is multiplied by a sign, and then all elements whose index in their part is the
-same modulo `PROJECTED` are added up. The inner product of two projections is that of the contributions but for an error
-of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of the coordinator, so that no site can
-choose a direction that its projection does not show.
+Whole contributions of many rounds would take as much memory for each site as the weights, many times. So those of older
+rounds are *random projections*: each element is multiplied by a sign, and then all elements whose index in their part
+is the same modulo `PROJECTED` are added up. The inner product of two projections is that of the contributions but for
+an error of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of the coordinator, so that no
+site can choose a direction that its projection does not show.
+
+A site is compared by the sum of what it sent with the sum of what the others sent *in the same rounds*. So it does not
+matter in how many rounds a site is away. The cosine of these sums depends on how much noise is left in them, which is
+more after few rounds than after many, and more with few others than with many. So lengths are computed without noise.
+Noise is independent between sites and between rounds, so on average it adds to one kind of product only: that of a
+contribution with itself. Its place takes the mean product with the others of the round. Then the cosine of an honest
+site is about 1, and that of a site that adds the same direction in each round is lower.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +27,22 @@ from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import decode
 
 Matrix = NDArray[np.float64]
+Projections = NDArray[np.float32]
 
 PROJECTED: Final = 1 << 14
 """Numbers in a projection; also the elements of each contribution that are multiplied at a time, to fit in a cache."""
 
 DECAY: Final = 0.9
-"""What a sum keeps of the earlier contributions when the next one is added."""
+"""What the contribution of a site counts in its sum for each contribution that it made later."""
 
 SETTLED: Final = 8
-"""Contributions of a site before its sum says something; each round without one takes one of them away."""
+"""Contributions of a site before its sum says something."""
+
+REMEMBERED_ROUNDS: Final = 64
+"""Rounds whose projections are remembered. A site that takes part in fewer than SETTLED of them is not compared."""
+
+CLEAR: Final = 0.25
+"""Share of the squared length of a sum that must not be noise; with less, its cosine says too little."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +59,75 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class LongProducts:
-    """The sums of what some sites sent.
+class SentRound:
+    """What the sites sent in a round.
 
     Attributes:
-        products: their inner products: float64 [R, R].
-        settled: which of the sites have sent enough for that.
+        workers: those whose contribution was long enough to be compared, in ascending order.
+        projections: of their contributions, each scaled down to the median length: float32 [R, PROJECTED].
+        refused: the workers whose contribution did not count.
     """
 
+    workers: tuple[bytes, ...]
+    projections: Projections
+    refused: frozenset[bytes] = frozenset()
+
+    @cached_property
+    def products(self) -> Matrix:
+        """The inner products of the projections: float64 [R, R]."""
+        wide = self.projections.astype(np.float64)
+        products: Matrix = wide @ wide.T
+        return products
+
+    @cached_property
+    def noise(self) -> Matrix:
+        """What each contribution has in common with itself but not with the mean of the others: float64 [R]."""
+        own = np.diag(self.products)
+        noise: Matrix = own - (self.products.sum(axis=1) - own) / max(1, len(own) - 1)
+        return noise
+
+    def seen_by(self, worker: bytes) -> "SentRound":
+        """Return what a worker is compared by: its own contribution, and those of the others that counted."""
+        places = [place for place, own in enumerate(self.workers) if own == worker or own not in self.refused]
+        if len(places) == len(self.workers):
+            return self
+        return SentRound(tuple(self.workers[place] for place in places), self.projections[places])
+
+
+@dataclass(frozen=True)
+class SharedRounds:
+    """What all sites sent in the rounds in which one of them took part, as weighted sums over these rounds.
+
+    Attributes:
+        place: of that site in the arrays.
+        products: inner products of the sums: float64 [S, S].
+        noise: the part of their squared lengths that is noise of single rounds: float64 [S].
+    """
+
+    place: int
     products: Matrix
-    settled: tuple[bool, ...]
+    noise: Matrix
+
+    def cosine(self, excluded: Collection[int] = ()) -> float | None:
+        """Return the cosine of the site's sum with the sum of the others, without noise in their lengths.
+
+        Args:
+            excluded: places of sites that do not count among the others.
+
+        Returns:
+            None if it says nothing, since one of the sums is noise for the most part. So who hides a drift in noise
+            has little length left for it.
+        """
+        lengths = np.sqrt(np.diag(self.products))
+        used = lengths > 0
+        bound = float(np.median(lengths[used])) if used.any() else 0.0
+        others: Any = np.where(used, np.minimum(1.0, bound / np.where(used, lengths, 1.0)), 0.0)
+        others[[self.place, *excluded]] = 0.0
+        whole = np.array([self.products[self.place, self.place], others @ self.products @ others])
+        clear = whole - (self.noise[self.place], others**2 @ self.noise)
+        if (clear <= CLEAR * whole).any():
+            return None
+        return float(self.products[self.place] @ others) / float(np.sqrt(clear.prod()))
 
 
 def compare(state: SharedState, payloads: Sequence[bytes], secret: bytes) -> Comparison:
@@ -80,50 +154,45 @@ def compare(state: SharedState, payloads: Sequence[bytes], secret: bytes) -> Com
     return Comparison(products, projections)
 
 
-class SentSums:
-    """What each site sent over the rounds, in projections; older contributions count less."""
+NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))
+"""What the sites sent in a round without contributions."""
 
-    def __init__(self) -> None:
-        self._sums: dict[bytes, Matrix] = {}
-        self._counts: dict[bytes, int] = {}
 
-    def add(self, workers: Sequence[bytes], projections: Matrix, factors: Sequence[float]) -> LongProducts:
-        """Add the contributions of a round, refused ones as well, and return the products of these workers' sums.
+class SentRounds:
+    """What the sites sent in the newest rounds.
 
-        The sum of a site that was away is of older rounds than those of the others, with which it would be compared. So
-        it becomes smaller in each round, and says something again after as many contributions as were missing.
+    Attributes:
+        rounds: in their order, at most REMEMBERED_ROUNDS.
+    """
+
+    def __init__(self, rounds: Sequence[SentRound] = ()) -> None:
+        self.rounds = tuple(rounds[-REMEMBERED_ROUNDS:])
+
+    def after(self, sent: SentRound) -> "SentRounds":
+        """Return these rounds with a new one."""
+        return SentRounds((*self.rounds, sent))
+
+    def shared(self, worker: bytes, sites: Sequence[bytes]) -> SharedRounds | None:
+        """Return what all sites sent in the rounds in which a worker took part; None if these are too few.
+
+        What was refused in its round counts in the sum of its own site alone. Rounds with fewer than two others are
+        left out: of two sites, none can be told apart.
 
         Args:
-            workers: whose contributions they are; projections: float64 [R, PROJECTED].
-            factors: by which each is scaled for its length.
+            sites: the rows of the result: the worker, and all that it is compared with.
         """
-        for worker, projection, factor in zip(workers, projections, factors, strict=True):
-            self._sums[worker] = DECAY * self._sums.get(worker, 0.0) + factor * projection
-            self._counts[worker] = min(SETTLED, self._counts.get(worker, 0) + 1)
-        for worker in self._sums.keys() - set(workers) if workers else ():
-            self._sums[worker] = DECAY * self._sums[worker]
-            self._counts[worker] -= 1
-        self.keep([worker for worker, count in self._counts.items() if count > 0])
-        sums = np.array([self._sums[worker] for worker in workers]).reshape(len(workers), PROJECTED)
-        return LongProducts(sums @ sums.T, tuple(self._counts[worker] >= SETTLED for worker in workers))
+        own = [sent.seen_by(worker) for sent in self.rounds if worker in sent.workers]
+        own = [sent for sent in own if len(sent.workers) >= 3]
+        if len(own) < SETTLED:
+            return None
+        sums, noise = np.zeros((len(sites), PROJECTED)), np.zeros(len(sites))
+        for age, sent in enumerate(reversed(own)):
+            weight, places = DECAY**age, [sites.index(other) for other in sent.workers]
+            sums[places] += weight * sent.projections
+            noise[places] += weight * weight * sent.noise
+        return SharedRounds(sites.index(worker), sums @ sums.T, noise)
 
-    def rows(self) -> dict[bytes, tuple[int, Matrix]]:
-        """Return of each worker how many contributions count, SETTLED at most, and their sum: float64 [PROJECTED]."""
-        return {worker: (self._counts[worker], total) for worker, total in self._sums.items()}
-
-    @classmethod
-    def of(cls, rows: Mapping[bytes, tuple[int, Matrix]]) -> "SentSums":
-        """Return the sums of some `rows`."""
-        sums = cls()
-        sums._counts = {worker: count for worker, (count, _) in rows.items()}
-        sums._sums = {worker: total for worker, (_, total) in rows.items()}
-        return sums
-
-    def copy(self) -> "SentSums":
-        """Return sums to which something can be added without a change of these."""
-        return self.of(self.rows())
-
-    def keep(self, workers: Collection[bytes]) -> None:
-        """Forget all other workers."""
-        for worker in [worker for worker in self._sums if worker not in workers]:
-            del self._sums[worker], self._counts[worker]
+    @property
+    def sites(self) -> list[bytes]:
+        """All workers that sent something in these rounds, in ascending order."""
+        return sorted({worker for sent in self.rounds for worker in sent.workers})

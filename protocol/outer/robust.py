@@ -11,16 +11,20 @@ bounds apply, one after the other:
    (protocol/outer/comparing.py). The noise of a round averages out in a sum, so the cosines of honest sites come close
    to each other, and a small drift that a site adds in every round stands out.
 4. No site has more than a share of the summed lengths.
+
+A contribution without values, or one that is much shorter than the median, is not compared, and counts as it is: its
+direction is chance, and all that it can do is to make the step smaller by its share, or to move the weights by less
+than an unnoticed drift.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
 from typing import Any
 
 import numpy as np
 
-from protocol.outer.comparing import Comparison, LongProducts, Matrix, SentSums
+from protocol.outer.comparing import Comparison, Matrix, SentRound, SentRounds
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class RobustSettings:
         agreement: share of the median cosine that a contribution must reach; 0 refuses only those that point away from
             the others; None refuses none.
         long_agreement: the same for sums over rounds; None refuses none.
-        clear_cosine: a median cosine of sums below this says nothing, since honest sites then agree by chance.
+        compared_length: share of the median length below which a contribution is not compared.
         share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
     """
 
     clips: bool = True
     agreement: float | None = 0.25
     long_agreement: float | None = 0.88
-    clear_cosine: float = 0.2
+    compared_length: float = 0.1
     share: float = 0.5
 
 
@@ -54,82 +58,84 @@ class Weighting:
     Attributes:
         factors: of each contribution, in (0, 1]; 0 for a poisoned one.
         cosines: of each with the sum of the others, before any was removed.
+        sent: what is remembered of the round.
     """
 
     factors: tuple[float, ...]
     cosines: tuple[float, ...]
+    sent: SentRound
 
 
 def weigh_round(
-    workers: Sequence[bytes], comparison: Comparison, sums: SentSums, settings: RobustSettings
+    workers: Sequence[bytes], comparison: Comparison, earlier: SentRounds, settings: RobustSettings
 ) -> Weighting:
-    """Return the factors of the contributions of a round, and add them to the sums of what their workers sent."""
-    lengths = np.sqrt(np.diag(comparison.products)).tolist()
-    long = sums.add(workers, comparison.projections, _length_factors(lengths, clips=True))
-    return weigh(comparison.products, settings, long)
-
-
-def weigh(products: Matrix, settings: RobustSettings, long: LongProducts | None = None) -> Weighting:
     """Return the factors of the contributions of a round.
 
     Args:
-        products: their inner products: float64 [R, R].
-        long: the same of the sums over rounds; None if there are none.
+        workers: whose contributions they are, in ascending order.
+        earlier: what sites sent in the rounds before.
     """
+    products = comparison.products
     lengths = np.sqrt(np.diag(products)).tolist()
+    compared = _compared(lengths, settings.compared_length)
     factors = _length_factors(lengths, clips=settings.clips)
     active = list(range(len(lengths)))
     first_cosines = _cosines(products, factors, active)
     if settings.agreement is not None:
-        _refuse(active, active, products, factors, settings.agreement, 0.0)
-    if settings.long_agreement is not None and long is not None:
-        settled = [place for place in active if long.settled[place]]
-        scales = _length_factors(np.sqrt(np.diag(long.products)).tolist(), clips=True)
-        _refuse(active, settled, long.products, scales, settings.long_agreement, settings.clear_cosine)
+        _refuse(active, compared, settings.agreement, lambda rest: _cosines(products, factors, rest))
+    scales = np.array(_length_factors(lengths, clips=True), np.float32)[compared]
+    projections = comparison.projections[compared].astype(np.float32) * scales[:, None]
+    sent = SentRound(tuple(workers[place] for place in compared), projections)
+    if settings.long_agreement is not None:
+        long = _LongCosines(workers, compared, earlier.after(sent))
+        _refuse(active, compared, settings.long_agreement, long.of)
     _limit_shares(factors, lengths, active, settings.share)
-    return Weighting(
-        tuple(factors[place] if place in active else 0.0 for place in range(len(lengths))),
-        tuple(first_cosines[place] for place in range(len(lengths))),
-    )
+    result = tuple(factors[place] if place in active else 0.0 for place in range(len(lengths)))
+    refused = frozenset(worker for worker, factor in zip(workers, result, strict=True) if factor == 0)
+    cosines = tuple(first_cosines[place] for place in range(len(lengths)))
+    return Weighting(result, cosines, replace(sent, refused=refused))
 
 
-def _length_factors(lengths: Sequence[float], *, clips: bool) -> list[float]:
-    """Return the factors that scale contributions down to the median length.
+def _median_length(lengths: Sequence[float]) -> float:
+    """Return the median.
 
     Of an even number it is the lower of the two in the middle, or the other one if that is 0: half of the sites cannot
     have the others refused because they send nothing.
     """
+    return median_low(lengths) or median_high(lengths)
+
+
+def _length_factors(lengths: Sequence[float], *, clips: bool) -> list[float]:
+    """Return the factors that scale contributions down to the median length."""
     if not clips or not lengths:
         return [1.0] * len(lengths)
-    bound = median_low(lengths) or median_high(lengths)
+    bound = _median_length(lengths)
     return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
 
 
+def _compared(lengths: Sequence[float], share: float) -> list[int]:
+    """Return the contributions that are long enough to be compared with the others."""
+    bound = share * _median_length(lengths) if lengths else 0.0
+    return [place for place, length in enumerate(lengths) if length > 0 and length >= bound]
+
+
 def _refuse(
-    active: list[int],
-    compared: Sequence[int],
-    products: Matrix,
-    factors: Sequence[float],
-    agreement: float,
-    clear_cosine: float,
+    active: list[int], compared: Sequence[int], agreement: float, cosines_of: Callable[[list[int]], Mapping[int, float]]
 ) -> None:
     """Remove from `active` those of the compared ones that do not agree with the others, one after the other.
 
     Args:
-        compared: active ones; of fewer than three, none can be told apart.
+        compared: all contributions that are compared in this round, of which fewer than half are removed.
         agreement: share of the median cosine that each must reach.
-        clear_cosine: nobody is removed if the median is lower.
+        cosines_of: returns the cosines of those that are left; of fewer than three, none can be told apart.
     """
-    rest = list(compared)
-    while len(rest) >= 3:
-        cosines = _cosines(products, factors, rest)
-        middle = median(cosines.values())
-        worst = min(rest, key=lambda place: cosines[place])
-        removed = len(factors) - len(active)
-        enough = cosines[worst] >= agreement * max(0.0, middle) or (clear_cosine > 0 and middle < clear_cosine)
-        if enough or 2 * (removed + 1) >= len(factors):
+    while 2 * (sum(place not in active for place in compared) + 1) < len(compared):
+        cosines = cosines_of([place for place in compared if place in active])
+        if len(cosines) < 3:
             return
-        rest.remove(worst)
+        worst = min(cosines, key=lambda place: cosines[place])
+        if cosines[worst] >= agreement * max(0.0, median(cosines.values())):
+            return
         active.remove(worst)
 
 
@@ -146,6 +152,27 @@ def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) 
         length = np.sqrt(max(own, 0.0) * max(others, 0.0))
         result[place] = (with_all - own) / float(length) if length > 0 else 0.0
     return result
+
+
+class _LongCosines:
+    """The cosines of the sums over rounds.
+
+    Args:
+        workers: of the contributions of this round; compared: their places that are compared.
+        sent: the rounds up to this one.
+    """
+
+    def __init__(self, workers: Sequence[bytes], compared: Sequence[int], sent: SentRounds) -> None:
+        sites = sent.sites
+        self._row = {place: sites.index(workers[place]) for place in compared}
+        self._rounds = {place: sent.shared(workers[place], sites) for place in compared}
+
+    def of(self, rest: Sequence[int]) -> dict[int, float]:
+        """Return those that say something of the contributions that are left; the others of this round do not count."""
+        refused = [row for place, row in self._row.items() if place not in rest]
+        rounds = {place: own for place in rest if (own := self._rounds[place]) is not None}
+        cosines = {place: own.cosine(refused) for place, own in rounds.items()}
+        return {place: cosine for place, cosine in cosines.items() if cosine is not None}
 
 
 def _limit_shares(factors: list[float], lengths: Sequence[float], active: Sequence[int], share: float) -> None:

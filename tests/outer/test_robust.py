@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from protocol.outer.comparing import PROJECTED, SETTLED, Comparison, SentSums, compare
-from protocol.outer.robust import PLAIN_MEAN, RobustSettings, Weighting, weigh, weigh_round
+from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, SETTLED, Comparison, SentRounds, compare
+from protocol.outer.robust import PLAIN_MEAN, RobustSettings, Weighting, weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, encode
 
@@ -17,16 +17,26 @@ SIZE = 4000
 ROBUST = RobustSettings()
 
 
-def honest(seed: int, count: int = 4, agreement: float = 0.3) -> list[Vector]:
-    """Return updates of about the same length whose cosines with each other are about `agreement`."""
+def honest(seed: int, count: int = 4, agreement: float = 0.3, *, direction: int | None = None) -> list[Vector]:
+    """Return updates of about the same length whose cosines with each other are about `agreement`.
+
+    Args:
+        direction: seed of what they share, if that is not new for each `seed`.
+    """
     random = np.random.default_rng(seed)
-    shared = random.standard_normal(SIZE)
+    shared = (random if direction is None else np.random.default_rng(direction)).standard_normal(SIZE)
     return [np.sqrt(agreement) * shared + np.sqrt(1 - agreement) * random.standard_normal(SIZE) for _ in range(count)]
 
 
+def comparison_of(vectors: list[Vector]) -> Comparison:
+    matrix, projections = np.array(vectors).reshape(len(vectors), SIZE), np.zeros((len(vectors), PROJECTED))
+    projections[:, :SIZE] = matrix
+    return Comparison(matrix @ matrix.T, projections)
+
+
 def result(vectors: list[Vector], settings: RobustSettings = ROBUST) -> Weighting:
-    matrix = np.array(vectors)
-    return weigh(matrix @ matrix.T, settings)
+    workers = [bytes([place]) for place in range(len(vectors))]
+    return weigh_round(workers, comparison_of(vectors), SentRounds(), settings)
 
 
 def noise(seed: int) -> Vector:
@@ -101,7 +111,7 @@ def test_two_sites_and_updates_of_zero() -> None:
     own = noise(1)
     assert result([own, -own]).factors == (1.0, 1.0)
     assert all(np.isfinite(result([np.zeros(SIZE)] * 3).factors))
-    assert weigh(np.zeros((0, 0)), ROBUST).factors == ()
+    assert result([]).factors == ()
 
 
 def test_half_of_the_sites_cannot_have_the_others_refused_by_sending_nothing() -> None:
@@ -111,46 +121,115 @@ def test_half_of_the_sites_cannot_have_the_others_refused_by_sending_nothing() -
     assert result([empty, empty, own]).factors == (1.0, 1.0, 0.0)  # one site moves nothing against all others
 
 
-def drifting_rounds(sine: float, rounds: int, *, signal: float = 0.45, absent: int = 0) -> list[tuple[float, ...]]:
-    """Return the factors of some rounds in which site 2 turns its updates by an angle towards a fixed direction.
+@pytest.mark.parametrize("length", [0.0, 1e-3, 0.05])
+def test_an_empty_or_very_short_contribution_is_not_refused(length: float) -> None:
+    for seed in range(10):
+        vectors = honest(seed)
+        vectors[1] = length * noise(seed)
+        assert min(result(vectors).factors) > 0.9
+        vectors[2] *= -1
+        factors = result(vectors).factors
+        assert factors[2] == 0
+        assert min(factors[:2] + factors[3:]) > 0.9  # the other sites are told apart as without it
+
+
+def test_what_an_empty_contribution_costs_is_its_share() -> None:
+    vectors = honest(1)
+    factors = result([*vectors[:3], np.zeros(SIZE)]).factors
+    mean = sum(factor * vector for factor, vector in zip(factors, vectors[:3], strict=False)) / 4
+    alone = sum(factor * vector for factor, vector in zip(result(vectors[:3]).factors, vectors, strict=False)) / 3
+    assert np.linalg.norm(mean) / np.linalg.norm(alone) == pytest.approx(0.75, rel=0.02)
+
+
+Attendance = Callable[[int, int], bool]
+"""Whether a site takes part in a round."""
+
+EVERYBODY: Attendance = lambda site, number: True  # noqa: E731
+
+
+def drifting_rounds(
+    sine: float, rounds: int, attends: Attendance = EVERYBODY, *, signal: float = 0.45, steady: bool = True
+) -> list[dict[int, float]]:
+    """Return the factors, by site, of some rounds in which site 2 turns its updates by an angle towards a fixed
+    direction.
 
     Args:
-        absent: rounds at the beginning in which site 0 sends nothing.
+        steady: whether honest sites share the same direction in all rounds.
     """
     random = np.random.default_rng(5)
-    direction, sums, result = random.standard_normal(SIZE), SentSums(), []
+    direction, sent, result = random.standard_normal(SIZE), SentRounds(), []
     direction /= np.linalg.norm(direction)
     for number in range(rounds):
-        vectors = honest(100 + number, agreement=signal)
+        vectors = honest(100 + number, agreement=signal, direction=7 if steady else None)
         length = np.linalg.norm(vectors[2])
         vectors[2] = np.sqrt(1 - sine**2) * vectors[2] + sine * length * direction
-        places = [place for place in range(4) if place or number >= absent]
-        matrix = np.array([vectors[place] for place in places])
-        projections = np.zeros((len(places), PROJECTED))
-        projections[:, :SIZE] = matrix
-        comparison = Comparison(matrix @ matrix.T, projections)
-        factors = weigh_round([bytes([place]) for place in places], comparison, sums, ROBUST).factors
-        result.append(tuple(dict(zip(places, factors, strict=True)).get(place, 1.0) for place in range(4)))
+        places = [place for place in range(4) if attends(place, number)]
+        comparison = comparison_of([vectors[place] for place in places])
+        weighting = weigh_round([bytes([place]) for place in places], comparison, sent, ROBUST)
+        sent = sent.after(weighting.sent)
+        result.append(dict(zip(places, weighting.factors, strict=True)))
     return result
 
 
+def honest_factors(rounds: list[dict[int, float]]) -> list[float]:
+    return [factor for factors in rounds for place, factor in factors.items() if place != 2]
+
+
+@pytest.mark.parametrize("steady", [True, False])
 @pytest.mark.parametrize("sine", [0.5, 0.6, 0.9, 0.99])
-def test_a_drift_over_many_rounds_is_refused(sine: float) -> None:
-    rounds = drifting_rounds(sine, 20)
+def test_a_drift_over_many_rounds_is_refused(sine: float, steady: bool) -> None:
+    rounds = drifting_rounds(sine, 20, steady=steady)
     assert all(factors[2] == 0 for factors in rounds[SETTLED:])
-    assert all(factors[place] > 0.9 for factors in rounds for place in (0, 1, 3))
+    assert min(honest_factors(rounds)) > 0.9
 
 
-@pytest.mark.parametrize("absent", [0, 3, 15])
-def test_honest_sites_count_in_every_round(absent: int) -> None:
-    for factors in drifting_rounds(0.0, 20, absent=absent):
-        assert min(factors) > 0.9
+@pytest.mark.parametrize("period", [2, 3, 8])
+@pytest.mark.parametrize("signal", [0.1, 0.45])
+def test_a_site_that_drifts_in_some_of_the_rounds_is_refused_after_as_many_of_its_own(
+    period: int, signal: float
+) -> None:
+    rounds = drifting_rounds(0.5, 10 * period, lambda site, number: site != 2 or number % period == 0, signal=signal)
+    own = [factors[2] for factors in rounds if 2 in factors]
+    assert own[SETTLED:] == [0] * (10 - SETTLED)
+    assert min(own[: SETTLED - 1]) > 0
+    assert min(honest_factors(rounds)) > 0.9
 
 
-def test_sums_without_a_common_direction_refuse_nobody_who_agrees_by_chance() -> None:
-    refused = sum(factor == 0 for factors in drifting_rounds(0.0, 30, signal=0.001) for factor in factors)
-    short = sum(factor == 0 for number in range(30) for factor in result(honest(100 + number, agreement=0.001)).factors)
-    assert refused == short
+@pytest.mark.parametrize("attends", [
+    EVERYBODY,
+    lambda site, number: site > 0 or number >= 15,  # late
+    lambda site, number: site > 0 or not 10 <= number < 22,  # away
+    lambda site, number: site > 0 or number % 2 == 0,
+    lambda site, number: site > 1 or (number + site) % 2 == 0,  # two sites in turn
+    lambda site, number: (7 * site + 5 * number + site * number) % 3 > 0,
+])  # fmt: skip
+@pytest.mark.parametrize(("signal", "steady"), [(0.1, True), (0.45, True), (0.45, False)])
+def test_honest_sites_count_in_every_round(attends: Attendance, signal: float, steady: bool) -> None:
+    for factors in drifting_rounds(0.0, 40, attends, signal=signal, steady=steady):
+        assert min(factors.values()) > 0.9
+
+
+def test_what_a_refused_site_sent_does_not_count_among_the_others() -> None:
+    """Else a site that is refused in each of its rounds could hide another one's drift."""
+    random, sent = np.random.default_rng(1), SentRounds()
+    workers = [bytes([place]) for place in range(5)]
+    for number in range(20):
+        vectors = honest(number, 5)
+        vectors[4] = -vectors[4] + random.standard_normal(SIZE)
+        sent = sent.after(weigh_round(workers, comparison_of(vectors), sent, ROBUST).sent)
+    assert all(own.refused == {workers[4]} for own in sent.rounds)
+    shared = sent.shared(workers[0], workers)
+    assert shared is not None
+    assert shared.products[4, 4] == 0
+    assert shared.cosine() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("signal", [0.0001, 0.001])
+def test_sums_without_a_common_direction_refuse_nobody_who_agrees_by_chance(signal: float) -> None:
+    rounds = drifting_rounds(0.0, 30, signal=signal)
+    vectors = [honest(100 + number, agreement=signal, direction=7) for number in range(30)]
+    refused_alone = [factor for own in vectors for factor in result(own).factors if factor == 0]
+    assert sum(factor == 0 for factors in rounds for factor in factors.values()) == len(refused_alone)
 
 
 def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
@@ -170,27 +249,27 @@ def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
     assert not np.allclose(first.projections, second.projections)
 
 
-def test_workers_that_left_are_forgotten() -> None:
-    sums, projections = SentSums(), np.ones((2, PROJECTED))
+def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:
+    sent, vectors = SentRounds(), honest(1)
     for _ in range(SETTLED):
-        long = sums.add([b"a", b"b"], projections, [1.0, 1.0])
-    assert long.settled == (True, True)
-    sums.keep({b"b"})
-    assert sums.add([b"a", b"b"], projections, [1.0, 1.0]).settled == (False, True)
+        sent = sent.after(weigh_round([b"a", b"b"], comparison_of(vectors[:2]), sent, ROBUST).sent)
+    assert sent.shared(b"a", sent.sites) is None
+    for number in range(REMEMBERED_ROUNDS):
+        assert (sent.shared(b"a", sent.sites) is None) == (number < SETTLED)
+        sent = sent.after(weigh_round([b"a", b"b", b"c"], comparison_of(vectors[:3]), sent, ROBUST).sent)
+    for _ in range(REMEMBERED_ROUNDS - SETTLED + 1):
+        sent = sent.after(weigh_round([b"b", b"c", b"d"], comparison_of(vectors[:3]), sent, ROBUST).sent)
+    assert len(sent.rounds) == REMEMBERED_ROUNDS
+    assert sent.shared(b"a", sent.sites) is None
 
 
 def test_an_honest_site_that_was_away_while_the_direction_changed_is_not_refused() -> None:
     random = np.random.default_rng(5)
-    directions = random.standard_normal((2, PROJECTED))
-    sums, workers = SentSums(), [bytes([place]) for place in range(4)]
-
-    def refused(number: int, present: list[bytes]) -> list[bytes]:
-        vectors = [directions[int(number >= 12)] + random.standard_normal(PROJECTED) for _ in present]
-        products = np.array(vectors) @ np.array(vectors).T
-        factors = weigh_round(present, Comparison(products, np.array(vectors)), sums, ROBUST).factors
-        return [worker for worker, factor in zip(present, factors, strict=True) if factor == 0]
-
+    directions = random.standard_normal((2, SIZE))
+    workers, sent = [bytes([place]) for place in range(4)], SentRounds()
     for number in range(40):
-        away = 10 <= number < 22
-        assert refused(number, workers[:3] if away else workers) == []
-    assert {count for count, _ in sums.rows().values()} == {SETTLED}
+        present = workers[:3] if 10 <= number < 22 else workers
+        vectors = [directions[int(number >= 12)] + random.standard_normal(SIZE) for _ in present]
+        weighting = weigh_round(present, comparison_of(vectors), sent, ROBUST)
+        assert min(weighting.factors) > 0
+        sent = sent.after(weighting.sent)

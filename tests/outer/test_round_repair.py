@@ -5,9 +5,10 @@ import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
+from protocol.outer.comparing import SentRound
 from protocol.outer.round_records import RoundManifest
 from roles.ports import ObjectStore, RepairError, StateError
-from roles.trainer.outer.round_files import OUTER, SITE, STATES, SUMS, get_sums
+from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.simulation.network import Log, key
@@ -123,23 +124,28 @@ async def test_a_site_without_its_own_state_signs_no_second_contribution_and_tak
     assert all(len(manifest.counted) == 2 for manifest in after[1:])
 
 
+def same_rounds(one: dict[int, SentRound], other: dict[int, SentRound]) -> bool:
+    return one.keys() == other.keys() and all(
+        sent.workers == other[number].workers and np.allclose(sent.projections, other[number].projections)
+        for number, sent in one.items()
+    )
+
+
 @simulated
 async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_repair() -> None:
     testbed = OuterTestbed(3, state_interval=4)
     before = await stopped_after(testbed, 3)
-    sums = await get_sums(testbed.coordinator_state, before[-1].number)
-    assert {count for count, _ in sums.rows().values()} == {before[-1].number}
-    state = await without(testbed.coordinator_state, SUMS)
-    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{SUMS}0000000003"}, lambda line: None)
-    rebuilt = await get_sums(state, before[-1].number)
-    for worker, (count, numbers) in sums.rows().items():
-        assert rebuilt.rows()[worker][0] == count
-        assert np.allclose(rebuilt.rows()[worker][1], numbers)
+    newest = before[-1].number
+    sent = await get_sent(testbed.coordinator_state, newest)
+    assert [len(own.workers) for own in sent.values()] == [0, *[3] * newest]
+    state = await without(testbed.coordinator_state, SENT)
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{SENT}0000000003"}, lambda line: None)
+    rebuilt = await get_sent(state, newest)
+    assert same_rounds(rebuilt, {number: own for number, own in sent.items() if number})
     state = await without(testbed.coordinator_state, STATES)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
-    intact = await get_sums(state, before[-1].number)
-    assert all((intact.rows()[worker][1] == numbers).all() for worker, (_, numbers) in sums.rows().items())
+    assert same_rounds(await get_sent(state, newest), sent)
     after = await stopped_after(testbed, 5)
-    sums = await get_sums(testbed.coordinator_state, after[-1].number)
-    assert {count for count, _ in sums.rows().values()} == {after[-1].number}
-    assert [item.path async for item in testbed.coordinator_state.list(SUMS)] == [f"{SUMS}{after[-1].number:010d}"]
+    later = await get_sent(testbed.coordinator_state, after[-1].number)
+    assert same_rounds({number: own for number, own in later.items() if number <= newest}, sent)
+    assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))

@@ -239,6 +239,21 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
 
 
 @simulated
+async def test_sites_whose_steps_change_nothing_visible_count_as_sites_that_send_nothing() -> None:
+    testbed = OuterTestbed(5)
+    for name in testbed.names[:2]:
+        testbed.handles[name].learner.direction = 0.0
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        manifest = await testbed.until_round(3)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == {}
+    empty = [await testbed.contribution(name, 3) for name in testbed.names[:2]]
+    assert [signed.record.norm for signed in empty] == [0.0, 0.0]
+    assert empty[0].record.payload == empty[1].record.payload
+
+
+@simulated
 async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> None:
     testbed = OuterTestbed(3)
     async with trio.open_nursery() as nursery:

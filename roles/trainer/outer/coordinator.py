@@ -15,7 +15,7 @@ from protocol.digest import Weights, content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.comparing import SentSums, compare
+from protocol.outer.comparing import NOTHING_SENT, SentRound, SentRounds, compare
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import (
     CountedContribution,
@@ -93,7 +93,7 @@ class Coordinator:
         self._payloads_of: dict[int, frozenset[bytes]] = {}  # likewise, digests of payloads
         self._pointer: RoundPointer | None = None
         self._previous_shards: tuple[ObjectRef, ...] = ()
-        self._sent = SentSums()  # up to the newest manifest
+        self._sent = SentRounds()  # up to the newest manifest
 
     async def run(self) -> None:
         """Close rounds for ever.
@@ -123,7 +123,8 @@ class Coordinator:
         _, weights = await self._publisher.genesis()
         parts = SharedState.begin(weights, has_momentum=False).parts
         self._shared = await round_files.get_state(node, self._newest.record, parts)
-        self._sent = await round_files.get_sums(node.state, self._newest.record.number)
+        sent = await round_files.get_sent(node.state, self._newest.record.number)
+        self._sent = SentRounds(list(sent.values()))
         try:
             data = await node.state.get(round_files.POINTER, RoundPointer.max_signed_bytes())
         except NotFoundError:
@@ -155,7 +156,7 @@ class Coordinator:
         version, weights = await self._publisher.genesis()
         shared = SharedState.begin(weights, has_momentum=self._settings.rules.momentum > 0)
         manifest = await self._manifest(shared, version, (), ())
-        await self._record(manifest, shared, SentSums())
+        await self._record(manifest, shared, NOTHING_SENT)
 
     async def _manifest(
         self,
@@ -191,14 +192,14 @@ class Coordinator:
             closes=beacon_round + self._settings.beacon_rounds,
         )
 
-    async def _record(self, manifest: RoundManifest, shared: SharedState, sums: SentSums) -> None:
-        """Make a round's end durable here: sums and state, and then the manifest."""
+    async def _record(self, manifest: RoundManifest, shared: SharedState, sent: SentRound) -> None:
+        """Make a round's end durable here: what the sites sent and the state, and then the manifest."""
         node = self._node
-        await round_files.put_sums(node.state, manifest.number, sums)
+        await round_files.put_sent(node.state, manifest.number, sent)
         await round_files.put_state(node.state, manifest.number, shared)
         signed = open_record(node, RoundManifest, manifest.path, sign(manifest, node.key))
         await round_files.put_manifest(node.state, signed)
-        self._newest, self._shared, self._sent = signed, shared, sums
+        self._newest, self._shared, self._sent = signed, shared, self._sent.after(sent)
         self._remember(manifest)
 
     def _remember(self, manifest: RoundManifest) -> None:
@@ -261,7 +262,7 @@ class Coordinator:
         recent = set(range(max(0, number - self._settings.remembered_rounds), number + 1))
         await round_files.delete_except(node.state, round_files.ROUNDS, recent)
         await round_files.delete_except(node.state, round_files.STATES, {number})
-        await round_files.delete_except(node.state, round_files.SUMS, {number})
+        await round_files.delete_except(node.state, round_files.SENT, recent)
         await round_files.delete_except(node.state, round_files.SEEN, {number + 1})
         if self._pointer.state_number != number:
             return
@@ -293,8 +294,7 @@ class Coordinator:
         await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
         attendance.check(frozenset().union(*self._used.values()))
         payloads = await self._payloads(attendance)
-        sums = self._sent.copy()
-        counted = await self._counted(attendance, payloads, sums)
+        counted, sent = await self._counted(attendance, payloads)
         await self._look_for_late_ones(attendance)
         shared = self._shared
         if counted:
@@ -348,16 +348,19 @@ class Coordinator:
         return payloads
 
     async def _counted(
-        self, attendance: Attendance, payloads: dict[bytes, bytes], sums: SentSums
-    ) -> tuple[CountedContribution, ...]:
-        """Decide which contributions count, add all to the sums, and copy the payloads into this node's space."""
+        self, attendance: Attendance, payloads: dict[bytes, bytes]
+    ) -> tuple[tuple[CountedContribution, ...], SentRound]:
+        """Decide which contributions count, and copy their payloads into this node's space.
+
+        Returns:
+            Those that count, and what is remembered of all.
+        """
         assert self._shared is not None
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
         secret = node.key.derive(PROJECTIONS)
         comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
-        sums.keep(attendance.opening.record.workers)
-        weighting = weigh_round(workers, comparison, sums, self._settings.robust)
+        weighting = weigh_round(workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine in zip(workers, weighting.cosines, strict=True):
             norm = attendance.contributions[worker].record.norm
@@ -374,7 +377,7 @@ class Coordinator:
         remaining = attendance.sound()
         if len(remaining) < rules.quorum:
             attendance.refusals.update(dict.fromkeys(remaining, RefusalReason.QUORUM))
-            return ()
+            return (), weighting.sent
         counted = []
         for worker in remaining:
             signed = attendance.contributions[worker]
@@ -388,7 +391,7 @@ class Coordinator:
                     factor=factors[worker],
                 )
             )
-        return tuple(counted)
+        return tuple(counted), weighting.sent
 
     async def _look_for_late_ones(self, attendance: Attendance) -> None:
         """Say of each worker without a contribution whether one has come meanwhile."""

@@ -9,12 +9,12 @@
     outer/payload/{number}              its payload
     outer/download/{digest}             shards of a state that a site is fetching
     outer/seen/{number}-{worker}        the contribution that a coordinator saw first
-    outer/sums/{number}                 what a coordinator compares sites by over the rounds, after the round
+    outer/sent/{number}                 projections of what the sites sent in a round, for a coordinator to compare them
     outer/pointer                       the round pointer that the coordinator published last
 
-An object is complete or absent. The manifest is the atomic point of a coordinator, which stores sums and state before
-it; the prepared contribution is that of a site's sending, and the site's record that of its settling. What these do not
-name does not count.
+An object is complete or absent. The manifest is the atomic point of a coordinator, which stores projections and state
+before it; the prepared contribution is that of a site's sending, and the site's record that of its settling. What these
+do not name does not count.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from protocol import limits, paths
 from protocol.encoding import Record
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, Signed
-from protocol.outer.comparing import PROJECTED, SentSums
+from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, SentRound
 from protocol.outer.round_records import OuterNumber, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
@@ -47,7 +47,7 @@ PREPARED = "outer/prepared/"
 PAYLOAD = "outer/payload/"
 DOWNLOAD = "outer/download/"
 SEEN = "outer/seen/"
-SUMS = "outer/sums/"
+SENT = "outer/sent/"
 POINTER = "outer/pointer"
 
 _SHARD_BYTES = 64 * limits.MIB  # of a state on this node's disk
@@ -78,21 +78,21 @@ class SiteRecord(Record):
     used: tuple[UsedGroup, ...]
 
 
-class SentSum(Record):
-    """What a site sent over the rounds (`protocol.outer.comparing.SentSums`): PROJECTED numbers, little-endian."""
+class SentContribution(Record):
+    """What a site sent in a round: PROJECTED numbers (`protocol.outer.comparing.SentRound`), float32, little-endian."""
 
-    kind: ClassVar[str] = "sent-sum"
+    kind: ClassVar[str] = "sent-contribution"
     worker: Key
-    count: OuterNumber
-    numbers: Annotated[bytes, Field(min_length=8 * PROJECTED, max_length=8 * PROJECTED)]
+    refused: bool
+    numbers: Annotated[bytes, Field(min_length=4 * PROJECTED, max_length=4 * PROJECTED)]
 
 
-class SentSumsRecord(Record):
-    """The sums of all sites."""
+class SentRoundRecord(Record):
+    """What all sites sent in a round."""
 
-    kind: ClassVar[str] = "sent-sums"
-    max_bytes: ClassVar[int] = (8 * PROJECTED + 128) * limits.MAX_WORKERS
-    sums: Annotated[tuple[SentSum, ...], Field(max_length=limits.MAX_WORKERS)]
+    kind: ClassVar[str] = "sent-round"
+    max_bytes: ClassVar[int] = (4 * PROJECTED + 128) * limits.MAX_WORKERS
+    sent: Annotated[tuple[SentContribution, ...], Field(max_length=limits.MAX_WORKERS)]
 
 
 def numbered(prefix: str, number: int) -> str:
@@ -162,27 +162,34 @@ async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]
     return shared
 
 
-async def put_sums(state: ObjectStore, number: int, sums: SentSums) -> None:
-    """Store what the sites sent up to a round."""
-    rows = sorted(sums.rows().items())
-    record = SentSumsRecord(
-        sums=tuple(
-            SentSum(worker=worker, count=count, numbers=numbers.astype("<f8").tobytes())
-            for worker, (count, numbers) in rows
+async def put_sent(state: ObjectStore, number: int, sent: SentRound) -> None:
+    """Store what the sites sent in a round."""
+    rows = zip(sent.workers, sent.projections, strict=True)
+    record = SentRoundRecord(
+        sent=tuple(
+            SentContribution(worker=worker, refused=worker in sent.refused, numbers=numbers.astype("<f4").tobytes())
+            for worker, numbers in rows
         )
     )
-    await state.put(numbered(SUMS, number), record.to_bytes())
+    await state.put(numbered(SENT, number), record.to_bytes())
 
 
-async def get_sums(state: ObjectStore, number: int) -> SentSums:
-    """Read what the sites sent up to a round; without the object, the sums begin anew."""
-    try:
-        record = SentSumsRecord.from_bytes(await state.get(numbered(SUMS, number), SentSumsRecord.max_bytes))
-    except NotFoundError:
-        return SentSums()
-    return SentSums.of(
-        {item.worker: (item.count, np.frombuffer(item.numbers, "<f8").astype(np.float64)) for item in record.sums}
-    )
+async def get_sent(state: ObjectStore, newest: int) -> dict[int, SentRound]:
+    """Read what the sites sent in the newest rounds, by number, as far as it is there."""
+    rounds = {}
+    for number in range(max(0, newest + 1 - REMEMBERED_ROUNDS), newest + 1):
+        try:
+            data = await state.get(numbered(SENT, number), SentRoundRecord.max_bytes)
+        except NotFoundError:
+            continue
+        record = SentRoundRecord.from_bytes(data)
+        numbers = [np.frombuffer(item.numbers, "<f4").astype(np.float32) for item in record.sent]
+        rounds[number] = SentRound(
+            tuple(item.worker for item in record.sent),
+            np.array(numbers, np.float32).reshape(len(numbers), PROJECTED),
+            frozenset(item.worker for item in record.sent if item.refused),
+        )
+    return rounds
 
 
 async def delete_except(state: ObjectStore, prefix: str, keep: set[int]) -> None:

@@ -94,10 +94,11 @@ class Attendance:
         for worker, signed in self.contributions.items():
             if worker in self.refusals:
                 continue
-            if signed.record.payload.digest in payloads:
-                self.refusals[worker] = RefusalReason.DUPLICATE
-                continue
-            payloads.add(signed.record.payload.digest)
+            if signed.record.norm:  # payloads without values are all the same
+                if signed.record.payload.digest in payloads:
+                    self.refusals[worker] = RefusalReason.DUPLICATE
+                    continue
+                payloads.add(signed.record.payload.digest)
             try:
                 check_contribution(self.opening, signed.record, used_groups)
             except RefusedContributionError as error:

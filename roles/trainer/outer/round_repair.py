@@ -1,8 +1,8 @@
 """Rebuilds what a coordinator or a site has lost of its rounds (docs/state.md).
 
 A coordinator's manifests, and a state from which its newest one follows, are in its own space: the rounds are applied
-again, and their digests must be those that it signed. The sums over the rounds are kept if they are whole; otherwise
-they are those of the contributions that counted in the rounds that are applied. A site gives up what it has, and
+again, and their digests must be those that it signed. What the sites sent in a round is kept if it is whole; otherwise
+it is what counted in the round, if that is applied again. A site gives up what it has, and
 fetches the shared state when it starts; its error feedback begins with 0.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Set
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
-from protocol.outer.comparing import SentSums, compare
+from protocol.outer.comparing import SentRound, SentRounds, compare
 from protocol.outer.robust import PLAIN_MEAN, weigh_round
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundManifest, RoundPointer
@@ -101,11 +101,11 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), signed.record.state, parts)
         manifests = await _older_manifests(node, signed)
         await _put_version(node, signed.record, shared)
-        sums = SentSums()
+        sent: dict[int, SentRound] = {}
         for number in range(record.state_number + 1, record.newest + 1):
             closing = await fetch_record(node, RoundManifest, paths.round_manifest(key, number))
             check_next_manifest(signed, closing)
-            shared = await _after(node, shared, signed.record, closing.record, sums)
+            shared, sent[number] = await _after(node, shared, signed.record, closing.record)
             await _put_version(node, closing.record, shared)
             manifests.append(closing)
             signed = closing
@@ -113,12 +113,13 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         raise RepairError(f"{round_files.ROUNDS}: cannot be rebuilt from storage: {error}") from error
     if signed.digest != record.digest:
         raise RepairError(f"{round_files.ROUNDS}: storage shows another round {record.newest} than its pointer")
-    newest_sums = await round_files.get_sums(node.state, record.newest)
+    sent |= await round_files.get_sent(node.state, record.newest)  # which have refused contributions as well
     for path in [item.path async for item in node.state.list(round_files.OUTER)]:
         await node.state.delete(path)
     for manifest in manifests:
         await round_files.put_manifest(node.state, manifest)
-    await round_files.put_sums(node.state, record.newest, newest_sums if newest_sums.rows() else sums)
+    for number, sent_round in sent.items():
+        await round_files.put_sent(node.state, number, sent_round)
     await round_files.put_state(node.state, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
 
@@ -139,9 +140,9 @@ async def _older_manifests(node: Node, newest: Signed[RoundManifest]) -> list[Si
 
 
 async def _after(
-    node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest, sums: SentSums
-) -> SharedState:
-    """Return the state after a round, and add its contributions to the sums.
+    node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest
+) -> tuple[SharedState, SentRound]:
+    """Return the state after a round, and what the sites sent whose contributions count.
 
     Raises:
         ProtocolError: a payload is broken.
@@ -150,12 +151,12 @@ async def _after(
     payloads = await fetch_payloads(node, closing.trainer, closing.counted)
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, node.key.derive(PROJECTIONS))
-    weigh_round([item.worker for item in closing.counted], comparison, sums, PLAIN_MEAN)
+    weighting = weigh_round([item.worker for item in closing.counted], comparison, SentRounds(), PLAIN_MEAN)
     after: SharedState = await node.run_sync(shared.after, payloads, factors, opening.rules)
     after = after.with_momentum(closing.rules)
     if after.digests != closing.state:
         raise RepairError(f"round {closing.number}: its contributions give another state than its manifest")
-    return after
+    return after, weighting.sent
 
 
 async def _put_version(node: Node, manifest: RoundManifest, shared: SharedState) -> None:
