@@ -12,6 +12,7 @@ from protocol.identity.signing import sign
 from protocol.limits import MAX_ROUND_GROUPS
 from roles.ports import ObjectInfo, StoreError
 from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
+from roles.trainer.outer.round_reader import HEAD_START
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest, round_rules
 from tests.support.simulation.network import key
@@ -236,6 +237,35 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
             manifest = await testbed.until_round(3)
         nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == dict.fromkeys(testbed.names[:2], "lost")
+
+
+@pytest.mark.parametrize("behaviour", ["hangs", "is slow"])
+def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_some_seconds(behaviour: str) -> None:
+    async def scenario() -> None:
+        testbed = OuterTestbed(4)
+        hiding = [key(name).public for name in testbed.names[2:]]
+
+        class HidingStore(StoreOfATestbed):
+            """Gives no payload of two workers, or only after a long time."""
+
+            async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+                if any(path.startswith(paths.payloads(worker)) for worker in hiding):
+                    await trio.sleep(1e6 if behaviour == "hangs" else 60)
+                return await super().get(path, max_bytes, offset=offset, size=size)
+
+        async with trio.open_nursery() as nursery:
+            testbed.start(nursery, testbed.names[2:])
+            for name in testbed.names[:2]:
+                nursery.start_soon(testbed.run_site, testbed.handles[name], None, HidingStore(testbed))
+            await testbed.until_round(1)
+            begin = trio.current_time()
+            await testbed.until(lambda: 1 in testbed.applied("site-0"))
+            assert trio.current_time() - begin < HEAD_START + 1
+            await testbed.until(lambda: 4 in testbed.applied("site-0"))
+            nursery.cancel_scope.cancel()
+        equal_states(testbed, 4)
+
+    simulate(scenario)
 
 
 @simulated

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Final
+
+import trio
 
 from protocol import paths
 from protocol.digest import content_digest
@@ -11,6 +14,7 @@ from protocol.objects import ObjectRef
 from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
+from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
@@ -18,6 +22,10 @@ from roles.records import fetch_record
 from roles.trainer.outer.round_files import DOWNLOAD, UsedGroup
 
 _AT_ONCE = 4  # downloads
+
+HEAD_START: Final = 5.0
+HEAD_START_BYTES: Final = 10_000_000
+"""Seconds, and bytes a second, that a worker's space has before the trainer's copy of a payload is fetched as well."""
 
 
 async def fetch_object(node: Node, path: str, ref: ObjectRef) -> bytes:
@@ -68,19 +76,36 @@ async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContr
     """Fetch the payloads of the contributions that count, in order.
 
     The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
-    So a failure of the worker's space says nothing.
+    So a failure of the worker's space says nothing, and if it takes long, the copy is fetched beside it: a worker that
+    serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of its payload.
 
     Raises:
         StoreError, MalformedError: a payload can be read from neither; why not from the trainer's space.
     """
 
     async def fetch(item: CountedContribution) -> bytes:
-        async def from_space(writer: bytes) -> bytes:
-            return await fetch_object(node, paths.payload(writer, item.payload.digest), item.payload)
+        payloads: list[bytes] = []
+        worker_failed = trio.Event()
 
-        with suppress(*STORAGE_ERRORS):
-            return await from_space(item.worker)
-        return await from_space(trainer)
+        async def from_space(writer: bytes) -> None:
+            payload = await fetch_object(node, paths.payload(writer, item.payload.digest), item.payload)
+            payloads.append(payload)
+            tasks.cancel_scope.cancel()
+
+        async def from_worker() -> None:
+            with suppress(*STORAGE_ERRORS):
+                await from_space(item.worker)
+            worker_failed.set()
+
+        async def from_trainer() -> None:
+            with trio.move_on_after(HEAD_START + item.payload.size / HEAD_START_BYTES):
+                await worker_failed.wait()
+            await from_space(trainer)
+
+        async with first_failure(*STORAGE_ERRORS) as tasks:
+            tasks.start_soon(from_worker)
+            tasks.start_soon(from_trainer)
+        return payloads[0]
 
     return await gather(fetch, counted, _AT_ONCE)
 
