@@ -7,8 +7,11 @@ The operations check nothing: an array must have 64 elements from the given offs
 from collections.abc import Callable
 from typing import Any, Final
 
+import llvmlite.binding
 from llvmlite import ir
 from numba import core, extending
+
+from protocol.kernels.jit import kernel
 
 cgutils: Any = core.cgutils
 types: Any = core.types
@@ -81,6 +84,48 @@ def upper_product(_typing: Any, factor: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
+def _has_deposit() -> bool:
+    """Return whether kernels are compiled for a processor with the instruction of `_deposit`, and it is fast there."""
+    if core.config.CPU_NAME is not None or core.config.CPU_FEATURES is not None:
+        return False
+    has_it: bool = llvmlite.binding.get_host_cpu_features().get("bmi2", False)
+    return has_it and llvmlite.binding.get_host_cpu_name() not in ("znver1", "znver2")
+
+
+@intrinsic
+def _deposit(_typing: Any, bits: Any, mask: Any) -> Any:
+    """Move the lowest bits of a number to the places of the ones of a mask, in their order."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_word, [_word, _word])
+        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.bmi.pdep.64")
+        return builder.call(instruction, [args[0], args[1]])
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@kernel()
+def _nth_one_by_deposit(mask: Any, number: Any) -> Any:
+    return lowest_bit(_deposit(types.uint64(1) << number, mask))
+
+
+@kernel()
+def _nth_one_by_halves(mask: Any, number: Any) -> Any:
+    place = types.uint64(0)
+    for halving in range(6):
+        half = types.uint64(32) >> types.uint64(halving)
+        below = popcount(mask & ((types.uint64(1) << half) - types.uint64(1)))
+        upper = types.uint64(0) - types.uint64(number >= below)
+        number -= below & upper
+        mask >>= half & upper
+        place += half & upper
+    return place
+
+
+nth_one = _nth_one_by_deposit if _has_deposit() else _nth_one_by_halves
+"""Return the index of the `number`-th one, counted from 0, of a 64-bit mask that has more than `number` ones."""
+
+
 @intrinsic
 def difference_mask(_typing: Any, old: Any, new: Any, offset: Any) -> Any:
     """Return a mask of 64 elements: whether old[offset + i] != new[offset + i]."""
@@ -91,6 +136,41 @@ def difference_mask(_typing: Any, old: Any, new: Any, offset: Any) -> Any:
         return builder.bitcast(builder.icmp_unsigned("!=", before, after), _word)
 
     return types.uint64(old, new, types.uint64), generate
+
+
+@intrinsic
+def true_mask(_typing: Any, flags: Any, offset: Any) -> Any:
+    """Return a mask of 64 elements: whether flags[offset + i] != 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = _load(context, builder, signature.args[0], args[0], args[1])
+        return builder.bitcast(builder.icmp_unsigned("!=", vector, ir.Constant(vector.type, None)), _word)
+
+    return types.uint64(flags, types.uint64), generate
+
+
+@intrinsic
+def add_squares(_typing: Any, values: Any, offset: Any, sums: Any) -> Any:
+    """Add the squares of 64 float32 values to 8 sums in float64, that of values[offset + i] to sums[i mod 8]."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        eight, wide = ir.VectorType(ir.FloatType(), 8), ir.VectorType(ir.DoubleType(), 8)
+        data = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        lanes = context.make_array(signature.args[2])(context, builder, args[2]).data
+        target = builder.bitcast(lanes, wide.as_pointer())
+        total = builder.load(target)
+        total.align = 8
+        for begin in range(0, VECTOR_SIZE, 8):
+            place = builder.bitcast(builder.gep(data, [ir.Constant(_word, begin)]), eight.as_pointer())
+            vector = builder.load(place)
+            vector.align = 4
+            number = builder.fpext(vector, wide)
+            total = builder.fadd(total, builder.fmul(number, number))
+        store = builder.store(total, target)
+        store.align = 8
+        return context.get_dummy_value()
+
+    return types.none(values, types.uint64, sums), generate
 
 
 @intrinsic
@@ -139,7 +219,7 @@ def count_classes(
         counts: counts to subtract from: int64 [MAX_CLASSES].
 
     Returns:
-        uint64; its top bit is 1 if any count is negative.
+        The classes whose count is negative, as a mask: uint64.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -161,7 +241,8 @@ def count_classes(
             place = builder.gep(data, [ir.Constant(_word, number)])
             rest = builder.sub(builder.load(place), builder.ctpop(builder.bitcast(members, _word)))
             builder.store(rest, place)
-            negative = builder.or_(negative, rest)
+            sign = builder.lshr(rest, ir.Constant(_word, 63))
+            negative = builder.or_(negative, builder.shl(sign, ir.Constant(_word, number)))
         return negative
 
     return types.uint64(elements, *(types.uint64,) * 5, classes, counts), generate

@@ -213,7 +213,16 @@ def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
     Returns:
         The exponent of the first class, and the number of classes.
     """
-    changes, share = _sample(old, new, layout)
+    return classes_of(*_sample(old, new, layout))
+
+
+def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int]:
+    """Choose the classes of a tensor by the changes in a sample of it; see `choose_classes`.
+
+    Args:
+        changes: their number by the exponent of their old value: int64 [exponents].
+        share: of the tensor that the sample is.
+    """
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
     upto = np.concatenate(([0], np.cumsum(changes)))
     count = min(MAX_CLASSES, changes.size)

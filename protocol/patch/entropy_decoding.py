@@ -22,6 +22,7 @@ from protocol.kernels.simd import (
     copy,
     count_classes,
     lowest_bit,
+    nth_one,
     popcount,
     prefetch,
 )
@@ -173,20 +174,6 @@ def apply_step(bits: Any, change: Any, inverse: Any, order: Any) -> Any:
     return bits_at(key & order[3], order), key <= order[3]
 
 
-@kernel()
-def nth_one(mask: Any, number: Any) -> Any:
-    """Return the index of the `number`-th one (counted from 0) of a mask, by bisection without a branch."""
-    place = U(0)
-    for halving in range(6):
-        half = U(32) >> U(halving)
-        below = popcount(mask & ((U(1) << half) - U(1)))
-        upper = U(0) - U(number >= below)
-        number -= below & upper
-        mask >>= half & upper
-        place += half & upper
-    return place
-
-
 def apply_listed(old: Any, new: Any, order: Any, inverse: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
     """Copy a piece of the chunk and apply its changes, all of which are listed; return a status.
 
@@ -253,11 +240,7 @@ def apply_changes(
             listed_mask |= U(1) << (at - begin)
             cursor[0] += I(1)
             listed_gap[0] += I(1) + I(changes[U(cursor[0])] >> U(33))
-        if I(count_classes(new, begin, shift, mask, first, last, classes, gaps)) >= I(0):
-            continue
-        pending = U(0)  # the classes that have a change in this vector
-        for own in range(MAX_CLASSES):
-            pending |= (U(gaps[own]) >> U(63)) << U(own)
+        pending = count_classes(new, begin, shift, mask, first, last, classes, gaps)  # that have a change here
         while pending != U(0):
             own = lowest_bit(pending)
             pending &= pending - U(1)

@@ -22,6 +22,9 @@ Floats = NDArray[np.float32]
 LANES: Final = 8
 """Partial sums of a squared norm; the element with index i of a part is added to the sum i mod LANES."""
 
+Lanes = NDArray[np.float64]
+"""The partial sums of a part: float64 [LANES]."""
+
 F: Any = numba.float32
 D: Any = numba.float64
 
@@ -149,6 +152,10 @@ class SquaredNorm:
         """Add a part; absent entries are zeros, which change nothing."""
         sums = np.zeros(LANES)
         _compiled(_squares, _FLOATS, "float64[::1]")(values, sums)
+        self.add_lanes(sums)
+
+    def add_lanes(self, sums: Lanes) -> None:
+        """Add a part whose squares were added up before."""
         own = 0.0
         for lane in sums.tolist():
             own += lane

@@ -10,6 +10,7 @@ import torch
 from protocol.digest import Weights
 from protocol.errors import ContributionError, MalformedError
 from protocol.pseudogradient.arithmetic import (
+    LANES,
     Floats,
     SquaredNorm,
     add_contribution,
@@ -48,22 +49,26 @@ class ContributionEncoder:
         Raises:
             ContributionError: the update is not finite.
         """
-        values = pseudo_gradient(inputs.base, inputs.local, inputs.feedback, inputs.decay)
-        check_finite(values, part.names[0])
+        squares, residual = np.zeros(LANES), np.empty_like(inputs.base)
         if self._sparse is not None:
-            residual = np.empty_like(values)
-            entries, frame = self._sparse.encode(inputs, residual)
-            values -= residual  # exact: what is sent and what remains add up to the update
-        elif self._coding.kind == Kind.CHUNKED:
-            residual = values
-            entries, frame = encode_chunks(residual, part.shapes, self._coding.chosen)
-            values = decode_chunks(memoryview(frame), part.shapes, self._coding.chosen)
+            entries, frame = self._sparse.encode(inputs, residual, squares)
+            self._norm.add_lanes(squares)
         else:
-            entries, frame, residual = values.size, values.astype("<f4").tobytes(), np.zeros_like(values)
-        self._norm.add(values)
+            entries, frame, residual = self._whole(part, inputs)
         self._entries.append(entries)
         self._sizes.append(len(frame))
         return frame, residual
+
+    def _whole(self, part: Part, inputs: Inputs) -> tuple[int, bytes, Floats]:
+        """Encode the next part of dense or chunked values; return the entries, the frame and the error feedback."""
+        values = pseudo_gradient(inputs.base, inputs.local, inputs.feedback, inputs.decay)
+        check_finite(values, part.names[0])
+        if self._coding.kind == Kind.CHUNKED:
+            entries, frame = encode_chunks(values, part.shapes, self._coding.chosen)
+            self._norm.add(decode_chunks(memoryview(frame), part.shapes, self._coding.chosen))
+            return entries, frame, values
+        self._norm.add(values)
+        return values.size, values.astype("<f4").tobytes(), np.zeros_like(values)
 
     def head(self) -> Head:
         """Return the head, after the last part."""
@@ -74,17 +79,21 @@ def _sparse(coding: Coding) -> SparseCoding:
     return SparseCoding(coding.kind == Kind.EXACT, coding.fraction)
 
 
-def decode_part(frame: memoryview, coding: Coding, part: Part, base: Floats, entries: int) -> Floats:
+def decode_part(
+    frame: memoryview, coding: Coding, part: Part, base: Floats, entries: int, norm: SquaredNorm | None = None
+) -> Floats:
     """Decode one part; return its values, zeros where nothing was sent: float32 [n].
 
     Args:
         frame: hostile bytes.
         base: the part of the shared weights: float32 [n].
         entries: the number of entries that the head states.
+        norm: to which the part is added.
 
     Raises:
         MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
     """
+    norm = norm or SquaredNorm()
     match coding.kind:
         case Kind.DENSE:
             if len(frame) != 4 * part.elements:
@@ -96,8 +105,12 @@ def decode_part(frame: memoryview, coding: Coding, part: Part, base: Floats, ent
                 raise ContributionError(f"{entries} entries instead of {expected}", part.names[0])
             values = decode_chunks(frame, part.shapes, coding.chosen)
         case _:
-            values = decode_sparse(frame, base, _sparse(coding), entries)
+            squares = np.zeros(LANES)
+            values = decode_sparse(frame, base, _sparse(coding), entries, squares)
+            norm.add_lanes(squares)
+            return values
     check_finite(values, part.names[0])
+    norm.add(values)
     return values
 
 
@@ -164,8 +177,7 @@ def decode(
     check_payload(head, len(payload), digest)
     norm, whole = SquaredNorm(), memoryview(payload)
     for part, entries, (begin, end) in zip(parts, head.entries, head.frames, strict=True):
-        values = decode_part(whole[begin:end], head.coding, part, part.gather(base), entries)
-        norm.add(values)
+        values = decode_part(whole[begin:end], head.coding, part, part.gather(base), entries, norm)
         if part is parts[-1] and norm.value != head.squared_norm:
             raise ContributionError("values of another norm than the head states", "contribution")
         yield part, values

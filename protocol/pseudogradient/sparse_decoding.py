@@ -1,5 +1,6 @@
 """Frames of exact and of grid values: the decoder, which mirrors sparse_encoding.py. The bytes may be hostile."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -8,26 +9,27 @@ from numpy.typing import NDArray
 from protocol.errors import ContributionError, MalformedError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
 from protocol.patch.container import Cursor
-from protocol.patch.context_model import Model, read_model
-from protocol.patch.entropy_decoding import LEAVES_CLASS, PAST_THE_END, decoders_for, reasons
+from protocol.patch.context_model import Model, form_of, read_model
+from protocol.patch.entropy_decoding import LEAVES_CLASS, LEFT_OVER, PAST_THE_END, decoders_for, reasons
 from protocol.patch.entropy_encoding import GROUPS
 from protocol.patch.sparse import CHUNK_ELEMENTS
-from protocol.pseudogradient.arithmetic import Floats
-from protocol.pseudogradient.gate import BLOCK_ELEMENTS
-from protocol.pseudogradient.scanning import UNRANKED_BITS, scans
-from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, SparseCoding
+from protocol.pseudogradient.arithmetic import Floats, Lanes
+from protocol.pseudogradient.placing import placer
+from protocol.pseudogradient.scanning import UNRANKED_BITS, BlockScratch
+from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, WORDS, SparseCoding
 
 _WHERE: Final = "sparse frame"
 _reasons: Final = {**reasons, LEAVES_CLASS: "a value that changes no BF16 weight"}
 
 
-def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries: int) -> Floats:
+def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes) -> Floats:
     """Decode a part.
 
     Args:
         frame: hostile bytes.
         base: the shared weights: float32 [n].
         entries: the number of entries that the head states.
+        squares: to which the squares of the values are added, see `SquaredNorm`.
 
     Returns:
         The values, zeros where nothing was sent: float32 [n].
@@ -36,25 +38,35 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
         MalformedError, LimitError, ContributionError: the frame does not have the form in
             docs/spec/pseudogradient.md, or not so many entries.
     """
-    out = np.zeros(base.size, np.float32)
     if not entries:
         if len(frame):
             raise MalformedError("bytes where nothing was sent", _WHERE)
-        return out
-    cursor, count = Cursor(frame, _WHERE), 0
+        return np.zeros(base.size, np.float32)
+    out = np.empty(base.size, np.float32)
+    cursor, count, block = Cursor(frame, _WHERE), 0, BlockScratch()
     for begin in range(0, base.size, CHUNK_ELEMENTS):
         end = min(begin + CHUNK_ELEMENTS, base.size)
-        count += _decode_chunk(cursor, base[begin:end], coding, out[begin:end])
+        count += _decode_chunk(cursor, base[begin:end], coding, _Output(block, squares, out[begin:end]))
     cursor.finish()
     if count != entries:
         raise ContributionError(f"{count} entries in the chunks where the head says {entries}", _WHERE)
     return out
 
 
-def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: Floats) -> int:
-    """Decode a chunk into `out`; return the number of its entries."""
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where the values of a chunk go: float32 [n]; and the sums of the squares of all values."""
+
+    block: BlockScratch
+    squares: Lanes
+    values: Floats
+
+
+def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Output) -> int:
+    """Decode a chunk; return the number of its entries."""
     count = cursor.varint(base.size)
     if count == 0:
+        out.values[:] = 0
         return 0
     reference = 0 if coding.exact else cursor.byte()
     if not coding.exact and not MIN_FLOOR + coding.fraction <= reference <= 254:
@@ -71,10 +83,12 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: Float
     words, raw = cursor.varint(longest), cursor.varint(longest)
     unranked = cursor.varint(count) if coding.exact else 0
     changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
+    bits = cursor.take((UNRANKED_BITS * unranked + 7) // 8)
+    if len(bits) and bits[-1] >> ((UNRANKED_BITS * unranked - 1) % 8 + 1):
+        raise MalformedError("bits behind the last value without a rank", _WHERE)
     grid = np.array((reference, coding.fraction, coding.exact), np.uint64)
-    incomplete = _place(base, model, grid, changes, counts, out)
-    if coding.exact:
-        _complete(base, incomplete, cursor.take((UNRANKED_BITS * unranked + 7) // 8), unranked, out)
+    forms = form_of(WORDS, model.first, model.classes), grid
+    _place(base, forms, (changes, counts), (bits, unranked), out)
     return count
 
 
@@ -95,46 +109,39 @@ def _decode_changes(
 
 def _place(
     base: Floats,
-    model: Model,
-    grid: NDArray[np.uint64],
-    changes: NDArray[np.uint64],
-    counts: NDArray[np.int64],
-    out: Floats,
-) -> NDArray[np.uint8]:
-    """Write the values to their places; return which vectors have values without a rank."""
+    forms: tuple[NDArray[np.uint64], NDArray[np.uint64]],
+    entries: tuple[NDArray[np.uint64], NDArray[np.int64]],
+    unranked: tuple[bytes | memoryview, int],
+    out: _Output,
+) -> None:
+    """Write the values to their places.
+
+    Args:
+        forms: `form` and `grid` of `scanning.scan`.
+        entries: those of all classes, and how many each class has.
+        unranked: the bits of the values without a rank, and how many these are.
+    """
+    changes, counts = entries
     cursor = np.cumsum(counts + 1) - counts - 1
     ends = cursor + counts
     gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)[1:].copy()
-    classes, tops = np.empty(VECTOR_SIZE, np.uint8), np.empty(BLOCK_ELEMENTS, np.uint16)
-    incomplete = np.zeros(-(-base.size // VECTOR_SIZE), np.uint8)
+    bits = np.frombuffer(bytes(unranked[0]) + bytes(8 + -len(unranked[0]) % 4), "<u4").astype(np.uint32)
+    left = np.array((0, unranked[1]), np.uint64)
+    scratch = (out.block.words, out.block.entries, out.block.masks, out.block.classes)
+    state = (*forms, changes, cursor, gaps, *scratch, bits, left, out.squares)
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
-    state = (model.form, grid, changes, cursor, classes, gaps)
-    bits = base.view(np.uint32)
-    for begin in range(0, whole, BLOCK_ELEMENTS):
-        end = min(begin + BLOCK_ELEMENTS, whole)
-        np.right_shift(bits[begin:end], 16, out=tops[: end - begin], casting="unsafe")
-        _check(
-            scans().place(
-                bits[begin:end], tops[: end - begin], *state, out[begin:end], incomplete[begin // VECTOR_SIZE :]
-            )
-        )
+    _check(placer()(base[:whole].view(np.uint32), *state, out.values[:whole]))
     if whole < base.size:
-        tail, values = np.zeros(VECTOR_SIZE, np.uint32), np.zeros(VECTOR_SIZE, np.float32)
-        tail[: base.size - whole] = bits[whole:]
-        _check(scans().place(tail, (tail >> np.uint32(16)).astype(np.uint16), *state, values, incomplete[-1:]))
+        tail, values = np.zeros(VECTOR_SIZE, np.float32), np.empty(VECTOR_SIZE, np.float32)
+        tail[: base.size - whole] = base[whole:]
+        _check(placer()(tail.view(np.uint32), *state, values))
         if values[base.size - whole :].any():
             raise ContributionError(_reasons[PAST_THE_END], _WHERE)
-        out[whole:] = values[: base.size - whole]
+        out.values[whole:] = values[: base.size - whole]
     if (cursor != ends).any():
         raise ContributionError(_reasons[PAST_THE_END], _WHERE)
-    return incomplete
-
-
-def _complete(base: Floats, incomplete: NDArray[np.uint8], data: bytes | memoryview, count: int, out: Floats) -> None:
-    padded = np.frombuffer(bytes(data) + bytes(8 + -len(data) % 4), "<u4").astype(np.uint32)
-    _check(scans().complete(base.view(np.uint32), incomplete, padded, count, out.view(np.uint32)))
-    if data and data[-1] >> ((UNRANKED_BITS * count - 1) % 8 + 1):
-        raise MalformedError("bits behind the last value without a rank", _WHERE)
+    if left[1]:
+        raise ContributionError(_reasons[LEFT_OVER], _WHERE)
 
 
 def _check(status: int) -> None:

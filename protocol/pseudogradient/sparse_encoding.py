@@ -10,18 +10,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import ContributionError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
 from protocol.patch.container import varint
-from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, write_model
+from protocol.patch.context_model import Model, Statistics, classes_of, form_of, write_model
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
 from protocol.patch.sparse import CHUNK_ELEMENTS, Scratch
 from protocol.patch.values import Layout
-from protocol.pseudogradient.arithmetic import Floats
-from protocol.pseudogradient.gate import BLOCK_ELEMENTS, gates
-from protocol.pseudogradient.scanning import UNRANKED_BITS, scans
+from protocol.pseudogradient.arithmetic import Floats, Lanes
+from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED_BITS, BlockScratch, scans
 
 LAYOUT: Final = Layout(16, 7, 256, True, True)
 """The layout of BF16; a weight's class is its exponent."""
+
+WORDS: Final = Layout(32, 23, 256, True, True)
+"""The same classes for the bit patterns of float32."""
 
 MIN_FLOOR: Final = 8
 """A grid's floor is at least this plus its fraction, so that steps are normal numbers."""
@@ -78,14 +81,17 @@ class Inputs:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Gated:
-    """What the gate finds; see `gate.gate_exact`."""
+class _Found:
+    """What the scan of a chunk has found so far; see `scanning.scan`.
 
-    codes: NDArray[np.uint32]
-    residual: Floats
-    tops: NDArray[np.uint16]
-    marks: NDArray[np.uint16]
+    Args:
+        changes: array for all entries.
+    """
+
+    def __init__(self, grid: NDArray[np.uint64], changes: NDArray[np.uint64], squares: Lanes) -> None:
+        self.grid, self.changes, self.squares = grid, changes, squares
+        self.counts, self.gaps = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64)
+        self.filled = np.zeros(3, np.uint64)
 
 
 class SparseEncoder:
@@ -97,95 +103,89 @@ class SparseEncoder:
 
     def __init__(self, coding: SparseCoding) -> None:
         self._coding = coding
-        self._scratch = Scratch()
+        self._scratch, self._block = Scratch(), BlockScratch()
         self._sorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
         self._unranked = np.empty(CHUNK_ELEMENTS * UNRANKED_BITS // 32 + 2 if coding.exact else 2, np.uint32)
-        size = BLOCK_ELEMENTS
-        self._block = _Gated(
-            np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(size, np.uint16), np.empty(size, np.uint16)
-        )
 
-    def encode(self, inputs: Inputs, residual: Floats) -> tuple[int, bytes]:
+    def encode(self, inputs: Inputs, residual: Floats, squares: Lanes) -> tuple[int, bytes]:
         """Encode a part.
 
         Args:
             residual: result: the error feedback after sending: float32 [n].
+            squares: to which the squares of what is sent are added, see `SquaredNorm`.
 
         Returns:
             The number of entries, and the frame.
+
+        Raises:
+            ContributionError: the update is not finite.
         """
         entries, blobs = 0, []
         for begin in range(0, inputs.base.size, CHUNK_ELEMENTS):
             end = min(begin + CHUNK_ELEMENTS, inputs.base.size)
-            count, blob = self._chunk(inputs.slice(begin, end), residual[begin:end])
+            count, blob = self._chunk(inputs.slice(begin, end), residual[begin:end], squares)
             entries += count
             blobs.append(blob)
         return entries, b"".join(blobs) if entries else b""
 
-    def _reference(self, inputs: Inputs) -> int:
+    def _reference(self, sample: Inputs) -> int:
         """Return the least exponent by which a chunk's grid is made; 0 for exact values."""
         if self._coding.exact:
             return 0
-        sample = inputs.sample()
-        update = (sample.base - sample.local) + np.float32(inputs.decay) * sample.feedback
+        update = (sample.base - sample.local) + np.float32(sample.decay) * sample.feedback
         used = update[update != 0].astype(np.float64)
         root_mean_square = math.sqrt(float(np.mean(used * used))) if used.size else 0.0
         exponent = 134 + math.frexp(root_mean_square)[1] - 1 if root_mean_square else 0
         return min(254, max(MIN_FLOOR + self._coding.fraction, exponent))
 
-    def _gate(self, inputs: Inputs, reference: int, out: _Gated) -> None:
-        arrays = (inputs.base, inputs.local, inputs.feedback, np.float32(inputs.decay))
-        results = (out.codes, out.residual, out.tops, out.marks)
-        if self._coding.exact:
-            gates().exact(*arrays, *results)
-        else:
-            gates().grid(*arrays, np.uint32(reference), np.uint32(self._coding.fraction), *results)
+    def _scan(self, inputs: Inputs, residual: Floats, form: NDArray[np.uint64], found: _Found) -> int:
+        """Append the entries of some elements to those that were found; return their total number.
 
-    def _classes(self, inputs: Inputs, reference: int) -> tuple[int, int]:
-        sample, size = inputs.sample(), inputs.sample().base.size
-        gated = _Gated(
-            np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(size, np.uint16), np.empty(size, np.uint16)
-        )
-        self._gate(sample, reference, gated)
-        return choose_classes(gated.tops, gated.marks, LAYOUT)
-
-    def _chunk(self, inputs: Inputs, residual: Floats) -> tuple[int, bytes]:
-        """Encode a chunk; return the number of entries and the bytes."""
-        reference = self._reference(inputs)
-        first, classes = self._classes(inputs, reference)
-        counts, gaps = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64)
-        filled, unsorted = np.zeros(3, np.uint64), self._scratch.unsorted
-        form = form_of(LAYOUT, first, classes)
-        grid = np.array((reference, self._coding.fraction, self._coding.exact), np.uint64)
+        Raises:
+            ContributionError: the update is not finite.
+        """
+        block, size = self._block, inputs.base.size
+        whole = size // VECTOR_SIZE * VECTOR_SIZE
         count = 0
-        for begin in range(0, inputs.base.size, BLOCK_ELEMENTS):
-            block = inputs.slice(begin, min(begin + BLOCK_ELEMENTS, inputs.base.size))
-            size = block.base.size
-            whole = -(-size // VECTOR_SIZE) * VECTOR_SIZE
-            if whole != size:
-                block = block.padded(whole)
-            direct = whole == size
-            own = _Gated(
-                self._block.codes[:whole],
-                residual[begin : begin + size] if direct else self._block.residual[:whole],
-                self._block.tops[:whole],
-                self._block.marks[:whole],
-            )
-            self._gate(block, reference, own)
-            if not direct:
-                residual[begin : begin + size] = own.residual[:size]
-            bits = block.base.view(np.uint32)
-            state = (form, grid, self._scratch.classes, gaps, unsorted, counts, self._unranked, filled)
-            count = scans().scan(bits, own.codes, own.tops, own.marks, *state)
+        for begin, end in ((0, whole), (whole, size)):
+            if begin == end:
+                continue
+            own = inputs.slice(begin, end) if end == whole else inputs.slice(begin, end).padded(VECTOR_SIZE)
+            out = residual[begin:end] if end == whole else np.empty(VECTOR_SIZE, np.float32)
+            arrays = (own.base, own.local, own.feedback, np.float32(own.decay), form, found.grid, out)
+            scratch = (block.floats, block.flags, block.words, block.entries, block.classes)
+            results = (found.gaps, found.changes, found.counts, self._unranked, found.filled, found.squares)
+            count = scans().scan(*arrays, *scratch, *results)
+            if count < 0:
+                raise ContributionError("an update that is not finite", "contribution")
+            residual[begin:end] = out[: end - begin]
+        return count
+
+    def _chunk(self, inputs: Inputs, residual: Floats, squares: Lanes) -> tuple[int, bytes]:
+        """Encode a chunk; return the number of entries and the bytes."""
+        sample = inputs.sample()
+        reference = self._reference(sample)
+        grid = np.array((reference, self._coding.fraction, self._coding.exact), np.uint64)
+        changes = self._scratch.unsorted
+        first, classes = self._classes(sample, grid)
+        found = _Found(grid, changes, squares)
+        count = self._scan(inputs, residual, form_of(WORDS, first, classes), found)
         if count == 0:
             return 0, varint(0)
-        statistics, kernels, changes = Statistics(), coders_for(2), self._sorted[:count]
-        kernels.sort(unsorted, count, np.cumsum(counts) - counts, changes)
-        kernels.tally(changes, count, statistics.elements, statistics.steps)
-        statistics.elements[1:] -= gaps
+        statistics, kernels, ordered = Statistics(), coders_for(2), self._sorted[:count]
+        kernels.sort(changes, count, np.cumsum(found.counts) - found.counts, ordered)
+        kernels.tally(ordered, count, statistics.elements, statistics.steps)
+        statistics.elements[1:] -= found.gaps
         model = statistics.model(LAYOUT, first, classes)
         head = varint(count) + (b"" if self._coding.exact else bytes((reference,))) + write_model(model)
-        return count, head + self._sections(changes, counts, model, filled)
+        return count, head + self._sections(ordered, found.counts, model, found.filled)
+
+    def _classes(self, sample: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
+        """Choose the classes of a chunk by the exponents of the entries in a sample."""
+        block, counts = self._block, np.zeros(LAYOUT.exponents, np.int64)
+        arrays = (sample.base, sample.local, sample.feedback, np.float32(sample.decay), grid)
+        scans().sample(*arrays, np.empty(BLOCK_ELEMENTS, np.float32), block.floats, block.flags, counts)
+        return classes_of(counts)
 
     def _sections(
         self, changes: NDArray[np.uint64], counts: NDArray[np.int64], model: Model, filled: NDArray[np.uint64]

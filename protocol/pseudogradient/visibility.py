@@ -1,9 +1,13 @@
 """Which values change the BF16 view of a weight, and their ranks (docs/spec/pseudogradient.md, sections 4 and 5).
 
 A weight w has a *cell*: the numbers that round to the same BF16 number, to nearest, ties to even. A value v is visible
-if w - v lies in another cell. On a grid, the visible values in each direction are those of a least number of steps or
+if w - v lies in another cell. The visible multiples of a step in each direction are those of a least number of steps or
 more. They are ranked by their size; of two values of the same size, the one towards the nearer border comes first. So a
-visible value has a rank, and each rank is a visible value.
+visible multiple has a rank, and each rank is a visible multiple.
+
+Everything is computed with integers: a weight of the exponent field E and the borders of its cell are multiples of its
+*unit*, 2^(max(E, 1) - 150), or of half of it. The functions have no branches and 32-bit results, so that a loop over
+many weights is compiled to SIMD.
 """
 
 from typing import Any, Final
@@ -11,12 +15,11 @@ from typing import Any, Final
 import numba
 
 from protocol.kernels.jit import kernel
-from protocol.pseudogradient.bit_patterns import double_of, float_of
+from protocol.pseudogradient.bit_patterns import bits_of_float, float_of
 
-I: Any = numba.int64  # noqa: E741
+S: Any = numba.int32
 W: Any = numba.uint32
 F: Any = numba.float32
-D: Any = numba.float64
 
 MAX_STEPS: Final = 1 << 22
 """Most grid steps of one value."""
@@ -24,14 +27,25 @@ MAX_STEPS: Final = 1 << 22
 MAX_UNITS: Final = 1 << 24
 """Most units of an exact value that has a rank; float32 has all numbers up to this."""
 
+MAX_RANK: Final = 1 << 28
+"""More than the rank of any value; a decoder replaces larger numbers by this."""
+
 ROUNDER: Final = 1.5 * 2.0**23
 """A float32 of at most MAX_STEPS plus this, minus this, is rounded to the nearest integer, ties to even."""
+
+UNSIGNED: Final = 0x7FFFFFFF
 
 
 @kernel()
 def view_of(bits: Any) -> Any:
     """Return the BF16 bit pattern of a finite float32 bit pattern (uint32), rounded to nearest, ties to even."""
-    return (bits + W(0x7FFF) + ((bits >> W(16)) & W(1))) >> W(16)
+    return W(W(bits + W(0x7FFF)) + W(W(bits >> W(16)) & W(1))) >> W(16)
+
+
+@kernel()
+def exponent_of(bits: Any) -> Any:
+    """Return the exponent by which a bit pattern (uint32) has its unit: int32, at least 1."""
+    return max(S(W(bits >> W(23)) & W(0xFF)), S(1))
 
 
 @kernel()
@@ -44,78 +58,135 @@ def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
         bits: bit pattern of the weight: uint32.
         floor: the least exponent field by which a grid is made, from MIN_FLOOR + `fraction` on: uint32.
     """
-    exponent = max((bits >> W(23)) & W(0xFF), floor)
-    step = float_of((exponent - W(7) - fraction) << W(23))
-    return step, float_of((W(261) + fraction - exponent) << W(23))
+    exponent = max(W(W(bits >> W(23)) & W(0xFF)), floor)
+    step = float_of(W(W(exponent - W(7)) - fraction) << W(23))
+    return step, float_of(W(W(W(261) + fraction) - exponent) << W(23))
 
 
 @kernel()
-def unit_of(bits: Any) -> Any:
-    """Return the unit of a weight's exact values, its FP32 unit in the last place, and the reciprocal: float64."""
-    exponent = max((I(bits) >> I(23)) & I(0xFF), I(1))
-    unit = double_of(numba.uint64(exponent + I(1023 - 150)) << numba.uint64(52))
-    return unit, double_of(numba.uint64(I(1023 + 150) - exponent) << numba.uint64(52))
+def grid_shift(bits: Any, floor: Any, fraction: Any) -> Any:
+    """Return log2 of the units of a weight in its grid step: int32, at most 31, which stands for more."""
+    shift = S(max(S(W(bits >> W(23)) & W(0xFF)), S(floor)) - exponent_of(bits))
+    return min(S(shift + S(S(16) - S(fraction))), S(31))
 
 
 @kernel()
-def least_steps(distance: Any, per_step: Any, odd: Any) -> Any:
-    """Return how many grid steps leave a cell whose border is at `distance` (float64).
+def distances(bits: Any) -> Any:
+    """Return how far the borders of a weight's cell are, and whether the bit pattern of the cell's number is odd.
+
+    The view may be a power of two that is the weight's next binade, whose numbers are twice as far apart. If it is that
+    of the weight's own, the border towards zero lies among numbers that are half as far apart.
+
+    Returns:
+        Units to the border away from zero, units to the border towards zero, 1 if a border belongs to the next cell:
+        int32.
+    """
+    magnitude = S(bits & W(UNSIGNED))
+    middle = S(S(view_of(W(magnitude))) << S(16))
+    ahead = S(middle - magnitude)
+    leaves = S(max(middle >> S(23), S(1)) > max(magnitude >> S(23), S(1)))
+    enters = S(S(middle & S(0x7F0000)) == S(0)) & S(middle >= S(0x01000000)) & S(ahead <= S(0))
+    odd = S(middle >> S(16)) & S(1)
+    return S(ahead + S(S(0x8000) << leaves)), S(S(S(0x8000) >> enters) - ahead), odd
+
+
+@kernel()
+def least_steps(distance: Any, shift: Any, odd: Any) -> Any:
+    """Return how many steps leave a cell whose border is at a distance: int32.
 
     Args:
-        per_step: steps in 1, a power of two, so that the product is exact.
-        odd: whether the view's bit pattern is odd; then the border itself belongs to the other cell.
+        distance: in units; shift: log2 of the units in a step.
+        odd: 1 if the border itself belongs to the next cell.
     """
-    exact = distance * D(per_step)
-    whole = I(exact)
-    return whole + I(1) - I(D(whole) == exact and odd)
+    exact = S(S(distance & S(S(S(1) << shift) - S(1))) == S(0))
+    return S(S(distance >> shift) + S(S(1) - S(exact & odd)))
 
 
 @kernel()
-def borders(bits: Any, per_step: Any) -> Any:
-    """Return the least steps that leave a weight's cell away from zero, and those that leave it towards zero."""
-    magnitude = bits & W(0x7FFFFFFF)
-    view = view_of(magnitude)
-    own, middle, odd = D(float_of(magnitude)), view << W(16), (view & W(1)) == W(1)
-    above = D(float_of(middle + W(0x8000))) - own
-    inner = float_of(W(0x80008000)) if view == W(0) else float_of(middle - W(0x8000))
-    return least_steps(above, per_step, odd), least_steps(own - D(inner), per_step, odd)
+def borders(bits: Any, shift: Any) -> Any:
+    """Return the least steps that leave a weight's cell away from zero, and those that leave it towards zero: int32.
+
+    Args:
+        shift: log2 of the units in a step, from 0 to 31.
+    """
+    above, below, odd = distances(bits)
+    return least_steps(above, shift, odd), least_steps(below, shift, odd)
 
 
 @kernel()
 def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
-    """Return the rank of a visible value, from 0 on.
+    """Return the rank of a visible value, from 0 on: int32.
 
     Args:
-        steps: its size in grid steps.
-        outwards: whether it moves the weight away from zero.
+        steps: its size in steps.
+        outwards: 1 if it moves the weight away from zero, else 0.
         least_out, least_in: see `borders`.
     """
     near, far = min(least_out, least_in), max(least_out, least_in)
-    second = outwards != (least_out <= least_in)
-    return steps - near if steps < far else (far - near) + I(2) * (steps - far) + I(second)
-
-
-@kernel()
-def exact_rank(bits: Any, code: Any) -> Any:
-    """Return the rank of an exact value (bit pattern `code`); -1 if it has none.
-
-    A value has none if it is no multiple of the weight's unit, has more than MAX_UNITS units, or does no more than to
-    change the sign of a weight near 0.
-    """
-    _, per_unit = unit_of(bits)
-    scaled = D(float_of(code & W(0x7FFFFFFF))) * per_unit
-    units = I(min(scaled, D(MAX_UNITS)))
-    least_out, least_in = borders(bits, per_unit)
-    outwards = (code ^ bits) >> W(31) != W(0)
-    has_rank = D(units) == scaled and units >= (least_out if outwards else least_in)
-    return rank_of(units, outwards, least_out, least_in) if has_rank else I(-1)
+    second = S(outwards != S(least_out <= least_in))
+    beyond = S(S(far - near) + S(S(S(steps - far) << S(1)) + second))
+    return S(steps - near) if steps < far else beyond
 
 
 @kernel()
 def value_at(rank: Any, least_out: Any, least_in: Any) -> Any:
-    """Return the visible value of a rank: its size in grid steps, and whether it moves the weight away from zero."""
+    """Return the visible value of a rank: its size in steps, and 1 if it moves the weight away from zero: int32."""
     near, far = min(least_out, least_in), max(least_out, least_in)
-    rest = rank - (far - near)
-    second = rest >= I(0) and (rest & I(1)) == I(1)
-    steps = near + rank if rest < I(0) else far + (rest >> I(1))
-    return steps, (least_out <= least_in) != second
+    rest = S(rank - S(far - near))
+    second = S(rest >= S(0)) & S(rest & S(1))
+    steps = S(near + rank) if rest < S(0) else S(far + S(rest >> S(1)))
+    return steps, S(S(least_out <= least_in) != second)
+
+
+@kernel()
+def exact_rank(bits: Any, code: Any) -> Any:
+    """Return the rank of an exact value (bit pattern `code`): int32; -1 if it has none.
+
+    A value has none if it is no multiple of the weight's unit, has more than MAX_UNITS units, or does no more than to
+    change the sign of a weight near 0.
+    """
+    magnitude = S(code & W(UNSIGNED))
+    exponent = S(magnitude >> S(23))
+    mantissa = S(S(magnitude & S(0x7FFFFF)) | S(S(exponent > S(0)) << S(23)))
+    shift = S(max(exponent, S(1)) - exponent_of(bits))
+    left, right = min(max(shift, S(0)), S(1)), min(max(S(-shift), S(0)), S(31))
+    units = S(S(mantissa << left) >> right)
+    least_out, least_in = borders(bits, S(0))
+    outwards = S(W(code ^ bits) >> W(31))
+    least = least_out if outwards != S(0) else least_in
+    whole = S(S(units << right) == S(mantissa << left)) & S(shift <= S(1)) & S(units <= S(MAX_UNITS))
+    has_rank = whole & S(units >= least)
+    return rank_of(units, outwards, least_out, least_in) if has_rank != S(0) else S(-1)
+
+
+@kernel()
+def exact_value(bits: Any, rank: Any) -> Any:
+    """Return the bit pattern of the exact value of a rank (uint32), and 1 if it has at most MAX_UNITS units."""
+    least_out, least_in = borders(bits, S(0))
+    units, outwards = value_at(rank, least_out, least_in)
+    exponent = S(exponent_of(bits) - S(150))
+    first = max(exponent, S(-100))  # two factors, since 2^-149 is not a normal number
+    scale = float_of(W(first + S(127)) << W(23))
+    rest = float_of(W(S(exponent - first) + S(127)) << W(23))
+    magnitude = bits_of_float(F(F(units) * scale) * rest)
+    negative = W(outwards) ^ W(bits >> W(31))
+    return W(magnitude | W(negative << W(31))), S(units <= S(MAX_UNITS))
+
+
+@kernel()
+def grid_rank(bits: Any, value: Any, floor: Any, fraction: Any) -> Any:
+    """Return the rank of a visible value on the grid (bit pattern `value`): int32."""
+    _, per_step = grid_step(bits, floor, fraction)
+    steps = S(float_of(W(value & W(UNSIGNED))) * per_step)
+    least_out, least_in = borders(bits, grid_shift(bits, floor, fraction))
+    return rank_of(steps, S(W(value ^ bits) >> W(31)), least_out, least_in)
+
+
+@kernel()
+def grid_value(bits: Any, rank: Any, floor: Any, fraction: Any) -> Any:
+    """Return the bit pattern of the grid value of a rank (uint32), and 1 if it has at most MAX_STEPS steps."""
+    step, _ = grid_step(bits, floor, fraction)
+    least_out, least_in = borders(bits, grid_shift(bits, floor, fraction))
+    steps, outwards = value_at(rank, least_out, least_in)
+    negative = W(outwards) ^ W(bits >> W(31))
+    return W(bits_of_float(F(steps) * step) | W(negative << W(31))), S(steps <= S(MAX_STEPS))

@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 
 from protocol.kernels.jit import kernel
-from protocol.pseudogradient.visibility import I, borders, grid_step, rank_of, value_at
+from protocol.pseudogradient.visibility import S, borders, grid_shift, rank_of, value_at
 
 
 def _borders(weights, floor, fraction, out):
     for i in range(weights.size):
-        _, per_step = grid_step(weights[i], floor, fraction)
-        out[i, 0], out[i, 1] = borders(weights[i], per_step)
+        out[i, 0], out[i, 1] = borders(weights[i], grid_shift(weights[i], floor, fraction))
     return 0
 
 
 def _ranks(least_out, least_in, count, out):
     for rank in range(count):
-        steps, outwards = value_at(I(rank), I(least_out), I(least_in))
-        out[rank, 0], out[rank, 1] = steps, I(outwards)
-        out[rank, 2] = rank_of(steps, outwards, I(least_out), I(least_in))
+        steps, outwards = value_at(S(rank), S(least_out), S(least_in))
+        out[rank, 0], out[rank, 1] = steps, outwards
+        out[rank, 2] = rank_of(steps, outwards, S(least_out), S(least_in))
     return 0
 
 
