@@ -395,8 +395,8 @@ def _explain(model: type[Section], source: str, error: ValidationError) -> str:
     """Return the first fault as a line: where it is and what is allowed there."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "value_error":
-        return f"{source}: {place}: {first['ctx']['error']}"
+    if first["type"] == "value_error":  # without a place where it is about several keys of the outermost section
+        return ": ".join(filter(None, (source, place, str(first["ctx"]["error"]))))
     if first["type"] == "extra_forbidden":
         return f"{source}: unknown key {place}; known here: {', '.join(_keys_of(model, first['loc'][:-1]))}"
     if first["type"] == "tuple_type":

@@ -137,7 +137,7 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
 def test_rank_and_targets_go_together(tmp_path: Path) -> None:
     refused = run_command("init", str(tmp_path / "run"), "--lora-rank", "8")
     assert refused.returncode != 0
-    assert "lora_rank and lora_targets go together" in refused.stderr
+    assert refused.stderr == "grailnode: init: lora_rank and lora_targets go together\n"
 
 
 def test_the_example_is_a_recipe() -> None:
