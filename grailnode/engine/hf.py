@@ -17,8 +17,9 @@ from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.policy import PolicyError
+from grailnode.engine.table_lookup import insert_lookup
 from protocol.lora import DOWN, LoraSpec
-from roles.policy.layer_weights import PartialWeights, compute_part
+from roles.policy.layer_weights import PartialWeights, TableWeights, compute_part
 
 
 class _Cache:
@@ -77,7 +78,11 @@ class TransformersModel:
         self._names = CheckpointNames(config.model_type, shapes)
         self._layers = _recompute_layers(directory, module, self._names) if recompute else {}
         inside = tuple(self._layers)
-        self._outside_layers = [name for name in shapes if not (inside and name.startswith(inside))]
+        self._body = [name for name in shapes if name.startswith(module.base_model_prefix + ".")]
+        self._outside_layers = [name for name in self._body if not (inside and name.startswith(inside))]
+        table = module.get_input_embeddings().weight
+        self._table = next(name for name, parameter in module.named_parameters() if parameter is table)
+        self._lookup = insert_lookup(module, self._names.file_of(self._table))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -102,8 +107,11 @@ class TransformersModel:
         """Implements CausalModel.hidden."""
         prefix = self._module.base_model_prefix + "."
         in_parts = bool(self._layers) and (torch.is_grad_enabled() or isinstance(weights, PartialWeights))
-        if in_parts:
-            tensors: Mapping[str, Tensor] = self._names.module_part(weights, self._outside_layers)
+        looks_up = self._lookup is not None and isinstance(weights, TableWeights)
+        if in_parts or looks_up:
+            names = self._outside_layers if in_parts else self._body
+            without = self._table if looks_up else None
+            tensors: Mapping[str, Tensor] = self._names.module_part(weights, [n for n in names if n != without])
         else:
             tensors = self._names.module_weights(weights)
         inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -115,10 +123,14 @@ class TransformersModel:
             "use_cache": cache is not None,
         }
         try:
+            if self._lookup is not None and isinstance(weights, TableWeights):
+                self._lookup.weights = weights
             for layer in self._layers.values():
                 layer.weights = weights if in_parts else None
             output = functional_call(self._module.base_model, inner, kwargs=arguments)
         finally:
+            if self._lookup is not None:
+                self._lookup.weights = None
             for layer in self._layers.values():
                 layer.weights = None  # the backward pass has them of its own; here they would keep the gradients
         states = output.last_hidden_state
