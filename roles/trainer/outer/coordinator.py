@@ -311,7 +311,7 @@ class Coordinator:
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )
         version = opening.record.version + (1 if counted else 0)
-        await self._record(await self._manifest(shared, version, counted, refused), shared, sums)
+        await self._record(await self._manifest(shared, version, counted, refused), shared, sent)
 
     async def _watch(self, attendance: Attendance) -> None:
         while True:
