@@ -19,7 +19,6 @@ from functools import partial
 import numpy as np
 import torch
 import zstandard
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -28,10 +27,8 @@ from bench.recorded_rounds import Floats, record
 from protocol import pseudogradient
 from protocol.patch.container import varint
 from protocol.pseudogradient import Coding, Inputs, Kind, Part
-from protocol.pseudogradient.arithmetic import pseudo_gradient
 from protocol.pseudogradient.chunk_frames import encode_chunks
-from protocol.pseudogradient.contribution import decode_part
-from protocol.pseudogradient.sparse_encoding import SparseCoding, SparseEncoder
+from protocol.pseudogradient.contribution import ContributionEncoder, decode_part
 from protocol.pseudogradient.subsets import CHUNK
 
 CODINGS = {
@@ -123,23 +120,13 @@ def rates(arguments: argparse.Namespace) -> None:
     for update in map(float, arguments.updates.split(",")):
         local = base - random.standard_normal(size, np.float32) * np.float32(update)
         feedback = base - (base - random.standard_normal(size, np.float32) * np.float32(update / 4))  # of base's units
-        inputs = Inputs(base, local, feedback)
         for name in ("exact", "grid, f = 3", "chunked, k = 32", "chunked, k = 128"):
             coding = CODINGS[name]
-            encoder = SparseEncoder(SparseCoding(coding.kind == Kind.EXACT, coding.fraction))
-            residual = np.empty_like(base)
-
-            def encode(
-                inputs: Inputs = inputs,
-                coding: Coding = coding,
-                encoder: SparseEncoder = encoder,
-                residual: NDArray[np.float32] = residual,
-            ) -> tuple[int, bytes]:
-                if coding.kind != Kind.CHUNKED:
-                    return encoder.encode(inputs, residual)
-                return encode_chunks(pseudo_gradient(base, inputs.local, inputs.feedback, 0.95), [shape], coding.chosen)
-
-            entries, frame = encode()
+            inputs = Inputs(base, local, feedback, 0.95 if coding.kind == Kind.CHUNKED else 1.0)
+            encoder = ContributionEncoder(coding, bytes(32))
+            encode = partial(encoder.add, part, inputs)
+            frame, _ = encode()
+            entries = sum(encoder.head().entries)
             decode = partial(decode_part, memoryview(frame), coding, part, base, entries)
             seconds = best_of(encode, arguments.repeats), best_of(decode, arguments.repeats)
             speeds = [f"{4 * size / own / 1e9:.2f}" for own in seconds]

@@ -15,6 +15,7 @@ from protocol.kernels.jit import kernel
 
 cgutils: Any = core.cgutils
 types: Any = core.types
+_settings: Any = core.config
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = extending.intrinsic
 
 VECTOR_SIZE: Final = 64
@@ -86,7 +87,7 @@ def upper_product(_typing: Any, factor: Any, other: Any) -> Any:
 
 def _has_deposit() -> bool:
     """Return whether kernels are compiled for a processor with the instruction of `_deposit`, and it is fast there."""
-    if core.config.CPU_NAME is not None or core.config.CPU_FEATURES is not None:
+    if _settings.CPU_NAME is not None or _settings.CPU_FEATURES is not None:
         return False
     has_it: bool = llvmlite.binding.get_host_cpu_features().get("bmi2", False)
     return has_it and llvmlite.binding.get_host_cpu_name() not in ("znver1", "znver2")

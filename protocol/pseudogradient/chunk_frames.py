@@ -58,41 +58,47 @@ def _segments(blocks: Blocks) -> Iterator[NDArray[np.int64]]:
         yield np.array((*blocks.numbers, begin, min(begin + SEGMENT_CHUNKS, blocks.count)), np.int64)
 
 
-def encode_chunks(update: Floats, shapes: Sequence[Sequence[int]], chosen: int) -> tuple[int, bytes]:
+def encode_chunks(
+    update: Floats, shapes: Sequence[Sequence[int]], chosen: int, sent: Floats | None = None
+) -> tuple[int, bytes]:
     """Encode a part.
 
     Args:
         update: the part, flat: float32 [n]; what is sent is subtracted from it.
         shapes: of the part's tensors, in their order.
         chosen: entries of a whole chunk.
+        sent: result: what is sent, flat: float32 [n]; zeros before.
 
     Returns:
         The number of entries, and the frame.
     """
     entries, begin, pieces = 0, 0, []
+    sent = np.zeros_like(update) if sent is None else sent
     for shape in shapes:
         size = prod(shape)
         if size:
-            count, frame = _encode_tensor(update[begin : begin + size], blocks_of(shape), chosen)
+            end = begin + size
+            count, frame = _encode_tensor(update[begin:end], blocks_of(shape), chosen, sent[begin:end])
             entries += count
             pieces.append(frame)
         begin += size
     return entries, b"".join(pieces)
 
 
-def _encode_tensor(update: Floats, blocks: Blocks, chosen: int) -> tuple[int, bytes]:
+def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) -> tuple[int, bytes]:
     kernels, tables, entries = chunk_coders(), slot_tables(chosen), entries_of(blocks, chosen)
     bitmaps, values = np.zeros((blocks.count, CHUNK // 64), np.uint64), np.empty(entries, np.float32)
     kernels.select(update, *blocks.numbers, chosen, np.empty(CHUNK, np.uint32), bitmaps, values)
     levels, lookup = quantize(values)
     pieces = [lookup.astype("<f4").tobytes()]
     nodes, done = np.empty(2 * MAX_NODES, np.uint64), np.zeros(1, np.int64)
+    sums = np.empty(CHUNK // 64 + 1, np.int64)
     most = min(blocks.count, SEGMENT_CHUNKS)
     codes = np.empty((most * 12 * chosen, 2), np.uint32)
     raw = np.empty(most * chosen * 14 // 32 + 4, np.uint32)
     for bounds in _segments(blocks):
         filled = np.zeros(3, np.uint64)
-        state = (bitmaps, levels, lookup, nodes, codes, raw, filled, done)
+        state = (bitmaps, levels, lookup, sent, sums, nodes, codes, raw, filled, done)
         symbols = kernels.split_chunks(update, bounds, chosen, tables.offsets, tables.slots, *state)
         out = np.empty(symbols + 2, np.uint32)
         words = out[subset_coders().put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()

@@ -23,8 +23,8 @@ from protocol.pseudogradient.visibility import W
 SIDE: Final = 64
 LEVEL_BITS: Final = 2
 LEVELS: Final = 1 << LEVEL_BITS
-BRACKET: Final = 0x00400000
-"""A chunk's threshold is looked for first within half an octave of that of the chunk before it."""
+BRACKET: Final = 0x00080000
+"""A chunk's threshold is looked for first within a sixteenth of an octave of that of the chunk before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +75,47 @@ def level_of(size: Any) -> Any:
 
 
 @kernel()
+def count_at_least(magnitudes: Any, size: Any, least: Any) -> Any:
+    """Count the magnitudes that reach a number; they are followed by zeros up to a multiple of 64."""
+    count = I(0)
+    for word in range((size + I(63)) >> I(6)):
+        count += I(popcount(at_least_mask(magnitudes, U(word) << U(6), W(least))))
+    return count
+
+
+@kernel()
 def threshold_of(magnitudes: Any, size: Any, chosen: Any, guess: Any) -> Any:
     """Return the largest number that at least `chosen` magnitudes reach, or one that exactly `chosen` reach: uint32.
 
-    The magnitudes are followed by zeros up to a multiple of 64. No number below 1 is tried.
+    No number below 1 is tried. The next number lies where a straight line through the counts of the two borders has
+    `chosen`, as long as that halves the distance in two steps, and otherwise in the middle.
+
+    Args:
+        guess: the result for the chunk before, or 0.
     """
-    low, high = U(0), U(1) << U(32)
-    probe, step = max(U(guess), U(BRACKET + 1)) - U(BRACKET), I(0)
+    low, high, many, few = U(0), U(1) << U(32), size, I(0)
+    probe, reach, step = max(U(guess), U(1)), U(BRACKET), I(0)
+    before = high - low
     while high - low > U(1):
-        count = I(0)
-        for word in range((size + I(63)) >> I(6)):
-            count += I(popcount(at_least_mask(magnitudes, U(word) << U(6), W(probe))))
-        if I(count) >= chosen:
-            low = probe
+        count = count_at_least(magnitudes, size, probe)
+        if count >= chosen:
+            low, many = probe, count
         else:
-            high = probe
-        if I(count) == chosen:
+            high, few = probe, count
+        if count == chosen:
             high = low
         step += I(1)
-        probe = U(guess) + U(BRACKET) if step == I(1) else (low + high) >> U(1)
-        if probe <= low or probe >= high:
+        if low == U(0) and high > reach:  # look for a border near the guess
+            probe, reach = high - reach, reach << U(2)
+        elif high == U(1) << U(32) and low + reach < high:
+            probe, reach = low + reach, reach << U(2)
+        elif step & I(1) == I(0) and (high - low) > before >> U(1):
             probe = (low + high) >> U(1)
+        else:
+            probe = low + U(I(high - low) * (many - chosen) // max(I(1), many - few))
+        if step & I(1) == I(0):
+            before = high - low
+        probe = min(max(probe, low + U(1)), high - U(1))
     return W(low)
 
 
@@ -127,8 +147,9 @@ def select(
             size = high * wide
             for row in range(high):
                 source, target = (top + row) * columns + left, row * wide
-                for column in range(wide):
-                    magnitudes[target + column] = bits_of_float(update[source + column]) & W(0x7FFFFFFF)
+                own, magnitudes_of_row = update[source : source + wide], magnitudes[target : target + wide]
+                for column in range(own.size):
+                    magnitudes_of_row[column] = W(bits_of_float(own[column]) & W(0x7FFFFFFF))
             for i in range(size, (size + I(63)) & ~I(63)):
                 magnitudes[i] = W(0)
             entry_count = chosen_of(size, chosen)
@@ -169,6 +190,8 @@ def split_chunks(
     bitmaps: Any,
     levels: Any,
     lookup: Any,
+    sent: Any,
+    sums: Any,
     nodes: Any,
     codes: Any,
     raw: Any,
@@ -182,6 +205,8 @@ def split_chunks(
         bounds: rows, columns, height and width of `Blocks`, the first chunk and the one behind the last: int64[6].
         levels: the level of each value: uint8.
         lookup: the value of each level: float32[LEVELS].
+        sent: result: the sent values, flat: float32; zeros before.
+        sums, nodes: see `subsets.split`.
         done: how many values were coded before: int64[1].
     """
     rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
@@ -189,9 +214,9 @@ def split_chunks(
     for chunk in range(bounds[4], bounds[5]):
         top, left = I(chunk) // across * height, I(chunk) % across * width
         high, wide = min(height, rows - top), min(width, columns - left)
-        count = chosen_of(high * wide, chosen)
+        count, depth = chosen_of(high * wide, chosen), level_of(high * wide)
         bitmap = bitmaps[chunk]
-        symbols += split(bitmap, level_of(high * wide), count, offsets, slots, nodes, codes[symbols:], raw, filled)
+        symbols += split(bitmap, depth, count, offsets, slots, sums, nodes, codes[symbols:], raw, filled)
         position, pending, fill = filled[0], filled[1], filled[2]
         for word in range(CHUNK // 64):
             rest = bitmap[word]
@@ -203,6 +228,7 @@ def split_chunks(
                 position, pending, fill = put_bits(raw, position, pending, fill, U(level), U(LEVEL_BITS))
                 at = (top + place // wide) * columns + left + place % wide
                 update[at] = update[at] - lookup[level]
+                sent[at] = lookup[level]
         filled[0], filled[1], filled[2] = position, pending, fill
     done[0] = number
     return symbols
@@ -274,8 +300,8 @@ def chunk_coders() -> ChunkCoders:
     rows = ("int64",) * 5
     return ChunkCoders(
         select=kernel(floats, *rows, words, maps, floats)(select),
-        split_chunks=kernel(floats, *tables, maps, byte, floats, unsigned, "uint32[:, ::1]", words, unsigned, integers)(
-            split_chunks
-        ),
+        split_chunks=kernel(
+            floats, *tables, maps, byte, floats, floats, integers, unsigned, "uint32[:, ::1]", words, unsigned, integers
+        )(split_chunks),
         join_chunks=kernel(*tables, floats, unsigned, words, words, unsigned, unsigned, floats)(join_chunks),
     )

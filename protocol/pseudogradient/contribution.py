@@ -64,8 +64,9 @@ class ContributionEncoder:
         values = pseudo_gradient(inputs.base, inputs.local, inputs.feedback, inputs.decay)
         check_finite(values, part.names[0])
         if self._coding.kind == Kind.CHUNKED:
-            entries, frame = encode_chunks(values, part.shapes, self._coding.chosen)
-            self._norm.add(decode_chunks(memoryview(frame), part.shapes, self._coding.chosen))
+            sent = np.zeros_like(values)
+            entries, frame = encode_chunks(values, part.shapes, self._coding.chosen, sent)
+            self._norm.add(sent)
             return entries, frame, values
         self._norm.add(values)
         return values.size, values.astype("<f4").tobytes(), np.zeros_like(values)

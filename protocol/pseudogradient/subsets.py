@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.kernels.jit import kernel
-from protocol.kernels.simd import popcount
+from protocol.kernels.simd import lowest_bit, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, get_bits
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
@@ -99,31 +99,49 @@ def slot_tables(chosen: int) -> SlotTables:
 
 
 @kernel()
-def count_between(bitmap: Any, begin: Any, size: Any) -> Any:
-    """Count the ones of a bitmap in an aligned range of a power of two elements."""
-    if size < I(64):
-        mask = (U(1) << U(size)) - U(1)
-        return I(popcount((bitmap[begin >> I(6)] >> U(begin & I(63))) & mask))
-    count = I(0)
-    for word in range(begin >> I(6), (begin + size) >> I(6)):
-        count += I(popcount(bitmap[word]))
-    return count
+def fill_sums(bitmap: Any, sums: Any) -> Any:
+    """Count the ones of a bitmap before each of its words, and at its end: int64[65]."""
+    total = I(0)
+    for word in range(CHUNK // 64):
+        sums[word] = total
+        total += I(popcount(bitmap[word]))
+    sums[CHUNK // 64] = total
 
 
 @kernel()
-def place_in(bitmap: Any, begin: Any, size: Any) -> Any:
-    """Return the place of the only one in a range."""
-    at = begin
-    while size > I(1):
-        size >>= I(1)
-        if count_between(bitmap, at, size) == I(0):
-            at += size
-    return at - begin
+def count_between(bitmap: Any, sums: Any, begin: Any, size: Any) -> Any:
+    """Count the ones of a bitmap in an aligned range of a power of two elements."""
+    if size < I(64):
+        mask = (U(1) << U(size)) - U(1)
+        return I(popcount((bitmap[U(begin) >> U(6)] >> U(begin & I(63))) & mask))
+    return sums[U(begin + size) >> U(6)] - sums[U(begin) >> U(6)]
+
+
+@kernel()
+def place_in(bitmap: Any, begin: Any) -> Any:
+    """Return the place in a range of its only one, which is the first one of the bitmap from its begin on."""
+    word = U(begin) >> U(6)
+    rest = bitmap[word] >> U(begin & I(63))
+    if rest != U(0):
+        return lowest_bit(rest)
+    while rest == U(0):
+        word += U(1)
+        rest = bitmap[word]
+    return (word << U(6)) + lowest_bit(rest) - U(begin)
 
 
 @kernel()
 def split(
-    bitmap: Any, level: Any, chosen: Any, offsets: Any, slots: Any, nodes: Any, codes: Any, raw: Any, filled: Any
+    bitmap: Any,
+    level: Any,
+    chosen: Any,
+    offsets: Any,
+    slots: Any,
+    sums: Any,
+    nodes: Any,
+    codes: Any,
+    raw: Any,
+    filled: Any,
 ) -> Any:
     """List the symbols of one chunk, and write its raw bits; return the number of symbols.
 
@@ -132,6 +150,7 @@ def split(
         level: log2 of the number of elements of the root.
         chosen: number of ones.
         offsets, slots: see `SlotTables`.
+        sums: scratch memory: int64[65].
         nodes: scratch memory for the nodes that are to be halved: uint64[2 * MAX_NODES].
         codes: result: each symbol's first slot and width: uint32 [n, 2].
         raw: array for the raw bits: uint32.
@@ -139,8 +158,9 @@ def split(
     """
     position, pending, fill = filled[0], filled[1], filled[2]
     symbols, head, tail = I(0), I(0), I(0)
+    fill_sums(bitmap, sums)
     if chosen == I(1):
-        place = U(place_in(bitmap, I(0), I(1) << I(level)))
+        place = place_in(bitmap, I(0))
         position, pending, fill = put_bits(raw, position, pending, fill, place, U(level))
     elif chosen < I(1) << I(level):
         nodes[0] = U(chosen) << U(32) | U(level)
@@ -150,7 +170,7 @@ def split(
         head += I(1)
         own, k, begin = I(node & U(0xFF)), I(node >> U(32)), I((node >> U(8)) & U(0xFFFFFF))
         half = I(1) << (own - I(1))
-        first_half = count_between(bitmap, begin, half)
+        first_half = count_between(bitmap, sums, begin, half)
         at = offsets[own, k] + first_half - max(I(0), k - half)
         codes[symbols, 0] = slots[at]
         codes[symbols, 1] = slots[at + I(1)] - slots[at]
@@ -159,7 +179,7 @@ def split(
             count = first_half if side == 0 else k - first_half
             start = begin + half * I(side)
             if count == I(1):
-                place = U(place_in(bitmap, start, half))
+                place = place_in(bitmap, start)
                 position, pending, fill = put_bits(raw, position, pending, fill, place, U(own - I(1)))
             elif count > I(1) and count < half:
                 nodes[tail] = U(count) << U(32) | U(start) << U(8) | U(own - I(1))

@@ -1,5 +1,6 @@
 """SIMD operations, compared with plain Python."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def _places(nth_one: Any) -> Any:
 def test_places_of_the_ones_of_a_mask(name: str) -> None:
     random, places = np.random.default_rng(0), _places(getattr(simd, name))
     masks = [1, 1 << 63, (1 << 64) - 1, *random.integers(0, 1 << 64, 50, np.uint64).tolist()]
-    masks += [mask & other for mask, other in zip(masks[3:], masks[4:], strict=False)]
+    masks += [mask & other for mask, other in pairwise(masks)]
     for mask in masks:
         ones = [place for place in range(64) if mask >> place & 1]
         out = np.zeros(64, np.uint64)

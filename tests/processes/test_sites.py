@@ -1,5 +1,7 @@
-"""Two sites that train one policy as real processes: one is killed and comes back, and a third one joins."""
+"""Sites that train one policy as real processes: one is killed and comes back, another joins, one has several ranks."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,7 +12,7 @@ import pytest
 from grailnode.node.process_kinds import TRAINER_KINDS
 from tests.support.processes.command_line import run_command
 from tests.support.processes.network_of_processes import CHOICES, NetworkOfProcesses, wait_until_gone
-from tests.support.processes.programs import eventually
+from tests.support.processes.programs import eventually, members
 
 ROLES = {
     "trainer": "trainer",
@@ -109,3 +111,27 @@ def test_sites_end_with_one_state_though_one_was_killed_and_another_came_late(ne
     assert all(len(digests) == 1 for digests in weights.values())
     verification = run_command("verify", "--run", str(network.workspace.config))
     assert verification.returncode == 0, verification.stdout + verification.stderr
+
+
+@pytest.mark.slow
+def test_a_site_on_two_ranks_contributes_and_goes_on_when_one_of_them_is_killed(network: NetworkOfProcesses):
+    network.start("trainer", "trainer")
+    network.start("worker", "worker-1", "--set", "trainer.gpus=2")
+    for name in ("worker-2", "validator", "miner-1"):
+        network.start(ROLES[name], name)
+    for name in ("worker-1", "worker-2"):
+        eventually(partial(has_counted_again, network, name, 2), f"contributions of {name} count")
+
+    site = network.programs["worker-1"]
+    os.kill(members(site.session)[-1], signal.SIGKILL)
+    closed = max(closed_rounds(network))
+    eventually(partial(has_counted_again, network, "worker-1", 2, closed), "the site counts again")
+    assert len(network.events("worker-1", "started")) == 2
+
+    states: dict[int, set[str]] = {}
+    for name in ("worker-1", "worker-2"):
+        for event in network.events(name, "round-applied"):
+            states.setdefault(event["number"], set()).add(event["state"])
+        assert not network.events(name, "alarm")
+    assert len(states) >= 4
+    assert all(len(digests) == 1 for digests in states.values())

@@ -25,10 +25,10 @@ class NetworkOfProcesses:
         self.workspace = workspace.create(directory, choices, PACE, policy=policy)
         self.programs: dict[str, Program] = {}
 
-    def start(self, role: str, name: str) -> Program:
-        """Start a node's program."""
+    def start(self, role: str, name: str, *options: str) -> Program:
+        """Start a node's program, with other options of the command line."""
         log = self.workspace.directory / f"{name}.terminal"
-        program = Program("--role", role, "--run", str(self.workspace.config), "--name", name, log=log)
+        program = Program("--role", role, "--run", str(self.workspace.config), "--name", name, *options, log=log)
         self.programs[name] = program
         return program
 
