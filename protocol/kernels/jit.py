@@ -26,7 +26,7 @@ def kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def compiled(function: Callable[P, R]) -> Callable[P, R]:
         if not arguments:
             return cast(Callable[P, R], _compile(None, inline="always", error_model="numpy", _nrt=False)(function))
-        signature, options = [f"({', '.join(arguments)})"], {"nogil": True, "error_model": "numpy", "_nrt": False}
+        signature, options = [f"({', '.join(arguments)},)"], {"nogil": True, "error_model": "numpy", "_nrt": False}
         try:
             return cast(Callable[P, R], _compile(signature, cache=True, **options)(function))
         except RuntimeError:  # numba's "cannot cache function: no locator available"

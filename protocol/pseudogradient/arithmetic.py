@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
 from protocol.kernels.jit import kernel
+from protocol.kernels.simd import VECTOR_SIZE, add_squares
+from protocol.pseudogradient.bit_patterns import bits_of_float
 
 Floats = NDArray[np.float32]
 """A part's elements, flat: float32."""
@@ -25,16 +27,23 @@ LANES: Final = 8
 Lanes = NDArray[np.float64]
 """The partial sums of a part: float64 [LANES]."""
 
+INFINITE: Final = 0x7F800000
+"""The exponent bits of infinity and NaN."""
+
 F: Any = numba.float32
+W: Any = numba.uint32
 D: Any = numba.float64
 
 _FLOATS: Final = "float32[::1]"
 
 
 def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
+    infinite = W(0)
     for i in range(base.size):
-        out[i] = decay * feedback[i] + (base[i] - local[i])
-    return 0
+        update = decay * feedback[i] + (base[i] - local[i])
+        out[i] = update
+        infinite += W(W(bits_of_float(update) & W(INFINITE)) == W(INFINITE))
+    return numba.int64(infinite)
 
 
 def _add(total: Any, values: Any, weight: Any) -> Any:
@@ -62,20 +71,19 @@ def _descend(base: Any, mean: Any, rate: Any) -> Any:
     return 0
 
 
-def _infinite(bits: Any, exponents: Any) -> Any:
-    count = numba.uint32(0)
+def _infinite(bits: Any) -> Any:
+    count = W(0)
     for i in range(bits.size):
-        count += numba.uint32((bits[i] & exponents) == exponents)
+        count += W(W(bits[i] & W(INFINITE)) == W(INFINITE))
     return numba.int64(count)
 
 
 def _squares(values: Any, sums: Any) -> Any:
-    whole = values.size // 8 * 8
-    for begin in range(0, whole, 8):
-        for lane in range(8):
-            sums[lane] += D(values[begin + lane]) * D(values[begin + lane])
+    whole = values.size // VECTOR_SIZE * VECTOR_SIZE
+    for begin in range(0, whole, VECTOR_SIZE):
+        add_squares(values, numba.uint64(begin), sums)
     for i in range(whole, values.size):
-        sums[i - whole] += D(values[i]) * D(values[i])
+        sums[i & 7] += D(values[i]) * D(values[i])
     return 0
 
 
@@ -85,16 +93,21 @@ def _compiled(function: Callable[..., Any], *arguments: str) -> Callable[..., An
 
 
 def pseudo_gradient(base: Floats, local: Floats, feedback: Floats, decay: float) -> Floats:
-    """Return decay * feedback + (base - local): what a site would send if it sent everything.
+    """Return decay * feedback + (base - local), what a site would send if it sent everything: float32 [n].
 
     Args:
         base: the shared weights with which the round began: float32 [n].
         local: the site's weights after its local steps: float32 [n].
         feedback: the site's error feedback: float32 [n].
         decay: 1 for PULSELoCo, less for SparseLoCo (beta); rounded to float32.
+
+    Raises:
+        ContributionError: it is not finite.
     """
     out = np.empty_like(base)
-    _compiled(_update, _FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)(base, local, feedback, np.float32(decay), out)
+    kinds = (_FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)
+    count = _compiled(_update, *kinds)(base, local, feedback, np.float32(decay), out)
+    _refuse_infinite(count, "an update")
     return out
 
 
@@ -137,7 +150,10 @@ def check_finite(values: Floats, where: str) -> None:
     Raises:
         ContributionError: there is one.
     """
-    count = _compiled(_infinite, "uint32[::1]", "uint32")(values.view(np.uint32), np.uint32(0x7F800000))
+    _refuse_infinite(_compiled(_infinite, "uint32[::1]")(values.view(np.uint32)), where)
+
+
+def _refuse_infinite(count: int, where: str) -> None:
     if count:
         raise ContributionError(f"{count} values that are not finite", where)
 

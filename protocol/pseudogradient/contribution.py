@@ -62,7 +62,6 @@ class ContributionEncoder:
     def _whole(self, part: Part, inputs: Inputs) -> tuple[int, bytes, Floats]:
         """Encode the next part of dense or chunked values; return the entries, the frame and the error feedback."""
         values = pseudo_gradient(inputs.base, inputs.local, inputs.feedback, inputs.decay)
-        check_finite(values, part.names[0])
         if self._coding.kind == Kind.CHUNKED:
             sent = np.zeros_like(values)
             entries, frame = encode_chunks(values, part.shapes, self._coding.chosen, sent)

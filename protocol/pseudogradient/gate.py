@@ -1,15 +1,13 @@
 """The encoder's first pass: which entries are sent, and what remains (docs/spec/pseudogradient.md, sections 3 to 5)."""
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from protocol.kernels.jit import kernel
+from protocol.pseudogradient.arithmetic import INFINITE
 from protocol.pseudogradient.bit_patterns import bits_of_float
 from protocol.pseudogradient.visibility import MAX_STEPS, ROUNDER, F, W, grid_step, view_of
-
-INFINITE: Final = 0x7F800000
-"""The exponent bits of infinity and NaN."""
 
 
 @kernel()

@@ -14,8 +14,8 @@ from protocol.kernels.jit import kernel
 from protocol.kernels.simd import VECTOR_SIZE, add_squares, class_mask, count_classes, lowest_bit, nth_one, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, LEAVES_CLASS, LEAVES_DTYPE, get_bits
 from protocol.patch.rans import I, U
+from protocol.pseudogradient.arithmetic import INFINITE
 from protocol.pseudogradient.bit_patterns import bits_of_float, float_of
-from protocol.pseudogradient.gate import INFINITE
 from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED, UNRANKED_BITS
 from protocol.pseudogradient.visibility import MAX_RANK, S, W, exact_rank, exact_value, grid_value, view_of
 

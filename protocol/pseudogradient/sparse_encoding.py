@@ -157,7 +157,7 @@ class SparseEncoder:
             results = (found.gaps, found.changes, found.counts, self._unranked, found.filled, found.squares)
             count = scans().scan(*arrays, *scratch, *results)
             if count < 0:
-                raise ContributionError("an update that is not finite", "contribution")
+                raise ContributionError("values that are not finite", "an update")
             residual[begin:end] = out[: end - begin]
         return count
 
