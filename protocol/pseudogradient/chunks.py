@@ -170,12 +170,15 @@ def select(
                     if magnitudes[U(word * 64) + place] == guess:
                         bitmaps[chunk, word] ^= U(1) << place
                         surplus -= I(1)
+            row_at, row_end = top * columns + left, wide
             for word in range((size + I(63)) >> I(6)):
                 rest = bitmaps[chunk, word]
                 while rest != U(0):
                     place = I(word * 64) + I(lowest_bit(rest))
                     rest &= rest - U(1)
-                    values[number] = update[(top + place // wide) * columns + left + place % wide]
+                    while place >= row_end:
+                        row_at, row_end = row_at + columns, row_end + wide
+                    values[number] = update[U(row_at + wide - row_end + place)]
                     number += I(1)
             chunk += I(1)
     return number
@@ -210,7 +213,7 @@ def split_chunks(
         done: how many values were coded before: int64[1].
     """
     rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
-    across, symbols, number = (columns + width - I(1)) // width, I(0), done[0]
+    across, symbols, number = (columns + width - I(1)) // width, I(0), U(done[0])
     for chunk in range(bounds[4], bounds[5]):
         top, left = I(chunk) // across * height, I(chunk) % across * width
         high, wide = min(height, rows - top), min(width, columns - left)
@@ -218,19 +221,22 @@ def split_chunks(
         bitmap = bitmaps[chunk]
         symbols += split(bitmap, depth, count, offsets, slots, sums, nodes, codes[symbols:], raw, filled)
         position, pending, fill = filled[0], filled[1], filled[2]
+        row_at, row_end = top * columns + left, wide
         for word in range(CHUNK // 64):
             rest = bitmap[word]
             while rest != U(0):
                 place = I(word * 64) + I(lowest_bit(rest))
                 rest &= rest - U(1)
+                while place >= row_end:
+                    row_at, row_end = row_at + columns, row_end + wide
                 level = levels[number]
-                number += I(1)
+                number += U(1)
                 position, pending, fill = put_bits(raw, position, pending, fill, U(level), U(LEVEL_BITS))
-                at = (top + place // wide) * columns + left + place % wide
+                at = U(row_at + wide - row_end + place)
                 update[at] = update[at] - lookup[level]
                 sent[at] = lookup[level]
         filled[0], filled[1], filled[2] = position, pending, fill
-    done[0] = number
+    done[0] = I(number)
     return symbols
 
 
