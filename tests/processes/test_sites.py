@@ -120,12 +120,12 @@ def test_a_site_on_two_ranks_contributes_and_goes_on_when_one_of_them_is_killed(
     for name in ("worker-2", "validator", "miner-1"):
         network.start(ROLES[name], name)
     for name in ("worker-1", "worker-2"):
-        eventually(partial(has_counted_again, network, name, 2), f"contributions of {name} count")
+        eventually(partial(has_counted_again, network, name, 1), f"contributions of {name} count")
 
     site = network.programs["worker-1"]
     os.kill(members(site.session)[-1], signal.SIGKILL)
     closed = max(closed_rounds(network))
-    eventually(partial(has_counted_again, network, "worker-1", 2, closed), "the site counts again")
+    eventually(partial(has_counted_again, network, "worker-1", 1, closed), "the site counts again")
     assert len(network.events("worker-1", "started")) == 2
 
     states: dict[int, set[str]] = {}
@@ -133,5 +133,5 @@ def test_a_site_on_two_ranks_contributes_and_goes_on_when_one_of_them_is_killed(
         for event in network.events(name, "round-applied"):
             states.setdefault(event["number"], set()).add(event["state"])
         assert not network.events(name, "alarm")
-    assert len(states) >= 4
+    assert len(states) >= 2
     assert all(len(digests) == 1 for digests in states.values())
