@@ -204,7 +204,7 @@ def dequantize(
         device: None for that of each tensor.
 
     Raises:
-        MalformedError: a matrix has no scales, or a bit pattern that is no code.
+        MalformedError: codes are not a matrix with scales, or a bit pattern is no code.
     """
     weights: dict[str, Tensor] = {}
     for name, tensor in published.items():
@@ -213,7 +213,7 @@ def dequantize(
                 weights[name] = tensor.to(device, dtype)
             continue
         scales = published.get(name + SCALE)
-        if scales is None or scales.shape != tensor.shape[:1]:
+        if tensor.ndim != 2 or scales is None or scales.shape != tensor.shape[:1]:
             raise MalformedError("codes without a scale for each row", name)
         try:
             weights[name] = decode(tensor.to(device), scales.to(device), dtype)
@@ -250,13 +250,15 @@ def check_table(precision: Precision, tensors: Collection[tuple[str, str, tuple[
 
 
 def check_scales(published: Weights, place: str) -> None:
-    """Check the scales of a version, whose table has been checked.
+    """Check the scales of a version.
 
     Raises:
-        ChainError: one is not a power of two from 2^-64 to 2^64.
+        ChainError: one is not a power of two from 2^-64 to 2^64 in BF16.
     """
     for name, tensor in published.items():
         if is_scale(name, published):
+            if tensor.dtype != torch.bfloat16:  # possible in a run of `bf16`, whose tables may have any dtypes
+                raise ChainError("scales that are not BF16", f"{place}, {name}")
             bits = tensor.view(torch.int16).to(torch.int32)
             exponents = (bits >> _BF16_SHIFT) - _BIAS
             whole = (exponents + _BIAS) << _BF16_SHIFT == bits

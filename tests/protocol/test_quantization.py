@@ -198,6 +198,22 @@ def test_codes_without_scales_are_refused() -> None:
         q.dequantize(published | {PLACES[0] + q.SCALE: torch.ones(5, dtype=torch.bfloat16)})
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.bfloat16], ids=str)
+def test_codes_in_a_run_of_bf16_weights_are_refused_like_other_damage(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Such a run's tables may have any dtypes, so that these tensors come as far as here."""
+    published = {"w": torch.zeros(shape, dtype=torch.int8), "w" + q.SCALE: torch.ones(shape[:1], dtype=dtype)}
+    with pytest.raises(MalformedError, match="without a scale"):
+        q.dequantize(published)
+    if dtype == torch.bfloat16:
+        q.check_scales(published, "here")
+    else:
+        with pytest.raises(ChainError, match="not BF16"):
+            q.check_scales(published, "here")
+
+
 Table = dict[str, tuple[str, tuple[int, ...]]]
 TABLE: Table = {
     name: (dtype, tuple(shape))
