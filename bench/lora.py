@@ -4,7 +4,8 @@
     python -m bench.lora memory 75M 0.5B
 
 `payloads` lets the packaged policy learn by `bench.learning`'s simulation, with all weights and with adapters, and
-encodes the patches of the last ten versions as a trainer publishes them. About 10 CPU seconds a row.
+encodes the patches of the last ten versions as a trainer publishes them. `change` is by how much learning has changed
+the matrices: the length of the difference as a share of the matrix's, median and largest. About 10 CPU seconds a row.
 
 `memory` takes two training steps in bfloat16, each row in a process of its own, with random weights in the shapes of
 bench.sizes, and prints the largest resident memory above that of the process before it has weights. 0.5B needs 10 GB
@@ -23,9 +24,11 @@ from typing import Final
 import torch
 
 from bench.sizes import SHAPES
-from grailnode.engine.lora_model import LoraModel, initial_adapters
+from grailnode.engine.lora_model import LoraModel, initial_adapters, merged_weights
+from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol import patch
+from protocol.digest import Weights
 from protocol.lora import DOWN, UP, LoraSpec
 from protocol.objects import ObjectRef
 from roles.trainer.learn.learner import Learner, LearnerSettings
@@ -47,7 +50,7 @@ _MB: Final = 1e6
 
 
 def _payloads(windows: int, rows: list[int]) -> None:
-    print("what is trained          rate   weights  version   patch, compact      fast   changed  pass@1 at the end")
+    print("what is trained          rate   weights  version   patch, compact      fast   changed  pass@1  change")
     for rank, targets, rate in (_ROWS[row] for row in rows):
         simulation = Simulation(Setup(windows=windows, learning_rate=rate, lora_rank=rank, lora_targets=targets))
         simulation.serve(0)
@@ -59,12 +62,26 @@ def _payloads(windows: int, rows: list[int]) -> None:
         )
         weights = sum(tensor.numel() for tensor in simulation.versions[0].values())
         changed = 1 - statistics.fmean(simulation.sparsity[-10:])
+        middle, largest = _changes(simulation.versions[0], simulation.versions[-1], rank)
         what = "all weights" if not rank else f"rank {rank}, {'q and v' if targets == _ATTENTION else 'all seven'}"
         print(
             f"{what:<22} {rate:>6.0e} {weights:>9,} {2 * weights / 1e3:>5.0f} kB {compact / 1e3:>12.1f} kB "
-            f"{fast / 1e3:>6.1f} kB {changed:>9.1%}  {last:.3f}",
+            f"{fast / 1e3:>6.1f} kB {changed:>9.1%}  {last:.3f} {middle:>7.2%}, {largest:.2%}",
             flush=True,
         )
+
+
+def _changes(first: Weights, last: Weights, rank: int) -> tuple[float, float]:
+    """Return by how much matrices have changed as a share of their lengths, Frobenius norms: median and largest."""
+    base = {name: tensor.to(torch.float32) for name, tensor in load_weights(PACKAGED_POLICY).items()}
+    new = merged_weights(base, last, 2.0) if rank else {name: tensor.to(torch.float32) for name, tensor in last.items()}
+    old = base if rank else {name: tensor.to(torch.float32) for name, tensor in first.items()}
+    changes = [
+        float((tensor - old[name]).norm() / old[name].norm())
+        for name, tensor in new.items()
+        if tensor.dim() == 2 and tensor is not old[name]
+    ]
+    return statistics.median(changes), max(changes)
 
 
 def _spec() -> LoraSpec:

@@ -11,6 +11,7 @@ from grailnode.calibration.variants import Pair
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions
+from protocol.lora import LoraSpec
 from protocol.rollout import challenge, sketch
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ChatSpec, ProofSpec
@@ -34,6 +35,7 @@ class CalibrationTask:
         kind: of sketch.
         chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
+        lora: the adapters that the run trains; None for a run that trains all weights.
     """
 
     policy: Policy
@@ -43,6 +45,7 @@ class CalibrationTask:
     kind: sketch.SketchKind = "projection"
     seed: int = 0
     chat: ChatSpec | None = None
+    lora: LoraSpec | None = None
 
     @property
     def chunk(self) -> int:
@@ -88,16 +91,19 @@ async def measure_pair(
     """Generate groups in one way, check them in the other way, and yield the measurements.
 
     Args:
-        weights: of the policy.
+        weights: of the policy, with its adapters if the run trains some.
         groups: number of groups.
-        copy: other weights for the generating side, which it passes off as the policy.
+        copy: other weights without adapters for the generating side, which it passes off as the policy.
         first: number of the first group; the same numbers have the same prompts, noise and projections.
 
     Raises:
         PolicyError, EngineError: one of the two cannot compute this policy.
     """
-    generating = await pair.generating.serve(work.policy, weights if copy is None else copy)
-    checking = await pair.checking.serve(work.policy, weights)
+    if copy is None:
+        generating = await pair.generating.serve(work.policy, weights, work.lora)
+    else:
+        generating = await pair.generating.serve(work.policy, copy)
+    checking = await pair.checking.serve(work.policy, weights, work.lora)
     async for group in measure(work, generating, checking, groups, first=first):
         yield group
 

@@ -10,13 +10,16 @@ import numpy as np
 import torch
 
 from grailnode.calibration import separation, thresholds
+from grailnode.calibration.adapters import ADAPTER_SHARE, random_adapters
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
-from grailnode.calibration.proof_file import CopyRow, Measurement, PairRow, ProofFile
+from grailnode.calibration.proof_file import CopyRow, MeasuredAdapters, Measurement, PairRow, ProofFile
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
 from grailnode.calibration.variants import Pair
 from grailnode.engine import policy as policies
+from grailnode.engine.lora_model import merged_weights
 from protocol.digest import Weights, digest_weights
+from protocol.lora import PREFIX, LoraSpec
 from protocol.run import ProofSpec
 
 COPIES: Final = (3, separation.REQUIRED_BITS, 8)
@@ -41,6 +44,7 @@ class CalibrationJob:
         pairs: the pairs that will occur in a run.
         rollouts: of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because
             rollouts of one prompt share most of their states.
+        adapter_share: by how much random adapters change their matrices, where the run trains some.
     """
 
     work: CalibrationTask
@@ -48,6 +52,7 @@ class CalibrationJob:
     pairs: Sequence[Pair]
     rollouts: int
     demands: ThresholdDemands = field(default_factory=ThresholdDemands)
+    adapter_share: float = ADAPTER_SHARE
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -67,9 +72,10 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         PolicyError, EngineError: a variant cannot compute this policy.
     """
     thresholds.check_groups(sum(job.groups))
-    weights = policies.load_weights(job.work.policy.directory)
+    base, lora = policies.load_weights(job.work.policy.directory), job.work.lora
+    weights, merged = (base, base) if lora is None else _with_adapters(job, base, lora)
     honest = {pair.name: await _honest(job, pair, weights, progress) for pair in job.pairs}
-    copies = await _copies(job, honest, weights, progress)
+    copies = await _copies(job, honest, weights, merged, progress)
     required = [groups for (bits, _), groups in copies.items() if bits == separation.REQUIRED_BITS]
     spec = thresholds.choose_thresholds(honest, required, job.work.kind, job.demands)
     rows = [_row(pair, honest[pair.name], spec) for pair in job.pairs]
@@ -78,9 +84,10 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     powers = [separation.power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
     separation.check(powers, honest, spec, window)
     measurement = Measurement(
-        policy=digest_weights(weights).hex(),
+        policy=digest_weights(base).hex(),
         prompts=job.prompts,
         chat=job.work.chat is not None,
+        lora=None if lora is None else MeasuredAdapters.of(lora, job.adapter_share),
         temperature=job.work.params.temperature,
         max_tokens=job.work.params.max_tokens,
         group_size=job.work.group_size,
@@ -93,6 +100,14 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         copies=tuple(CopyRow(**power.__dict__) for power in powers),
     )
     return ProofFile(thresholds=spec, measured=measurement)
+
+
+def _with_adapters(job: CalibrationJob, base: Weights, lora: LoraSpec) -> tuple[Weights, Weights]:
+    """Return the weights of a base with random adapters: beside each other by the names of the modules, and merged."""
+    shapes = job.pairs[0].generating.model(job.work.policy, lora).shapes
+    adapters = random_adapters(base, shapes, lora.scale, job.adapter_share, job.work.seed)
+    beside = {name.removeprefix(PREFIX): tensor for name, tensor in adapters.items()}
+    return {**base, **beside}, merged_weights(base, adapters, lora.scale)
 
 
 async def _honest(job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress) -> list[GroupMeasurement]:
@@ -122,15 +137,19 @@ async def _collect(
 
 
 async def _copies(
-    job: CalibrationJob, honest: thresholds.Honest, weights: Weights, progress: Progress
+    job: CalibrationJob, honest: thresholds.Honest, weights: Weights, merged: Weights, progress: Progress
 ) -> dict[tuple[int, str], list[GroupMeasurement]]:
-    """Measure copies with the first pair and with the pair of the widest noise, by (bits, name of the pair)."""
+    """Measure copies with the first pair and with the pair of the widest noise, by (bits, name of the pair).
+
+    Args:
+        weights: of the policy, with its adapters if the run trains some; merged: in one matrix each.
+    """
     groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
     pairs = {pair.name: pair for pair in (job.pairs[0], widest)}
     measurements = {}
     for bits in COPIES:
-        copy = quantized(weights, bits)
+        copy = quantized(merged, bits)
         for name, pair in pairs.items():
             part = measure_pair(job.work, pair, weights, groups, copy=copy)
             total = groups * job.work.group_size

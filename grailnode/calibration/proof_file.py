@@ -10,6 +10,7 @@ from grailnode import UserError
 from protocol import bounded_json
 from protocol.encoding import Line
 from protocol.errors import MalformedError
+from protocol.lora import LoraSpec
 from protocol.run import ProofSpec
 
 NAME: Final = "proof.json"
@@ -71,6 +72,28 @@ class CopyRow(_Part):
     windows: Share
 
 
+class MeasuredAdapters(_Part):
+    """The adapters with which both sides computed.
+
+    Attributes:
+        rank, alpha, targets: of a LoRA run (protocol/lora.py).
+        share: of the length of each matrix, by which its adapter changes it.
+    """
+
+    rank: Annotated[int, Field(ge=1)]
+    alpha: Annotated[float, Field(gt=0.0)]
+    targets: Annotated[tuple[Line, ...], Field(min_length=1, max_length=1000)]
+    share: Share
+
+    @classmethod
+    def of(cls, lora: LoraSpec, share: float) -> Self:
+        """Return the adapters of a run."""
+        return cls(rank=lora.rank, alpha=lora.alpha, targets=lora.targets, share=share)
+
+    def __str__(self) -> str:
+        return f"adapters of rank {self.rank}, alpha {self.alpha:g}, of {', '.join(self.targets)}"
+
+
 class Measurement(_Part):
     """The measurement behind thresholds.
 
@@ -82,6 +105,7 @@ class Measurement(_Part):
         seed: of prompts, noise and projections.
         headroom, window: thresholds.ThresholdDemands.
         torch: its version; processor: name of the machine's processor.
+        lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
     """
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -97,6 +121,7 @@ class Measurement(_Part):
     processor: Line
     pairs: Annotated[tuple[PairRow, ...], Field(min_length=1, max_length=1000)]
     copies: Annotated[tuple[CopyRow, ...], Field(min_length=1, max_length=1000)]
+    lora: MeasuredAdapters | None = None
 
 
 class ProofFile(_Part):
@@ -110,6 +135,8 @@ class ProofFile(_Part):
         value = self.model_dump(mode="json")
         for name in AUDIT:
             del value["thresholds"][name]
+        if self.measured.lora is None:
+            del value["measured"]["lora"]
         return json.dumps(value, indent=2) + "\n"
 
     @classmethod
@@ -135,15 +162,18 @@ class ProofFile(_Part):
             where = ".".join(str(part) for part in first["loc"])
             raise MalformedError(str(first["msg"]), where) from error
 
-    def check(self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool) -> None:
+    def check(
+        self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool, lora: LoraSpec | None = None
+    ) -> None:
         """Refuse a run that this proof was not measured for.
 
         Args:
-            policy: weight digest of version 0.
+            policy: weight digest of version 0, or of the base of a LoRA run.
             chat: whether prompts are conversations.
+            lora: the adapters of a LoRA run.
 
         Raises:
-            ProofFileError: another policy, temperature or form of prompts, or longer completions.
+            ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions.
         """
         measurement = self.measured
         if measurement.policy != policy.hex():
@@ -151,6 +181,7 @@ class ProofFile(_Part):
                 f"the proof was measured on weights {measurement.policy[:16]}, the policy's are {policy.hex()[:16]}; "
                 "run `grailnode calibrate` on this policy"
             )
+        self._check_adapters(lora)
         if measurement.chat != chat:
             forms = "bare prompts", "conversations"
             raise ProofFileError(
@@ -162,6 +193,21 @@ class ProofFile(_Part):
                 f"the proof was measured at temperature {measurement.temperature:g} up to {measurement.max_tokens} "
                 f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with the run's"
             )
+
+    def _check_adapters(self, lora: LoraSpec | None) -> None:
+        measured = self.measured.lora
+        run = None if lora is None else MeasuredAdapters.of(lora, 0.0 if measured is None else measured.share)
+        if measured == run:
+            return
+        names = [f"with {item}" if item else "without adapters" for item in (measured, run)]
+        options = "without --lora-rank"
+        if lora is not None:
+            targets = ",".join(lora.targets)
+            options = f"with --lora-rank {lora.rank} --lora-alpha {lora.alpha:g} --lora-targets {targets}"
+        raise ProofFileError(
+            f"the proof was measured {names[0]}, the run computes {names[1]}; run `grailnode calibrate` {options}, and "
+            "give `grailnode init` the file that it writes by --proof"
+        )
 
 
 def read(path: Path) -> ProofFile:

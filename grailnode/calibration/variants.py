@@ -13,6 +13,7 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import DEFAULT_BATCH_TOKENS, TorchEngine
 from protocol.digest import Weights
+from protocol.lora import LoraSpec
 
 Implementation = Literal["qwen3", "transformers"]
 DType = Literal["float32", "bfloat16", "float16"]
@@ -53,33 +54,39 @@ class Variant:
             f"{self.threads} thread{'s' * (self.threads > 1)}"
         )
 
-    def model(self, policy: Policy) -> CausalModel:
+    def model(self, policy: Policy, lora: LoraSpec | None = None) -> CausalModel:
         """Return the architecture, computed this way.
 
+        Args:
+            lora: where the weights have adapters beside a base; None for weights without.
+
         Raises:
-            PolicyError: this implementation does not know the architecture.
+            PolicyError: this implementation does not know the architecture, or has no place for such adapters.
         """
         device = torch.device(self.device)
         config = Qwen3Config.of(policy.config) if self.implementation == "qwen3" else None
         model: CausalModel
         if config is not None:
-            model = Qwen3(config, device, self.attention)
+            model = Qwen3(config, device, self.attention, lora=lora)
         else:
             from grailnode.engine.hf import TransformersModel  # noqa: PLC0415 - takes seconds to import
 
-            model = TransformersModel(policy.directory, device, self.attention)
+            model = TransformersModel(policy.directory, device, self.attention, lora=lora)
         plain = self.side == "right" and self.multiple == 1
         return model if plain else Padded(model, self.side, self.multiple)
 
-    async def serve(self, policy: Policy, weights: Weights) -> TorchEngine:
+    async def serve(self, policy: Policy, weights: Weights, lora: LoraSpec | None = None) -> TorchEngine:
         """Return an engine that computes this way and serves these weights as version 0.
 
+        Args:
+            lora: where the weights have adapters beside a base; None for weights without.
+
         Raises:
-            PolicyError: this implementation does not know the architecture.
+            PolicyError: this implementation does not know the architecture, or has no place for such adapters.
             EngineError: the weights do not fit it.
         """
         engine = TorchEngine(
-            self.model(policy),
+            self.model(policy, lora),
             device=self.device,
             dtype=getattr(torch, self.dtype),
             max_batch_tokens=self.batch_tokens,

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from grailnode.cli.options import chat_options, run_action
+from grailnode.cli.options import chat_options, lora_options, run_action
 
 
 @click.command()
@@ -21,6 +21,14 @@ from grailnode.cli.options import chat_options, run_action
     help="Its problems, for a task that reads them from a file.",
 )
 @chat_options
+@lora_options
+@click.option(
+    "--adapter-share",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="With --lora-rank: by how much random adapters change their matrices.",
+)
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -64,6 +72,7 @@ from grailnode.cli.options import chat_options, run_action
 def calibrate(**parameters: Any) -> None:
     """Measure how far honest nodes differ on a policy; write the thresholds of the check to proof.json.
 
-    Fails if a copy with 4-bit weights cannot be distinguished from honest work.
+    For a run of adapters the policy is their base, and both sides compute it with random adapters. Fails if a copy with
+    4-bit weights cannot be distinguished from honest work.
     """
     run_action("calibration_run", "calibrate", parameters)

@@ -5,15 +5,13 @@ from typing import Any
 
 import click
 
-from grailnode.cli.options import chat_options, run_action
+from grailnode.cli.options import chat_options, lora_options, run_action
 from protocol.limits import (
     MAX_COMPLETION_TOKENS,
     MAX_EVALUATION_PROBLEMS,
     MAX_EVALUATION_SAMPLES,
     MAX_GROUP_SIZE,
     MAX_GROUPS,
-    MAX_LORA_ALPHA,
-    MAX_LORA_RANK,
     MAX_WORKERS,
 )
 
@@ -67,17 +65,7 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
     type=click.FloatRange(0, 1e9),
     help="Groups that a key must have delivered before it earns and is trained on. Default: 32.",
 )
-@click.option(
-    "--lora-rank",
-    type=click.IntRange(0, MAX_LORA_RANK),
-    help="Train adapters of this rank instead of all weights. Default: 0, all weights.",
-)
-@click.option(
-    "--lora-alpha",
-    type=click.FloatRange(0, MAX_LORA_ALPHA),
-    help="An adapter's product counts alpha / rank times. Default: twice the rank.",
-)
-@click.option("--lora-targets", metavar="NAMES", help="Modules that get adapters, with commas: q_proj,v_proj.")
+@lora_options
 @click.option(
     "--precision",
     type=click.Choice(["bf16", "fp8", "int8"]),

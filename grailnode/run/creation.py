@@ -153,9 +153,9 @@ def draft_manifest(
     """Return a run manifest for the policy in a directory.
 
     Args:
-        proof: the thresholds that were measured on this policy, which for a LoRA run is the base: adapters change
-            nothing at first. None for an exact run. Quantized weights are other BF16 weights of the same sizes, and
-            nodes differ by the roundings of the same arithmetic.
+        proof: the thresholds that were measured on this policy, or on the base with such adapters. None for an exact
+            run. Quantized weights are other BF16 weights of the same sizes, and nodes differ by the roundings of the
+            same arithmetic.
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
 
@@ -174,7 +174,8 @@ def draft_manifest(
         build_exact(policy)
         thresholds = EXACT_PROOF
     else:
-        proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None)
+        spec = None if lora is None else lora.spec
+        proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None, lora=spec)
         thresholds = proof.thresholds
     audit = {name: getattr(choices, name) for name in AUDIT}
     return RunManifest(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from grailnode.calibration import proof_file
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.thresholds import CalibrationError
-from grailnode.cli.actions.calibration_run import Options, make_job
+from grailnode.cli.actions.calibration_run import make_job
 from grailnode.cli.main import cli
 from grailnode.engine.policy import Policy
 from grailnode.node.user_errors import explain
@@ -18,25 +18,9 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
 from grailnode.run.requirements import RequirementError
 from protocol import environments
+from tests.calibration.options import OPTIONS
 from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.builders.tasks import MATH
-
-OPTIONS = Options(
-    policy=None,
-    environment="addition",
-    prompts=None,
-    rollouts=100,
-    pairs="same,eager-checked",
-    dtype="float32",
-    device="cpu",
-    temperature=None,
-    max_tokens=None,
-    sketch="projection",
-    level=1e-9,
-    headroom=4.0,
-    seed=0,
-    out=None,
-)
 
 
 def invoke(*arguments: object) -> str:

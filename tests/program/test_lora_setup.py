@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from grailnode.calibration import proof_file
+from grailnode.calibration.adapters import ADAPTER_SHARE
+from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, ConfigError, load
 from grailnode.engine.adapter_files import read_adapters
 from grailnode.engine.lora_model import LoraModel
@@ -26,11 +29,22 @@ from tests.support.processes.command_line import run_command
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
 
 
+def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
+    """Write the packaged policy's thresholds as if they had been measured with adapters."""
+    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+    adapters = MeasuredAdapters(rank=rank, alpha=2.0 * rank, targets=targets, share=ADAPTER_SHARE)
+    measured = proof.measured.model_copy(update={"lora": adapters})
+    path.write_text(proof.model_copy(update={"measured": measured}).to_json())
+    return path
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunManifest]:
     """Return the configuration and the manifest of a new run of adapters."""
     directory = tmp_path_factory.mktemp("run") / "run"
-    created = run_command("init", str(directory), "--lora-rank", "8", "--lora-targets", "v_proj,q_proj")
+    proof = write_proof(directory.parent / "proof.json", 8, ("q_proj", "v_proj"))
+    options = ("--lora-rank", "8", "--lora-targets", "v_proj,q_proj", "--proof", str(proof))
+    created = run_command("init", str(directory), *options)
     assert created.returncode == 0, created.stderr
     return load(directory), open_run((directory / "run.manifest").read_bytes()).record
 
@@ -90,8 +104,9 @@ def test_settings_that_do_not_go_with_adapters_are_refused(
 @pytest.fixture(scope="module")
 def local_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return run.toml of a new run of adapters on this machine."""
-    choices = Choices(lora_rank=8, lora_targets=("v_proj",))
-    return workspace.create(tmp_path_factory.mktemp("local") / "run", choices, workspace.Pace()).config
+    directory, choices = tmp_path_factory.mktemp("local"), Choices(lora_rank=8, lora_targets=("v_proj",))
+    proof = write_proof(directory / "proof.json", 8, ("v_proj",))
+    return workspace.create(directory / "run", choices, workspace.Pace(), proof=proof).config
 
 
 def test_a_canary_that_cannot_serve_adapters_is_refused_at_the_trainers_start(local_run: Path) -> None:

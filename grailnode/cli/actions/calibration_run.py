@@ -8,10 +8,12 @@ from typing import Any, Self
 import click
 import torch
 import trio
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grailnode.calibration import prompts, proof_file
+from grailnode.calibration.adapters import ADAPTER_SHARE
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
@@ -21,9 +23,11 @@ from grailnode.calibration.variants import DType, Pair, Variant, select
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import requirements
+from grailnode.run.base_files import start_lora
 from grailnode.run.creation import Choices
 from grailnode.run.files import write_whole
 from grailnode.ui.terminal import pairs_table, threshold_lines
+from protocol.lora import LoraSpec
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ChatSpec
@@ -50,6 +54,10 @@ class Options:
     data: Path | None = None
     chat: bool | None = None
     system_prompt: str | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: str | None = None
+    adapter_share: float = ADAPTER_SHARE
 
 
 def calibrate(**parameters: Any) -> None:
@@ -120,6 +128,7 @@ def make_job(options: Options) -> CalibrationJob:
         kind=options.sketch,
         seed=options.seed,
         chat=chat,
+        lora=_lora(options, policy),
     )
     _check_device(options.device)
     base = Variant(dtype=options.dtype, device=options.device)
@@ -130,6 +139,7 @@ def make_job(options: Options) -> CalibrationJob:
         pairs=_pairs(options.pairs, base, policy),
         rollouts=options.rollouts,
         demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
+        adapter_share=options.adapter_share,
     )
 
 
@@ -144,6 +154,21 @@ def _prompts(options: Options, policy: Policy, max_tokens: int) -> tuple[prompts
         return prompts.drawn_from(texts), chat
     task = requirements.check(options.environment, options.data, policy, max_tokens, system)
     return prompts.of_environment(options.environment, task.problems), task.chat
+
+
+def _lora(options: Options, policy: Policy) -> LoraSpec | None:
+    """Return the adapters that the options describe; None for a run that trains all weights."""
+    if bool(options.lora_rank) != bool(options.lora_targets):
+        raise CalibrationError("--lora-rank and --lora-targets go together")
+    if options.lora_alpha and not options.lora_rank:
+        raise CalibrationError("--lora-alpha belongs to adapters: give --lora-rank as well")
+    targets = (options.lora_targets or "").split(",")
+    try:
+        start = start_lora(policy, options.lora_rank or 0, options.lora_alpha or 0.0, targets)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise CalibrationError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
+    return None if start is None else start.spec
 
 
 def _check_device(name: str) -> None:
