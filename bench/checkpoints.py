@@ -55,6 +55,20 @@ class Trajectory:
         return float((bits_of(old) != bits_of(new)).mean())
 
 
+def noisy_gradient(mean: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return a gradient of the mean's shape: noise around it, times lognormal scales of the indices of each dimension.
+
+    Args:
+        mean: float32, in units of the noise.
+    """
+    gradient = torch.randn(mean.shape, generator=generator).add_(mean)
+    for dimension in range(mean.dim()):
+        size = [1] * mean.dim()
+        size[dimension] = mean.shape[dimension]
+        gradient *= torch.exp(SCALE_DEVIATION * torch.randn(size, generator=generator))
+    return gradient
+
+
 def simulate(rows: int, columns: int, seed: int) -> Trajectory:
     """Simulate sixty AdamW steps of one tensor of `rows` x `columns`."""
     generator = torch.Generator().manual_seed(seed)
@@ -64,9 +78,7 @@ def simulate(rows: int, columns: int, seed: int) -> Trajectory:
     first, second, drift = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
     before = drift
     for step in range(1, STEPS + 1):
-        gradient = torch.randn(shape, generator=generator).add_(mean)
-        gradient *= torch.exp(SCALE_DEVIATION * torch.randn((rows, 1), generator=generator))
-        gradient *= torch.exp(SCALE_DEVIATION * torch.randn((1, columns), generator=generator))
+        gradient = noisy_gradient(mean, generator)
         first.lerp_(gradient, 1 - BETAS[0])
         second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         scale = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)

@@ -19,9 +19,9 @@ from bench.checkpoints import (
     BETAS,
     EPSILON,
     MEAN_DEVIATION,
-    SCALE_DEVIATION,
     WARM_UP,
     WEIGHT_DEVIATION,
+    noisy_gradient,
 )
 from bench.outer.methods import VARIANTS
 from bench.outer.trials import SITES
@@ -60,11 +60,7 @@ class NoiseSite:
             warm_up = min(1.0, self._steps / WARM_UP)
             for name, mean in self._means.items():
                 first, second = self._first[name], self._second[name]
-                gradient = torch.randn(mean.shape, generator=self._generator).add_(mean)
-                for dimension in range(mean.dim()):
-                    size = [1] * mean.dim()
-                    size[dimension] = mean.shape[dimension]
-                    gradient *= torch.exp(SCALE_DEVIATION * torch.randn(size, generator=self._generator))
+                gradient = noisy_gradient(mean, self._generator)
                 first.lerp_(gradient, 1 - BETAS[0])
                 second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
                 scale = (second / (1 - BETAS[1] ** self._steps)).sqrt_().add_(EPSILON)

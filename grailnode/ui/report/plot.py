@@ -32,8 +32,8 @@ class PlotSeries:
 
     label: str
     css: str
-    points: Sequence[tuple[int, float | None]]
-    tooltip: Callable[[int, float], str]
+    points: Sequence[tuple[float, float | None]]
+    tooltip: Callable[[float, float], str]
 
 
 def drawing(identity: str, title: str, description: str, *body: Markup, height: float = HEIGHT) -> Markup:

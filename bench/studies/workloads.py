@@ -1,0 +1,140 @@
+"""The workloads of the studies: a small policy that learns, and a matrix with the weights of a real layer.
+
+The policy is the packaged one. It learns sums from rollouts of its own with the product's learner: 16 groups of 8
+rollouts in a step, and a version after each step. Its gradients are real, but its weights are not those of a large
+model.
+
+The layer has weights from N(0, 0.0147) and gradients of noise (bench/checkpoints.py). They do not depend on the
+weights, so the product's AdamW runs once at a learning rate of 1 from zeros: the weights at any rate are the first ones
+plus the rate times what it moved.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from bench.checkpoints import MEAN_DEVIATION, WEIGHT_DEVIATION, noisy_gradient
+from grailnode.engine.causal_model import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from roles.trainer.learn.learning_rate import RateSchedule
+from roles.trainer.learn.optimizer import AdamW, AdamWSettings
+from roles.trainer.outer.local_learner import masters
+from roles.trainer.verified_batch import VerifiedGroup
+from tests.support.simulation.learning import Setup, Simulation
+
+WARM_UP: Final = 20
+"""Optimizer steps in which the learning rate grows (PULSE, F.4)."""
+STEPS: Final = 84
+"""Optimizer steps of a run."""
+GROUPS: Final = 16
+"""Groups of 8 rollouts in a step of the policy."""
+ROWS, COLUMNS = 512, 2048
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How weights are trained: the learning rate at its peak, the steps over which it grows, and AdamW's betas."""
+
+    rate: float = 3e-6
+    warm_up: int = WARM_UP
+    betas: tuple[float, float] = (0.9, 0.95)
+
+    def settings(self, max_grad_norm: float = 1.0) -> AdamWSettings:
+        """Return the settings of the optimizer."""
+        return AdamWSettings(
+            learning_rate=self.rate,
+            schedule=RateSchedule(warmup_steps=self.warm_up),
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            max_grad_norm=max_grad_norm,
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """The weights after a step.
+
+    Attributes:
+        step: from 0, before the first one.
+        weights: the FP32 masters, flat.
+        gradient: of the step, before clipping, flat; empty where it is not kept.
+        reward: mean of the step's rollouts; NaN where there are none.
+    """
+
+    step: int
+    weights: Tensor
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+    reward: float = math.nan
+
+
+class LearningPolicy(Simulation):
+    """A policy that learns step by step from rollouts of its own.
+
+    Args:
+        directory: of the policy.
+        delay: how many steps older the policy is that samples a step's rollouts.
+        held_out: problems on which pass@1 is measured.
+    """
+
+    def __init__(
+        self, recipe: Recipe, directory: Path = PACKAGED_POLICY, *, seed: int = 0, delay: int = 0, held_out: int = 256
+    ) -> None:
+        super().__init__(Setup(policy=str(directory), seed=seed, groups=GROUPS, held_out=held_out))
+        self._delay = delay
+        model = build(Policy.load(directory))
+        self._learner = Learner(model, self.versions[0], LearnerSettings(optimizer=recipe.settings()))
+
+    def states(self, steps: int) -> Iterator[State]:
+        """Yield the state before the first step and after each one."""
+        yield State(0, _flat(masters(self._learner.state())))
+        for step in range(1, steps + 1):
+            gradients = self._learner.gradients(self._rollouts(step))
+            gradient = _flat(gradients.tensors)
+            report = self._learner.update(gradients)
+            self._versions.append(self._learner.bf16_view())
+            yield State(step, _flat(masters(self._learner.state())), gradient, report.mean_reward)
+
+    def _rollouts(self, step: int) -> list[VerifiedGroup]:
+        version = max(0, step - 1 - self._delay)
+        self.serve(version)
+        return self._mine(step, version)
+
+    def newest_pass_at_1(self) -> float:
+        """Return the share of held-out problems that the newest version solves greedily."""
+        self.serve(len(self.versions) - 1)
+        return self.pass_at_1()
+
+
+class Layer:
+    """A matrix with the weights of a real layer, and by how much each step of AdamW moves them at a rate of 1.
+
+    Args:
+        recipe: its rate is not used.
+    """
+
+    def __init__(self, recipe: Recipe, steps: int = STEPS, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = ROWS, COLUMNS
+        self._start = torch.randn(shape, generator=generator).mul_(WEIGHT_DEVIATION).flatten()
+        mean = torch.randn(shape, generator=generator).mul_(MEAN_DEVIATION)
+        unit = Recipe(1.0, recipe.warm_up, recipe.betas)
+        optimizer = AdamW({"layer": torch.zeros(shape)}, unit.settings(max_grad_norm=math.inf))
+        self._drifts = [torch.zeros(ROWS * COLUMNS)]
+        for _ in range(steps):
+            optimizer.step({"layer": noisy_gradient(mean, generator)})
+            self._drifts.append(optimizer.masters["layer"].flatten().clone())
+
+    def states(self, rate: float) -> Iterator[State]:
+        """Yield the state before the first step and after each one; their gradients are not kept."""
+        for step, drift in enumerate(self._drifts):
+            yield State(step, self._start + rate * drift)
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[name].detach().flatten() for name in sorted(tensors)])
