@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from grailnode.engine.causal_model import build
+from grailnode.engine.compute import Compute, VllmCompute
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.node import wiring
 from grailnode.node.mapped_tensors import MappedTensors
 from protocol.digest import digest_weights
 from roles.ports import StoreError
 from tests.roles.follower_testbed import FollowerTestbed
+from tests.support.builders.chains import make_node
 
 TENSORS = {
     "a": torch.zeros(300, 7, dtype=torch.bfloat16),
@@ -109,3 +114,18 @@ async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -
     assert follower.newest is not None
     assert follower.newest.version == 0
     assert (await follower.rebuild(1)).version == 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("with_vllm", "files"), [(True, 1), (False, 0)], ids=["vllm", "torch"])
+async def test_only_a_node_with_vllm_has_its_weights_in_files(tmp_path: Path, with_vllm: bool, files: int) -> None:
+    testbed = FollowerTestbed()
+    await testbed.publish(1)
+    vllm = VllmCompute(PACKAGED_POLICY, tmp_path / "engine") if with_vllm else None
+    compute = Compute(build(Policy.load(PACKAGED_POLICY)), vllm=vllm)
+    node = make_node(testbed.run_id, testbed.run, testbed.store, testbed.state, testbed.log)
+    follower = await wiring._open_follower(node, compute, wiring.MINER_VERSIONS)
+    await follower.refresh()
+    await follower.rebuild(1)
+    gc.collect()
+    assert mapped_files(tmp_path) == files
