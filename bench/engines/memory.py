@@ -10,7 +10,7 @@ import argparse
 import ctypes
 import gc
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,17 @@ _HOUR_MS: Final = 3_600_000
 _SECONDS: Final = 0.01  # between two looks at the memory
 
 
+@dataclass(frozen=True)
+class PublishedChain:
+    """A run whose versions lie in a directory, and its policy."""
+
+    directory: Path
+    policy: Policy
+    run_id: bytes
+    run: RunManifest
+    parameters: int
+
+
 class PrivateMemory:
     """The memory of this process that lies in no file, and its peak."""
 
@@ -65,29 +76,29 @@ async def memory(python: Path, arguments: argparse.Namespace) -> None:
     for size in arguments.sizes:
         with directory() as place:
             policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
-            run_id, run, parameters = await _publish(policy, place / "store", arguments.shares[0])
+            chain = await _publish(policy, place / "store", arguments.shares[0])
             for name in ("memory", "files"):
-                await _follow(python, policy, run_id, run, parameters, place, name, size)
+                fields = await _follow(python, chain, place, name)
+                report(kind="memory", size=size, weights=name, parameters=chain.parameters, **fields)
 
 
-async def _publish(policy: Policy, directory: Path, share: float) -> tuple[bytes, RunManifest, int]:
-    """Publish a chain; return the run's id and manifest, and the number of weights."""
+async def _publish(policy: Policy, directory: Path, share: float) -> PublishedChain:
+    """Publish a chain in which each version differs from the one before in a share of its elements."""
     weights = random_weights(build(policy))
     run_id, run = small_run(digest_weights(weights))
     chain = Chain(run_id, LocalStore(directory), int(BEGIN * 1000) + _HOUR_MS)
     for version in range(_VERSIONS):
         await chain.publish(weights)
         weights = with_changes(weights, share, version)
-    return run_id, run, sum(tensor.numel() for tensor in weights.values())
+    return PublishedChain(directory, policy, run_id, run, sum(tensor.numel() for tensor in weights.values()))
 
 
-async def _follow(
-    python: Path, policy: Policy, run_id: bytes, run: RunManifest, parameters: int, place: Path, name: str, size: str
-) -> None:
-    model = build(policy)
-    server = ChildServer(ServerSettings(python, policy.directory, place / f"server-{name}", dtype="bfloat16"))
+async def _follow(python: Path, chain: PublishedChain, place: Path, name: str) -> dict[str, float]:
+    """Follow the chain and serve its versions; return what memory that took."""
+    model = build(chain.policy)
+    server = ChildServer(ServerSettings(python, chain.policy.directory, place / f"server-{name}", dtype="bfloat16"))
     engine = VllmEngine(model, server, place / f"engine-{name}", dtype=torch.bfloat16)
-    node = make_node(run_id, run, LocalStore(place / "store"), MemoryStore(), Log("miner"))
+    node = make_node(chain.run_id, chain.run, LocalStore(chain.directory), MemoryStore(), Log("miner"))
     node = replace(node, run_sync=trio.to_thread.run_sync)
     new_tensors = MappedTensors(place / f"versions-{name}") if name == "files" else None
     async with AsyncExitStack() as stack:
@@ -103,19 +114,16 @@ async def _follow(
             nursery.cancel_scope.cancel()
         worker = memory_of(process_of(server, WORKER))
     now = memory_of("self")
-    report(
-        kind="memory",
-        size=size,
-        weights=name,
-        parameters=parameters,
-        private_mb=_mb(now[0] - private.before[0]),
-        files_mb=_mb(now[1] - private.before[1]),
-        peak_mb=_mb(private.peak - private.before[0]),
-        bytes_per_parameter=round((now[0] - private.before[0]) / parameters, 2),
-        peak_bytes_per_parameter=round((private.peak - private.before[0]) / parameters, 2),
-        worker_private_mb=_mb(worker[0]),
-        worker_files_mb=_mb(worker[1]),
-    )
+    private_bytes, peak_bytes = now[0] - private.before[0], private.peak - private.before[0]
+    return {
+        "private_mb": _mb(private_bytes),
+        "files_mb": _mb(now[1] - private.before[1]),
+        "peak_mb": _mb(peak_bytes),
+        "bytes_per_parameter": round(private_bytes / chain.parameters, 2),
+        "peak_bytes_per_parameter": round(peak_bytes / chain.parameters, 2),
+        "worker_private_mb": _mb(worker[0]),
+        "worker_files_mb": _mb(worker[1]),
+    }
 
 
 def memory_of(process: int | str) -> tuple[int, int]:
