@@ -2,9 +2,10 @@
 
 Each seed gives faults of the storage and of the nodes' disks, cut links, ends of processes and an order of tasks
 (tests/support/simulation). After each run the command checks all invariants (tests/support/simulation/invariants.py).
-`--twice N` runs the first N seeds again, in other processes with another hash seed, and compares the traces. The
-command prints each violation, then the sums, and exits with 1 on any violation or any difference between traces. A seed
-takes about 0.6 CPU seconds, so 2,000 seeds take 10 minutes on two cores. The command needs the `test` extra.
+With `--dealing` there are four validators, and each group is dealt to one to three of them. `--twice N` runs the first
+N seeds again, in other processes with another hash seed, and compares the traces. The command prints each violation,
+then the sums, and exits with 1 on any violation or any difference between traces. A seed takes about 0.6 CPU seconds,
+so 2,000 seeds take 10 minutes on two cores. The command needs the `test` extra.
 """
 
 import argparse
@@ -16,11 +17,11 @@ from collections.abc import Iterable
 from tests.support.simulation.sweep import SeedOutcome, sweep
 
 
-def run_seeds(seeds: Iterable[int], processes: int, hash_seed: int) -> dict[int, SeedOutcome]:
+def run_seeds(seeds: Iterable[int], processes: int, hash_seed: int, *, dealing: bool) -> dict[int, SeedOutcome]:
     """Run the simulations of some seeds, print violations as they occur, and return the outcomes by seed."""
     os.environ["PYTHONHASHSEED"] = str(hash_seed)  # the processes that are started from now on read it
     outcomes = {}
-    for outcome in sweep(seeds, processes):
+    for outcome in sweep(seeds, processes, dealing=dealing):
         outcomes[outcome.seed] = outcome
         for line in outcome.violations:
             print(f"seed {outcome.seed}: {line}", flush=True)
@@ -36,10 +37,11 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--twice", type=int, default=100, help="seeds that run a second time")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes of the simulations")
+    parser.add_argument("--dealing", action="store_true", help="four validators, among which R1 deals the groups")
     arguments = parser.parse_args()
     start = time.perf_counter()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    outcomes = run_seeds(seeds, arguments.processes, hash_seed=1)
+    outcomes = run_seeds(seeds, arguments.processes, hash_seed=1, dealing=arguments.dealing)
     seconds = time.perf_counter() - start
     results = list(outcomes.values())
     violation_count = sum(bool(one.violations) for one in results)
@@ -49,7 +51,8 @@ def main() -> None:
         f"{sum(one.versions for one in results)} versions, {sum(one.steps for one in results)} steps, "
         f"{sum(one.window_count for one in results)} miners' windows collected; {violation_count} seeds with violations"
     )
-    repeated_outcomes = run_seeds(seeds[: arguments.twice], arguments.processes, hash_seed=2)
+    repeated_seeds = seeds[: arguments.twice]
+    repeated_outcomes = run_seeds(repeated_seeds, arguments.processes, hash_seed=2, dealing=arguments.dealing)
     equal_count = sum(repeated_outcomes[seed].trace == outcomes[seed].trace for seed in repeated_outcomes)
     print(f"same seed, same trace: {equal_count} of {len(repeated_outcomes)}")
     sys.exit(1 if violation_count or equal_count < len(repeated_outcomes) else 0)

@@ -244,6 +244,8 @@ class RunManifest(Record):
         numerics: "exact" if all miners and validators compute the same bits, so that nothing is tolerated.
         group_size: rollouts of a group.
         groups: maximum number of groups of a miner in a window.
+        spares: to how many validators beyond the quorum a group is dealt; at least as many as there are validators for
+            a run in which all of them judge every group.
         head_ttl: seconds after which a head that was not renewed is refused.
     """
 
@@ -262,6 +264,7 @@ class RunManifest(Record):
     numerics: Numerics
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
     groups: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
+    spares: Annotated[int, Field(ge=0, le=limits.MAX_KEYS)]
     schedule: Schedule
     beacon: ChainInfo
     proof: ProofSpec

@@ -51,7 +51,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
     ),
     "roles": (
         *("ports", "first_failure", "gather", "node", "records"),
-        *("authority_updates", "participants", "seals", "policy"),
+        *("authority_updates", "participants", "seals", "rosters", "policy"),
         *("miner", "validator", "trainer"),
     ),
     "roles.trainer": ("tensor_shards", "spool", "verified_batch", "learn", "publish", "collect", "outer"),

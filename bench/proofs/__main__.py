@@ -9,11 +9,12 @@
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
     keys             how many windows of one group an adversary gets accepted with each new key
     false-accepts    how many groups of a changed policy are accepted
+    dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
 
-`false-accepts`, `keys` and `speed` take minutes, the other tables up to some hours of one core with the settings of
-docs/benchmarks/proofs.md. All need the `test` extra. Except for `keys` and `false-accepts`, they need the policy that
-`python -m tests.support.adversaries.trained_policy` makes in a quarter of an hour. Their results are stored beside that
-policy, and a table that was interrupted resumes there.
+`false-accepts`, `keys`, `dealing` and `speed` take minutes, the other tables up to some hours of one core with the
+settings of docs/benchmarks/proofs.md. All need the `test` extra. Except for `keys`, `dealing` and `false-accepts`, they
+need the policy that `python -m tests.support.adversaries.trained_policy` makes in a quarter of an hour. Their results
+are stored beside that policy, and a table that was interrupted resumes there.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import adversaries, false_accepts, gain, honest, information, keys, roc, speed, withheld
+from bench.proofs import adversaries, dealing, false_accepts, gain, honest, information, keys, roc, speed, withheld
 from bench.proofs.setting import Setting
 from tests.support.adversaries.trained_policy import CACHE
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.proofs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables = ("honest", "adversaries", "roc", "sketch", "speed", "keys", "false-accepts", "gain", "withheld")
+    tables = ("honest", "adversaries", "roc", "sketch", "speed", "keys", "false-accepts", "gain", "withheld", "dealing")
     parser.add_argument("table", choices=tables)
     parser.add_argument("--policy", type=Path, default=CACHE, help="directory of the policy")
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
@@ -40,7 +41,7 @@ def main() -> None:
         "--groups", type=int, default=0, help="groups of each pair or copy; windows of each copy for false-accepts"
     )
     parser.add_argument("--tries", type=int, default=100, help="windows of each adversary, or its keys for keys")
-    parser.add_argument("--only", default="", help="run only the adversaries or profiles whose names contain this")
+    parser.add_argument("--only", default="", help="run only adversaries, profiles or rows whose names contain this")
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts for sketch")
     parser.add_argument("--projections", type=int, default=10_000, help="projections for sketch")
     parser.add_argument("--without", default="", help="names of pairs to leave out, separated by commas")
@@ -60,6 +61,8 @@ def main() -> None:
             trio.run(keys.table, options.tries)
         case "false-accepts":
             trio.run(false_accepts.table, options.groups or 16)
+        case "dealing":
+            dealing.table(options.only)
         case "gain":
             gain.table()
         case "withheld":

@@ -12,6 +12,7 @@ from protocol.limits import (
     MAX_EVALUATION_SAMPLES,
     MAX_GROUP_SIZE,
     MAX_GROUPS,
+    MAX_KEYS,
     MAX_WORKERS,
 )
 
@@ -120,6 +121,12 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
     help="A validator whose key somebody else holds.",
 )
 @click.option("--quorum", type=click.IntRange(1, 16), default=1, show_default=True, help="Validators that must accept.")
+@click.option(
+    "--spares",
+    type=click.IntRange(0, MAX_KEYS),
+    default=MAX_KEYS,
+    help="Deal each group to the quorum and so many more validators. Default: every validator judges every group.",
+)
 @click.option(
     "--window",
     type=click.FloatRange(0.4, 3600),

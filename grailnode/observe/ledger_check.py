@@ -12,7 +12,7 @@ from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histori
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.run import ProofSpec
 from roles.node.identity import Node
-from roles.ports import LineReporter, NotFoundError, TooLargeError
+from roles.ports import BeaconError, LineReporter, NotFoundError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals
 
@@ -92,6 +92,7 @@ async def _check_summary(
             verdict = (await fetch_record(node, Verdict, paths.verdict(validator, summary.window, row.miner))).record
             if LedgerRow.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
+            await _check_dealt(node, summary, verdict, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
 
@@ -124,7 +125,7 @@ async def _check_amendment(
     groups = amendment.accepted + amendment.rejected
     if row is None or row.rejected or row.lapsed or (amendment.window, amendment.miner) in amended_rows:
         raise ProtocolError("of a row that does not exist, was rejected, has lapsed, or is amended already", place)
-    if groups > row.submitted - row.audited or (groups and not amendment.verdict):
+    if groups > row.dealt - row.audited or (groups and not amendment.verdict):
         raise ProtocolError("counts groups that the row had not left unaudited, or without a verdict on them", place)
     if amendment.verdict:
         path = paths.reaudit(validator, amendment.window, amendment.miner)
@@ -135,6 +136,35 @@ async def _check_amendment(
             amendment.rejected,
         ):
             raise ProtocolError("not what its verdict says", place)
+
+
+async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: str) -> None:
+    """Raise ProtocolError if a validator judged a group that was not dealt to it, by the roster of its own summary, or
+    says that another number of groups was.
+
+    Raises:
+        NotFoundError: the beacon does not have the window's second round any more.
+    """
+    if verdict.lapsed:
+        return
+    dealt: tuple[int, ...] = tuple(range(verdict.submitted))
+    if summary.dealing.weight > 1.0:
+        try:
+            draw = await node.randomness(node.run.schedule.audit(summary.window))
+        except BeaconError as error:
+            raise NotFoundError(f"round of window {summary.window}: {error}") from error
+        dealt = summary.dealing.dealt_groups(
+            node.run_id,
+            summary.window,
+            draw,
+            verdict.miner,
+            groups=verdict.submitted,
+            validator=summary.validator,
+        )
+    foreign = {judgement.index for judgement in verdict.judgements} - set(dealt)
+    if foreign or verdict.dealt != len(dealt):
+        miner = verdict.miner.hex()[:8]
+        raise ProtocolError(f"judges groups of miner {miner} that were not dealt to it, or counts them falsely", place)
 
 
 def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> None:

@@ -146,12 +146,20 @@ class Observer:
 
     async def _read_window(self, window: int, validator: bytes) -> None:
         summary = (await fetch_record(self._node, Summary, paths.summary(validator, window))).record
-        rows = [row for row in summary.rows if row.verdict and (window, row.miner) not in self._verdicts]
+        rows = [row for row in summary.rows if row.verdict and not self._is_judged_whole(window, row)]
         for verdict in await gather(partial(self._read_verdict, validator, window), rows):
-            self._verdicts[window, verdict.miner] = verdict
+            place = window, verdict.miner
+            self._verdicts[place] = _with_judgements_of(self._verdicts.get(place, verdict), verdict)
         self._summaries[window, validator] = summary
         for alarm in summary.alarms:
             self._alarm(alarm)
+
+    def _is_judged_whole(self, window: int, row: LedgerRow) -> bool:
+        """Whether another validator's verdict on a row brings nothing new: its groups were not dealt, or all judged."""
+        verdict = self._verdicts.get((window, row.miner))
+        if verdict is None:
+            return False
+        return not row.dealt or verdict.dealt == verdict.submitted or len(verdict.judgements) == verdict.submitted
 
     async def _read_verdict(self, validator: bytes, window: int, row: LedgerRow) -> Verdict:
         path = paths.verdict(validator, window, row.miner)
@@ -287,6 +295,15 @@ class Observer:
             for key, miner in miners.items()
         ]
         return tuple(sorted(rows, key=lambda row: row.name))
+
+
+def _with_judgements_of(verdict: Verdict, other: Verdict) -> Verdict:
+    """Return a verdict with another validator's judgements on the groups that it does not judge itself."""
+    if other.commitment != verdict.commitment or other.lapsed != verdict.lapsed:
+        return verdict
+    judged = {judgement.index for judgement in verdict.judgements}
+    more = tuple(judgement for judgement in other.judgements if judgement.index not in judged)
+    return verdict.model_copy(update={"judgements": (*verdict.judgements, *more)})
 
 
 def _version_row(manifest: Manifest) -> VersionRow:

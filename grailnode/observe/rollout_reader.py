@@ -1,6 +1,6 @@
 """`grailnode rollouts`: the rollouts of a window, their rewards and the validators' reasons, from public objects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +13,7 @@ from roles.node.identity import Node
 from roles.participants import list_announced_keys
 from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_record
+from roles.rosters import Rosters
 from roles.trainer.verified_batch import VerifiedGroup, verified_group
 
 
@@ -64,11 +65,11 @@ class PublishedRollout:
 
 @dataclass(frozen=True)
 class JudgedGroup:
-    """A group as the storage shows it, the SHA-256 of its frame, and the validators' judgements on it."""
+    """A group as the storage shows it, the SHA-256 of its frame, and the judgements on it by validator."""
 
     group: Group
     digest: bytes
-    judgements: tuple[Judgement, ...]
+    judgements: Mapping[bytes, Judgement]
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = 
 async def _read_miner(node: Node, decoder: Decoder, window: int, miner: bytes) -> list[PublishedRollout]:
     rollouts = []
     for item in await read_judged_groups(node, window, miner):
-        group, judgements = item.group, item.judgements
+        group, judgements = item.group, item.judgements.values()
         rewards = next((judgement.rewards for judgement in judgements if judgement.accepted), None)
         for index, rollout in enumerate(group.rollouts):
             rollouts.append(
@@ -138,46 +139,59 @@ async def read_judged_groups(node: Node, window: int, miner: bytes) -> list[Judg
     """
     signed = await fetch_record(node, Commitment, paths.commitment(miner, window))
     commitment = signed.record
-    judgements = await _judgements(node, signed.digest, window, miner)
+    verdicts = await _verdicts(node, signed.digest, window, miner)
     path = paths.batch(miner, window, commitment.batch)
     groups = []
     for place, (digest, _) in enumerate(commitment.groups):
         offset, size = commitment.extent(place)
         frame = await node.store.get(path, size, offset=offset, size=size)
         group = open_group(frame, commitment, place, node.run.group_bytes)
-        own = tuple(judgement for judgement in judgements if judgement.index == place and judgement.digest == digest)
-        groups.append(JudgedGroup(group, digest, own))
+        judgements = {
+            verdict.validator: judgement
+            for verdict in verdicts
+            for judgement in verdict.judgements
+            if judgement.index == place and judgement.digest == digest
+        }
+        groups.append(JudgedGroup(group, digest, judgements))
     return groups
 
 
 async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
-    """Read the groups of a window that a quorum of validators accepted, as a trainer learns from them.
+    """Read the groups of a window that a quorum of the validators to which they were dealt accepted, as a trainer
+    learns from them.
 
     What cannot be read is left out.
 
     Raises:
-        StoreError: the storage does not answer.
+        StoreError: the storage does not answer. BeaconError: the beacon does not have the window's second round.
     """
+    roster = await Rosters(node).get(window)
+    draw = await node.randomness(node.run.schedule.audit(window))
     exact = environments.is_exact(node.run.environment)
     verified: list[VerifiedGroup] = []
     for miner in sorted(await list_announced_keys(node)):
         with suppress(StoreError, ProtocolError):
             for item in await read_judged_groups(node, window, miner):
-                accepting = tuple(judgement for judgement in item.judgements if judgement.accepted)
+                judges = roster.judges_of(node.run_id, window, draw, miner, item.group.index)
+                accepting = tuple(
+                    judgement
+                    for validator, judgement in item.judgements.items()
+                    if judgement.accepted and validator in judges
+                )
                 if len(accepting) >= node.authority.quorum:
                     group = verified_group(item.group, item.digest, accepting, exact=exact)
                     verified += [] if group is None else [group]
     return verified
 
 
-async def _judgements(node: Node, commitment: bytes, window: int, miner: bytes) -> list[Judgement]:
-    """Return the validators' judgements on the groups of a commitment; those that cannot be read are left out."""
-    judgements: list[Judgement] = []
+async def _verdicts(node: Node, commitment: bytes, window: int, miner: bytes) -> list[Verdict]:
+    """Return the validators' verdicts on a commitment; those that cannot be read are left out."""
+    verdicts: list[Verdict] = []
     for validator in node.authority.validators:
         try:
             verdict = (await fetch_record(node, Verdict, paths.verdict(validator, window, miner))).record
         except (StoreError, ProtocolError):
             continue
         if verdict.commitment == commitment:
-            judgements += verdict.judgements
-    return judgements
+            verdicts.append(verdict)
+    return verdicts

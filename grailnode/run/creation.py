@@ -15,6 +15,7 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
+from protocol.limits import MAX_KEYS
 from protocol.quantization import Precision, quantize
 from protocol.run import (
     EXACT_PROOF,
@@ -56,6 +57,7 @@ class Choices:
         validators: how many keys of validators are created with the run.
         remote_validators: the public keys of validators whose secret keys other people hold.
         quorum: how many of both must accept a group.
+        spares: to how many validators beyond the quorum a group is dealt; by default, all judge every group.
         numerics: "exact" if all nodes compute the same bits.
     """
 
@@ -91,6 +93,7 @@ class Choices:
     validators: int = 1
     remote_validators: tuple[bytes, ...] = ()
     quorum: int = 1
+    spares: int = MAX_KEYS
     head_ttl: int = 3600
     audit_ppm: int = 1_000_000
     audit_floor_ppm: int = 1_000_000
@@ -206,6 +209,7 @@ def draft_manifest(
         numerics="calibrated" if proof is not None else "exact",
         group_size=choices.group_size,
         groups=choices.groups,
+        spares=choices.spares,
         schedule=Schedule(
             first_round=choices.first_round,
             rounds=choices.rounds,

@@ -57,6 +57,7 @@ class InitOptions:
         threshold: root keys that must sign; None for 2, or for the only one.
         trainers: how many sites train; 1 for the trainer alone.
         validators: how many keys of validators are created; validator_keys: public keys of others, in hexadecimal.
+        spares: to how many validators beyond the quorum a group is dealt.
         window: seconds; None for the demo's, or a minute with a public beacon.
         work: bits of the proof of work that each key of an open run's miners does a day; 0 for none.
     """
@@ -101,6 +102,7 @@ class InitOptions:
     validators: int
     validator_keys: tuple[str, ...]
     quorum: int
+    spares: int
     window: float | None
     beacon: Literal["own", "quicknet"]
     admission: Literal["open", "allowlist", "invite"]
@@ -261,6 +263,7 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         validators=options.validators,
         remote_validators=remote_validators,
         quorum=options.quorum,
+        spares=options.spares,
         admission=_admission(options),
         numerics=options.numerics,
     )

@@ -15,6 +15,7 @@ from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import Counts
 from protocol.judging.pass_at_k import pass_at_k
+from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.run import ProofSpec, ScoringSpec
 
@@ -34,7 +35,8 @@ class LedgerRow(Record):
 
     Attributes:
         verdict: SHA-256 of the verdict's body; empty if nothing was delivered and so nothing judged.
-        pledged, submitted, audited, accepted, rejected: numbers of groups; none are audited if the pledge has lapsed.
+        pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
+            lapsed.
         tokens, positions, sketch_misses, margin_misses: counts of the accepted groups, for the test of a miner's
             history.
     """
@@ -44,6 +46,7 @@ class LedgerRow(Record):
     verdict: OptionalDigest
     pledged: Groups
     submitted: Groups
+    dealt: Groups
     audited: Groups
     accepted: Groups
     rejected: Groups
@@ -55,8 +58,8 @@ class LedgerRow(Record):
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         _empty_or_digest(self.verdict, "verdict")
-        if not self.accepted + self.rejected == self.audited <= self.submitted <= self.pledged:
-            raise ValueError("accepted + rejected = audited <= submitted <= pledged must hold")
+        if not self.accepted + self.rejected == self.audited <= self.dealt <= self.submitted <= self.pledged:
+            raise ValueError("accepted + rejected = audited <= dealt <= submitted <= pledged must hold")
         if bool(self.verdict) != bool(self.submitted):
             raise ValueError("a verdict on what was submitted, and on nothing else")
         if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
@@ -71,7 +74,7 @@ class LedgerRow(Record):
     @property
     def lapsed(self) -> bool:
         """Whether the miner's pledge has lapsed: the row counts neither for it nor against it."""
-        return bool(self.submitted) and not self.audited
+        return bool(self.dealt) and not self.audited
 
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
@@ -84,6 +87,7 @@ class LedgerRow(Record):
             verdict=content_digest(verdict.to_bytes()),
             pledged=verdict.pledged,
             submitted=verdict.submitted,
+            dealt=verdict.dealt,
             audited=len(group_counts) + rejected_groups,
             accepted=len(group_counts),
             rejected=rejected_groups,
@@ -96,12 +100,12 @@ class LedgerRow(Record):
     @classmethod
     def undelivered(cls, miner: bytes, pledged: int) -> "LedgerRow":
         """Return the row of a pledge of which no group was delivered."""
-        zeros = dict.fromkeys(("submitted", "audited", "accepted", "rejected", *vars(Counts())), 0)
+        zeros = dict.fromkeys(("submitted", "dealt", "audited", "accepted", "rejected", *vars(Counts())), 0)
         return cls(miner=miner, verdict=b"", pledged=pledged, **zeros)
 
 
 class Amendment(Record):
-    """The result of a re-audit: a verdict on the groups of a miner's earlier window that had not been audited then.
+    """The result of a re-audit: a verdict on those dealt groups of a miner's earlier window that had not been audited.
 
     Groups that were not audited then and are not counted here lose their credit.
 
@@ -175,6 +179,8 @@ class Summary(PublishedRecord):
         previous: SHA-256 of the body of the validator's summary before this one; empty for its first.
         salt: 16 random bytes, so that nobody can guess the summary from its seal.
         weights: digest of the weights that the validator rebuilt for the window's version.
+        roster: the validators among which it dealt the groups, ascending; it is one of them.
+        judges: to how many of them each group is dealt.
         rows: one for each miner with a pledge, ascending by key.
         amendments: the results of re-audits of earlier windows.
         scores: (miner, share) of each miner that earns something, computed by the function `scores` from the ledger up
@@ -193,6 +199,8 @@ class Summary(PublishedRecord):
     previous: OptionalDigest
     salt: Annotated[bytes, Field(min_length=16, max_length=16)]
     weights: Digest
+    roster: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS)]
+    judges: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
     rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
     amendments: Annotated[tuple[Amendment, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
     scores: Annotated[tuple[tuple[Key, Score], ...], Field(max_length=limits.MAX_PARTICIPANTS)]
@@ -204,6 +212,10 @@ class Summary(PublishedRecord):
     @model_validator(mode="after")
     def _once_each(self) -> Self:
         _empty_or_digest(self.previous, "previous")
+        if list(self.roster) != sorted(set(self.roster)) or self.validator not in self.roster:
+            raise ValueError("validators of the roster must ascend, this one among them")
+        if self.judges > len(self.roster):
+            raise ValueError("more judges than validators")
         miners = [row.miner for row in self.rows]
         if miners != sorted(set(miners)):
             raise ValueError("rows must ascend by miner, one row for each")
@@ -217,6 +229,16 @@ class Summary(PublishedRecord):
     def path(self) -> str:
         """The only path at which this record may be stored."""
         return paths.summary(self.validator, self.window)
+
+    @property
+    def dealing(self) -> Roster:
+        """The validators among which the groups were dealt."""
+        return Roster(self.roster, self.judges)
+
+    @property
+    def shows_work(self) -> bool:
+        """Whether the validator has audited a group of the window."""
+        return any(row.audited for row in self.rows)
 
 
 class Seal(PublishedRecord):
@@ -260,10 +282,11 @@ class Witness(PublishedRecord):
 def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, float]:
     """Compute each miner's balance, in groups of the newest window; it is negative if penalties exceed the credit.
 
-    A miner's unaudited groups of a window count as accepted if none of its groups of that window was rejected and there
-    is no amendment. Every value halves in `half_life` windows. Misses in accepted groups have a price as far as they
-    exceed what honest work may have over all windows that count (`proof`): a cheat too small to be refused costs more
-    than it saves.
+    A validator counts the groups that were dealt to it, each for as many as there are validators for each judge. So a
+    balance is on average that of a validator to which all groups are dealt. Unaudited ones count as accepted if none of
+    the miner's groups of that window was rejected and there is no amendment. Every value halves in `half_life` windows.
+    Misses in accepted groups have a price as far as they exceed what honest work may have over all windows that count
+    (`proof`): a cheat too small to be refused costs more than it saves.
 
     Args:
         ledger: summaries of one validator, ascending by window.
@@ -282,12 +305,13 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
         age = newest - summary.window
         if age < scoring.windows:
             decay = 0.5 ** (age / scoring.half_life)
+            weight = summary.dealing.weight
             for row in summary.rows:
-                value = _value(row, amendments.get((summary.window, row.miner)), scoring)
+                value = _value(row, weight, amendments.get((summary.window, row.miner)), scoring)
                 result[row.miner] = result.get(row.miner, 0.0) + value * decay
                 sketches, margins = excesses.get(row.miner, (0.0, 0.0))
                 sketch, margin = _excess_misses(row, proof)
-                excesses[row.miner] = sketches + sketch * decay, margins + margin * decay
+                excesses[row.miner] = sketches + sketch * weight * decay, margins + margin * weight * decay
     for miner, both in excesses.items():
         result[miner] -= scoring.miss_price * sum(max(0.0, excess) for excess in both)
     return result
@@ -297,24 +321,25 @@ def _excess_misses(row: LedgerRow, proof: ProofSpec) -> tuple[float, float]:
     """Return how many more misses of sketches and of margins a window has than honest work may have on average; fewer
     are negative.
 
-    The audited groups stand for all that count.
+    The audited groups stand for all that were dealt and count.
     """
     if not row.accepted:
         return 0.0, 0.0
-    scale = (row.submitted - row.rejected) / row.accepted
+    scale = (row.dealt - row.rejected) / row.accepted
     sketch = row.sketch_misses - proof.sketch_rate * row.positions
     margin = row.margin_misses - proof.margin_rate * row.tokens
     return scale * sketch, scale * margin
 
 
-def _value(row: LedgerRow, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
+def _value(row: LedgerRow, weight: float, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
     if row.lapsed:
         return 0.0
     more_accepted, more_rejected = amendment or (0, 0)
     accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
     trust_all = amendment is None and row.rejected == 0
-    credit = row.submitted if trust_all else min(accepted_groups, row.submitted)
-    return credit - scoring.penalty * rejected_groups - scoring.shortfall * (row.pledged - row.submitted)
+    credit = row.dealt if trust_all else min(accepted_groups, row.dealt)
+    missing_groups = row.pledged - row.submitted
+    return weight * (credit - scoring.penalty * rejected_groups) - scoring.shortfall * missing_groups
 
 
 def shares(balances: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes, float]:

@@ -113,6 +113,7 @@ class Verdict(PublishedRecord):
         commitment: SHA-256 of the body of the judged commitment.
         pledged: groups that the miner had announced before the window opened; groups beyond the pledge are ignored.
         submitted: groups in the commitment, at most `pledged`.
+        dealt: those of them that R1 dealt to the validator; all of them if the version has lapsed.
         judgements: one for each audited group, ascending by index; for every submitted one if the version has lapsed.
         seen_ms: when the validator first saw the commitment, in milliseconds since the Unix epoch by its own clock.
     """
@@ -126,6 +127,7 @@ class Verdict(PublishedRecord):
     commitment: Digest
     pledged: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     submitted: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
+    dealt: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     judgements: Annotated[tuple[Judgement, ...], Field(max_length=limits.MAX_GROUPS)]
     seen_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
 
@@ -134,8 +136,8 @@ class Verdict(PublishedRecord):
         indices = [judgement.index for judgement in self.judgements]
         if indices != sorted(set(indices)) or (indices and indices[-1] >= self.submitted):
             raise ValueError("judgements ascend, one for a group, within what was submitted")
-        if self.submitted > self.pledged:
-            raise ValueError("more submitted than pledged")
+        if not len(indices) <= self.dealt <= self.submitted <= self.pledged:
+            raise ValueError("more judged than dealt, more dealt than submitted, or more submitted than pledged")
         lapsed = sum(judgement.reason == Reason.LAPSED for judgement in self.judgements)
         if lapsed not in (0, self.submitted):
             raise ValueError("a version that lapsed for some groups and not for others")

@@ -4,7 +4,7 @@ Every value is derived by BLAKE3 in key-derivation mode, with a context of its o
 two uses can be confused, and the miner can choose nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from blake3 import blake3
@@ -48,29 +48,49 @@ def stream(seed: bytes, context: str, length: int) -> bytes:
 
 
 def audit_indices(
-    run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, share_ppm: int
+    run: bytes,
+    window: int,
+    randomness: bytes,
+    miner: bytes,
+    *,
+    groups: int,
+    share_ppm: int,
+    dealt: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """Select the groups of a miner's batch to audit; return their indices in ascending order.
+    """Select the groups of a miner's batch that a validator audits; return their indices in ascending order.
 
     Args:
         randomness: of the window's round R1.
         groups: how many groups the miner committed to.
-        share_ppm: audited share in millionths; at least one group is selected if there is any.
+        share_ppm: audited share in millionths.
+        dealt: the groups that are dealt to the validator, of which at least one is selected if there is any; None for
+            all.
     """
     count = max(1, -(-groups * share_ppm // _PPM))
-    return first_audit_indices(run, window, randomness, miner, groups=groups, count=count)
-
-
-def first_audit_indices(
-    run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, count: int
-) -> tuple[int, ...]:
-    """Select exactly `count` groups to audit (all, if there are fewer); return their indices in ascending order.
-
-    Args:
-        randomness: of the window's round R1.
-        groups: how many groups the miner committed to.
-    """
     ranks = sorted(
         range(groups), key=lambda group: (_derive("audit", (run, window, randomness, miner, group), 16), group)
     )
-    return tuple(sorted(ranks[:count]))
+    own = [(place, group) for place, group in enumerate(ranks) if dealt is None or group in dealt]
+    return tuple(sorted(group for number, (place, group) in enumerate(own) if place < count or number == 0))
+
+
+def deal_order(
+    run: bytes, window: int, randomness: bytes, miner: bytes, group: int, validators: Iterable[bytes]
+) -> tuple[bytes, ...]:
+    """Return validators in the order in which a group is dealt to them: the first ones judge it.
+
+    Each validator's place follows from a hash of its own (Thaler, Ravishankar 1998, rendezvous hashing). So if one is
+    left out, the next ones take its groups over, and no other group changes hands.
+
+    Args:
+        randomness: of the window's round R1.
+    """
+    return tuple(
+        sorted(
+            validators,
+            key=lambda validator: (
+                _derive("deal", (run, window, randomness, miner, group, validator), 16),
+                validator,
+            ),
+        )
+    )

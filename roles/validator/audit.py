@@ -1,5 +1,5 @@
-"""From a commitment to a verdict: fetch the groups that the second round picks, open them and judge them; after a
-rejection, judge the others too.
+"""From a commitment to a verdict: fetch the groups that the second round deals to this validator and picks, open them
+and judge them; after a rejection, judge the others that are dealt to it too.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ import trio
 from protocol import paths
 from protocol.errors import LimitError, ProtocolError
 from protocol.judging.evidence import Counts
+from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment, Group, open_group
@@ -41,13 +42,17 @@ class Auditor:
     Args:
         node: whose store to read from.
         judge: serves the version that `audit` is given cases of.
-        draw: randomness of the window's second round, which picks the groups.
+        roster: the validators among which the groups are dealt, this one among them.
+        draw: randomness of the window's second round, which deals and picks the groups.
         accepted_work: work digest -> miner of recently accepted groups; every accepted group is added.
     """
 
-    def __init__(self, node: Node, judge: Judge, draw: bytes, accepted_work: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, node: Node, judge: Judge, roster: Roster, draw: bytes, accepted_work: dict[bytes, bytes]
+    ) -> None:
         self._node = node
         self._judge = judge
+        self._roster = roster
         self._draw = draw
         self._accepted_work = accepted_work
         schedule, beacon = node.run.schedule, node.run.beacon
@@ -64,10 +69,11 @@ class Auditor:
         history: Sequence[Counts] = (),
         at_engine: _AtEngine = nullcontext,
     ) -> tuple[Verdict, dict[int, bytes]]:
-        """Judge the groups of a case that the second round picks.
+        """Judge the groups of a case that the second round deals to this validator and picks.
 
-        If one of them is rejected, all groups of a known miner are judged. Of a stranger's groups, the first one is
-        judged alone, and no other if it is rejected: that costs the stranger everything and the validator little.
+        If one of them is rejected, all groups of a known miner that are dealt to it are judged. Of a stranger's groups,
+        the first one is judged alone, and no other if it is rejected: that costs the stranger everything and the
+        validator little.
 
         Args:
             share_ppm: millionths of the groups that are picked.
@@ -83,7 +89,8 @@ class Auditor:
             EngineError: the engine broke; there is no verdict.
             StoreError: neither this miner's storage nor any other answers; there is no verdict.
         """
-        audit_groups = picked_groups(self._node, case, self._draw, share_ppm)
+        dealt = self.dealt_groups(case)
+        audit_groups = self._picked_groups(case, dealt, share_ppm)
         first, others = ((), audit_groups) if is_known else (audit_groups[:1], audit_groups[1:])
         judgements, suspected_copies = await self.judge_groups(case.commitment.record, first, at_engine)
         if is_known or all(judgement.accepted for judgement in judgements):
@@ -91,12 +98,48 @@ class Auditor:
             judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
         refusal = joint_rejection(judgements, history, self._node.run.proof)
         if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
-            rest = tuple(index for index in range(case.submitted_groups) if index not in audit_groups)
+            rest = tuple(index for index in dealt if index not in audit_groups)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 more_judgements, more_copies = await self.judge_groups(case.commitment.record, rest, at_engine)
                 judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
             refusal = refusal or joint_rejection(judgements, history, self._node.run.proof)
-        return make_verdict(self._node, case, reject_accepted(judgements, refusal)), suspected_copies
+        return make_verdict(self._node, case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
+
+    def dealt_groups(self, case: Case) -> tuple[int, ...]:
+        """Return the indices of the groups of a case that are dealt to this validator."""
+        node, commitment = self._node, case.commitment.record
+        return self._roster.dealt_groups(
+            node.run_id,
+            commitment.window,
+            self._draw,
+            commitment.miner,
+            groups=case.submitted_groups,
+            validator=node.key.public,
+        )
+
+    def _picked_groups(self, case: Case, dealt: Sequence[int], share_ppm: int) -> tuple[int, ...]:
+        """Return the indices of the dealt groups of a case that the second round picks."""
+        commitment = case.commitment.record
+        return challenge.audit_indices(
+            self._node.run_id,
+            commitment.window,
+            self._draw,
+            commitment.miner,
+            groups=case.submitted_groups,
+            share_ppm=share_ppm,
+            dealt=dealt,
+        )
+
+    def reject_all(self, case: Case, reason: Reason) -> Verdict:
+        """Return the verdict that gives one reason to every group of a case, without reading any.
+
+        If the miner's version has lapsed, these are all groups that it submitted; else those that are dealt to this
+        validator.
+        """
+        indices = range(case.submitted_groups) if reason is Reason.LAPSED else self.dealt_groups(case)
+        groups = case.commitment.record.groups
+        judgements = [reject_group(index, groups[index][0], reason) for index in indices]
+        return make_verdict(self._node, case, len(indices), judgements)
 
     async def judge_groups(
         self, commitment: Commitment, indices: Sequence[int], at_engine: _AtEngine = nullcontext
@@ -245,16 +288,12 @@ def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> S
     return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
 
 
-def picked_groups(node: Node, case: Case, draw: bytes, share_ppm: int) -> tuple[int, ...]:
-    """Return the indices of the groups that the second round picks from a case."""
-    commitment = case.commitment.record
-    return challenge.audit_indices(
-        node.run_id, commitment.window, draw, commitment.miner, groups=case.submitted_groups, share_ppm=share_ppm
-    )
+def make_verdict(node: Node, case: Case, dealt: int, judgements: Sequence[Judgement]) -> Verdict:
+    """Return the verdict on a case with these judgements.
 
-
-def make_verdict(node: Node, case: Case, judgements: Sequence[Judgement]) -> Verdict:
-    """Return the verdict on a case with these judgements."""
+    Args:
+        dealt: how many of its groups are dealt to this validator.
+    """
     commitment = case.commitment.record
     return Verdict(
         run=node.run_id,
@@ -265,13 +304,7 @@ def make_verdict(node: Node, case: Case, judgements: Sequence[Judgement]) -> Ver
         commitment=case.commitment.digest,
         pledged=case.pledged_groups,
         submitted=case.submitted_groups,
+        dealt=dealt,
         judgements=tuple(sorted(judgements, key=lambda judgement: judgement.index)),
         seen_ms=int(case.read_time * 1000),
     )
-
-
-def reject_all(node: Node, case: Case, reason: Reason) -> Verdict:
-    """Return the verdict that rejects every group of a case for one reason, without reading any."""
-    groups = case.commitment.record.groups
-    judgements = [reject_group(index, groups[index][0], reason) for index in range(case.submitted_groups)]
-    return make_verdict(node, case, judgements)

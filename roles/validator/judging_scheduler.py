@@ -18,7 +18,7 @@ from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError
-from roles.validator.audit import Auditor, reject_all
+from roles.validator.audit import Auditor
 from roles.validator.case_queue import CaseQueue, Reputation
 from roles.validator.window_cases import Case, ServingVersions
 
@@ -37,33 +37,38 @@ class EngineSlot:
     """The engine, which works on one case at a time.
 
     Among the waiting cases the reputation goes first that has had least of its share (`CaseQueue.debt`), the better one
-    of equals; then a case of the version that the engine serves already.
+    of equals; then a case of the version that the engine serves already; then the first in the order of the queue. So a
+    case that was begun is completed before later ones are begun, and validators complete the same ones.
     """
 
     def __init__(self, debt: Callable[[Reputation], float]) -> None:
         self._debt = debt
         self._busy = False
         self._version = -1
-        self._queue: list[tuple[Reputation, int, trio.Event]] = []
+        self._queue: list[tuple[Reputation, int, int, trio.Event]] = []
 
     @asynccontextmanager
-    async def reserve(self, reputation: Reputation, version: int) -> AsyncIterator[None]:
-        """Wait until the engine is free, and reserve it as long as the context lasts."""
+    async def reserve(self, reputation: Reputation, version: int, place: int) -> AsyncIterator[None]:
+        """Wait until the engine is free, and reserve it as long as the context lasts.
+
+        Args:
+            place: of the case in the order of its reputation.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._busy:
-            await self._wait((reputation, version, trio.Event()))
+            await self._wait((reputation, version, place, trio.Event()))
         self._busy, self._version = True, version
         try:
             yield
         finally:
             self._pass_on()
 
-    async def _wait(self, entry: tuple[Reputation, int, trio.Event]) -> None:
+    async def _wait(self, entry: tuple[Reputation, int, int, trio.Event]) -> None:
         self._queue.append(entry)
         try:
-            await entry[2].wait()
+            await entry[3].wait()
         except trio.Cancelled:
-            if entry[2].is_set():
+            if entry[3].is_set():
                 self._pass_on()
             else:
                 self._queue.remove(entry)
@@ -73,10 +78,11 @@ class EngineSlot:
         self._busy = bool(self._queue)
         if self._queue:
             entry = min(
-                self._queue, key=lambda item: (self._debt(item[0]), item[0], item[1] != self._version, -item[1])
+                self._queue,
+                key=lambda item: (self._debt(item[0]), item[0], item[1] != self._version, -item[1], item[2]),
             )
             self._queue.remove(entry)
-            entry[2].set()
+            entry[3].set()
 
 
 class JudgingScheduler:
@@ -124,9 +130,9 @@ class JudgingScheduler:
         verdicts: list[tuple[Verdict, dict[int, bytes]]] = []
         ordered_cases = self._queue.in_order(cases)
 
-        async def judge_one(case: Case, reputation: Reputation, fetch_limit: trio.Semaphore) -> None:
+        async def judge_one(case: Case, reputation: Reputation, place: int, fetch_limit: trio.Semaphore) -> None:
             try:
-                verdicts.append(await self._judge(case, reputation))
+                verdicts.append(await self._judge(case, reputation, place))
             except (StoreError, ProtocolError) as error:  # the validator abstains where it cannot check
                 self._report(case, str(error))
             except trio.Cancelled:
@@ -137,11 +143,11 @@ class JudgingScheduler:
 
         async def judge_all(reputation: Reputation) -> None:
             fetch_limit = trio.Semaphore(max(_FEWEST_FETCHES_EACH, round(_FETCH_SHARES[reputation] * self._fetches)))
-            for case in ordered_cases[reputation]:
+            for place, case in enumerate(ordered_cases[reputation]):
                 await fetch_limit.acquire()
                 if not self._queue.has_time(self._window, reputation):
                     break
-                tasks.start_soon(judge_one, case, reputation, fetch_limit)
+                tasks.start_soon(judge_one, case, reputation, place, fetch_limit)
 
         start = trio.current_time()
         async with first_failure(EngineError) as tasks:
@@ -162,7 +168,7 @@ class JudgingScheduler:
     def _report(self, case: Case, error: str) -> None:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
 
-    async def _judge(self, case: Case, reputation: Reputation) -> tuple[Verdict, dict[int, bytes]]:
+    async def _judge(self, case: Case, reputation: Reputation, place: int) -> tuple[Verdict, dict[int, bytes]]:
         """Return the verdict on one case, and its suspected copies.
 
         Raises:
@@ -175,20 +181,22 @@ class JudgingScheduler:
         if refusal is None and len(commitment.groups) > node.run.groups:
             refusal = Reason.QUOTA
         if refusal is not None:
-            return reject_all(node, case, refusal), {}
+            return self._auditor.reject_all(case, refusal), {}
         weights = await self._follower.rebuild(commitment.version)
         return await self._auditor.audit(
             case,
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
             is_known=reputation.is_known,
             history=self._queue.histories.get(case.miner, ()),
-            at_engine=partial(self._reserve_engine, reputation, weights),
+            at_engine=partial(self._reserve_engine, reputation, weights, place),
         )
 
     @asynccontextmanager
-    async def _reserve_engine(self, reputation: Reputation, weights: VerifiedWeights) -> AsyncIterator[None]:
+    async def _reserve_engine(
+        self, reputation: Reputation, weights: VerifiedWeights, place: int
+    ) -> AsyncIterator[None]:
         """Reserve the engine for one case, and have it serve these weights."""
-        async with self._engine_slot.reserve(reputation, weights.version):
+        async with self._engine_slot.reserve(reputation, weights.version, place):
             start = trio.current_time()
             await serve(self._node, self._engine, weights)
             try:

@@ -6,6 +6,7 @@ from protocol.digest import content_digest
 from protocol.errors import error_context
 from protocol.judging.evidence import Counts
 from protocol.judging.ledger import LedgerRow, Summary, clean_windows, histories, scores
+from protocol.judging.roster import Roster
 from protocol.run import RunManifest
 from roles.ports import NotFoundError, ObjectStore, StateError
 
@@ -87,16 +88,22 @@ class Ledger:
         return {row.miner: entry.window for entry in entries for row in entry.rows if row.rejected}
 
     def unaudited(self, miner: bytes) -> list[tuple[int, LedgerRow]]:
-        """Return each (window, row) of a miner in which groups count that nobody has audited, in ascending order."""
+        """Return each (window, row) of a miner in which groups count that were dealt to this validator and that it has
+        not audited, in ascending order.
+        """
         entries = self.entries()
         amended = {item.window for summary in entries for item in summary.amendments if item.miner == miner}
         return [
             (summary.window, row)
             for summary in entries
             for row in summary.rows
-            if row.miner == miner and not (row.rejected or row.lapsed) and row.audited < row.submitted
+            if row.miner == miner and not (row.rejected or row.lapsed) and row.audited < row.dealt
             if summary.window not in amended
         ]
+
+    def roster(self, window: int) -> Roster:
+        """Return the validators among which this one dealt the groups of a window in the ledger."""
+        return self._entries[window].dealing
 
     async def record(self, summary: Summary) -> Summary:
         """Add the scores to a window's summary and store it; drop the summaries that are too old to count.

@@ -1,4 +1,5 @@
-"""Re-audit: after a rejection, judge the groups of the miner's earlier windows that nobody had audited.
+"""Re-audit: after a rejection, judge the groups of the miner's earlier windows that were dealt to this validator and
+that it had not audited.
 
 Groups that can still be fetched are judged by the rules of their window, together with the judgements of that time.
 Groups that can no longer be fetched lose the credit that they had without an audit.
@@ -97,13 +98,13 @@ class Reaudit:
         await serve(node, self._engine, await self._follower.rebuild(first_verdict.version))
         judge = Judge(self._task, self._engine, window, await node.randomness(schedule.opening(window)))
         draw = await node.randomness(schedule.audit(window))
-        auditor = Auditor(node, judge, draw, {})
+        auditor = Auditor(node, judge, self._ledger.roster(window), draw, {})
         audited = {judgement.index for judgement in first_verdict.judgements}
-        unaudited = [index for index in range(row.submitted) if index not in audited]
+        case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
+        unaudited = [index for index in auditor.dealt_groups(case) if index not in audited]
         judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
         refusal = joint_rejection([*first_verdict.judgements, *judgements], (), node.run.proof)
-        case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
-        verdict = ReauditVerdict(**dict(make_verdict(node, case, reject_accepted(judgements, refusal))))
+        verdict = ReauditVerdict(**dict(make_verdict(node, case, row.dealt, reject_accepted(judgements, refusal))))
         await node.publish(verdict.path, sign(verdict, node.key))
         return verdict
 

@@ -13,6 +13,7 @@ import trio
 
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
+from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -20,6 +21,7 @@ from roles.policy.follower import Follower
 from roles.policy.serving import keep_fresh, serve
 from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import BeaconError, Engine, EngineError, StoreError
+from roles.rosters import Rosters
 from roles.validator.audit import Auditor
 from roles.validator.case_queue import CaseQueue
 from roles.validator.evaluation import evaluate
@@ -64,6 +66,7 @@ class Validator:
         self._accepted_work: dict[bytes, bytes] = {}  # work digest -> miner
         self._evaluation: Evaluation | None = None
         self._pledges = Pledges(node)
+        self._rosters = Rosters(node)
         self._revealer = Revealer(node, ledger)
         self._reaudit = Reaudit(node, follower, engine, task, ledger)
 
@@ -79,13 +82,15 @@ class Validator:
             nursery.start_soon(node.keep_announced, "validator", ANNOUNCEMENT_SECONDS)
             nursery.start_soon(keep_fresh, node, self._follower, self._settings.poll_seconds)
             nursery.start_soon(self._revealer.run)
-            nursery.start_soon(self._read_windows, send_cases)
+            nursery.start_soon(self._read_windows, send_cases, nursery)
             async for cases in receive_cases:
                 await self._process_window(cases, evaluate=not is_busy())
                 await self._run_reaudit(is_busy)
 
-    async def _read_windows(self, send_cases: "trio.MemorySendChannel[WindowCases]") -> None:
-        """Read every window's pledges and commitments in time. A window that cannot be read in time is left out."""
+    async def _read_windows(self, send_cases: "trio.MemorySendChannel[WindowCases]", tasks: trio.Nursery) -> None:
+        """Read every window's pledges, roster and commitments in time. A window that cannot be read in time is left
+        out.
+        """
         node, schedule = self._node, self._node.run.schedule
         ahead = (schedule.opening(0) - schedule.pledges(0)) * node.run.beacon.period_ms / 1000
         last_window = self._ledger.closed_window
@@ -99,6 +104,7 @@ class Validator:
                     raise StoreError("the pledges were read after the window had opened")
                 await node.randomness(schedule.opening(window))
                 last_window = window
+                tasks.start_soon(self._rosters.get, window)
                 await node.time.wait_for_round(schedule.deadline(window))
                 send_cases.send_nowait(await self._read_cases(window, pledges))
             except BeaconError as error:  # it has not opened yet, whatever the clock said
@@ -140,13 +146,15 @@ class Validator:
             weights = await self._follower.rebuild(self._follower.version_for(window))
             opening = await node.randomness(schedule.opening(window))
             draw = await node.randomness(schedule.audit(window))
+            roster = (await self._rosters.get(window)).joined_by(node.key.public)
+            self._rosters.forget(window)
             start = trio.current_time()
-            verdicts = await self._judge(cases, weights.version, opening, draw)
+            verdicts = await self._judge(cases, weights.version, roster, opening, draw)
             seconds = trio.current_time() - start
             if evaluate:
                 with trio.move_on_after(self._seconds_for_judging(window)):
                     await self._evaluate(weights)
-            await self._record(cases, weights, verdicts, seconds)
+            await self._record(cases, weights, roster, verdicts, seconds)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
 
@@ -156,10 +164,12 @@ class Validator:
         except (BeaconError, EngineError) as error:
             self._node.telemetry.event("reaudit-failed", error=str(error))
 
-    async def _judge(self, cases: WindowCases, version: int, opening: bytes, draw: bytes) -> list[Verdict]:
+    async def _judge(
+        self, cases: WindowCases, version: int, roster: Roster, opening: bytes, draw: bytes
+    ) -> list[Verdict]:
         """Return the verdict on every case that there is time for."""
         node, window = self._node, cases.window
-        auditor = Auditor(node, Judge(self._task, self._engine, window, opening), draw, self._accepted_work)
+        auditor = Auditor(node, Judge(self._task, self._engine, window, opening), roster, draw, self._accepted_work)
         queue = CaseQueue(node, self._ledger, draw)
         versions = ServingVersions.up_to(version, node.run.schedule.max_lag)
         scheduler = JudgingScheduler(node, self._follower, self._engine, auditor, queue, window, versions)
@@ -191,7 +201,7 @@ class Validator:
         self._evaluation = await evaluate(self._task, self._engine, weights.version)
 
     async def _record(
-        self, cases: WindowCases, weights: VerifiedWeights, verdicts: list[Verdict], seconds: float
+        self, cases: WindowCases, weights: VerifiedWeights, roster: Roster, verdicts: list[Verdict], seconds: float
     ) -> None:
         """Record the window in the ledger, and have it sealed."""
         node, evaluation = self._node, self._evaluation
@@ -210,6 +220,8 @@ class Validator:
             previous=self._ledger.tip,
             salt=node.key.derive("salt", cases.window)[:16],
             weights=weights.digest,
+            roster=roster.validators,
+            judges=min(roster.judges, len(roster.validators)),
             rows=tuple(sorted(rows, key=lambda row: row.miner)),
             amendments=self._reaudit.take_amendments(),
             scores=(),

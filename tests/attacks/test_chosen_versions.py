@@ -9,10 +9,12 @@ from grailnode.observe.ledger_check import verify_ledger
 from grailnode.store.memory import MemoryStore
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import LedgerRow, balances, clean_windows, histories
+from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
 from roles.miner.miner import Miner, MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
+from roles.validator.audit import Auditor
 from roles.validator.case_queue import CaseQueue
 from roles.validator.judging_scheduler import JudgingScheduler
 from roles.validator.ledger_state import Ledger
@@ -46,11 +48,10 @@ class Chain:
         return version
 
 
-class AcceptingAuditor:
+class AcceptingAuditor(Auditor):
     """Accepts whatever reaches it."""
 
     async def audit(self, *_: Any, **__: Any) -> tuple[Verdict, dict[int, bytes]]:
-        """Implements Auditor.audit."""
         return samples.verdict(), {}
 
 
@@ -64,8 +65,8 @@ async def judge(testbed: AttackedValidator, versions: ServingVersions, newest: i
     (case,) = (await read_window_cases(node, WINDOW, {MINER.public: pledge})).cases
     queue = CaseQueue(node, await Ledger.open(MemoryStore(), node.run), bytes(32))
     chain: Any = Chain(newest)
-    auditor: Any = AcceptingAuditor()
     engine: Any = None
+    auditor = AcceptingAuditor(node, engine, Roster((node.key.public,), 1), bytes(32), {})
     scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, versions)
     ((verdict, _),) = await scheduler.judge([case], 60.0)
     return {judgement.reason for judgement in verdict.judgements}

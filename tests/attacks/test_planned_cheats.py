@@ -34,7 +34,7 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     """The miner shows little in each window, and a plainly false group just before its history would refuse it."""
 
     def summary(result: LedgerRow) -> Summary:
-        return Summary.model_construct(rows=(result,), amendments=())
+        return Summary.model_construct(roster=(bytes(32),), judges=1, rows=(result,), amendments=())
 
     little: dict[str, Any] = {
         "submitted": 1,

@@ -152,8 +152,13 @@ def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_on
             assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
         draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
         verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
-        assert tuple(item.index for item in verdict.judgements) == challenge.first_audit_indices(
-            network.signed.digest, unaudited[-1], draw, key("turncoat").public, groups=4, count=len(verdict.judgements)
+        assert tuple(item.index for item in verdict.judgements) == challenge.audit_indices(
+            network.signed.digest,
+            unaudited[-1],
+            draw,
+            key("turncoat").public,
+            groups=4,
+            share_ppm=250_000 * len(verdict.judgements),
         )
         assert key("turncoat").public not in dict(ledger[-1].scores)
 
@@ -161,7 +166,7 @@ def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_on
 
 
 class FewFalseSketches(Turncoat):
-    """In one earlier window each group has three rollouts with a false sketch: too few to reject one group alone."""
+    """In one earlier window each group has two rollouts with a false sketch: too few to reject one group alone."""
 
     window = 5
 
@@ -171,8 +176,8 @@ class FewFalseSketches(Turncoat):
 
     @staticmethod
     def _with_false_sketches(group: Group) -> Group:
-        rollouts = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:3]]
-        return group.model_copy(update={"rollouts": (*rollouts, *group.rollouts[3:])})
+        rollouts = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:2]]
+        return group.model_copy(update={"rollouts": (*rollouts, *group.rollouts[2:])})
 
 
 def test_a_reaudit_tests_all_groups_of_a_window_together():

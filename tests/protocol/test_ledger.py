@@ -20,6 +20,7 @@ from protocol.judging.ledger import (
     scores,
     shares,
 )
+from protocol.judging.roster import Roster
 from protocol.run import ScoringSpec
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
@@ -41,6 +42,8 @@ def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
         {"accepted": 5},
         {"audited": 17, "accepted": 17},
         {"pledged": 15},
+        {"dealt": 3},
+        {"dealt": 17},
         {"verdict": b""},
         {"submitted": 0, "audited": 0, "accepted": 0},
         {"verdict": bytes(31)},
@@ -62,6 +65,11 @@ def test_invalid_rows(changes: dict[str, Any]) -> None:
         {"amendments": (Amendment(window=7, miner=A.public, verdict=b"", accepted=0, rejected=1),)},
         {"previous": bytes(5)},
         {"salt": bytes(15)},
+        {"roster": ()},
+        {"roster": (MINER.public,)},
+        {"roster": (samples.VALIDATOR.public,) * 2},
+        {"judges": 2},
+        {"judges": 0},
         {"alarms": ("two\nlines",)},
         {"alarms": ("\x1b[2J",)},
         {"alarms": ("a" * 501,)},
@@ -113,6 +121,59 @@ def test_unaudited_groups_count_unless_the_window_has_a_rejection_or_an_amendmen
     assert worth(summary(row(), window=5), summary(window=7, amendments=unavailable)) == 4
     false = (Amendment(window=5, miner=A.public, verdict=b"", accepted=10, rejected=2),)
     assert worth(summary(row(), window=5), summary(window=7, amendments=false)) == 14 - 20
+
+
+def test_a_group_that_is_dealt_stands_for_those_that_are_not() -> None:
+    roster = tuple(sorted(samples.key(f"validator {number}").public for number in range(3)))
+    one_of_four = {"roster": tuple(sorted((*roster, samples.VALIDATOR.public))), "judges": 1}
+    assert worth(summary(row(dealt=4), **one_of_four)) == 16
+    assert worth(summary(row(submitted=12, dealt=4), **one_of_four)) == 16 - 4
+    assert worth(summary(row(dealt=4, accepted=3, rejected=1), **one_of_four)) == 4 * (3 - 10)
+    nothing = row(submitted=12, dealt=0, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+    assert worth(summary(nothing, **one_of_four)) == -4
+    assert worth(summary(row(dealt=4), **one_of_four | {"judges": 4})) == 4
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=16),
+    st.integers(1, 8),
+    st.integers(0, 4),
+    st.integers(0, 1 << 32),
+)
+def test_balances_of_all_deals_have_the_balance_of_a_full_audit_as_their_mean(
+    false: list[bool], judges: int, missing: int, window: int
+) -> None:
+    """Over the validators of a roster: each group is dealt to `judges` of them."""
+    validators = tuple(sorted(samples.key(f"validator {number}").public for number in range(8)))
+    roster = Roster(validators, judges)
+    count, pledged = len(false), len(false) + missing
+
+    def balance(dealt: tuple[int, ...], **changes: Any) -> float:
+        rejected_count = sum(false[group] for group in dealt)
+        result = row(
+            pledged=pledged,
+            submitted=count,
+            dealt=len(dealt),
+            audited=len(dealt),
+            accepted=len(dealt) - rejected_count,
+            rejected=rejected_count,
+            tokens=0,
+            positions=0,
+            sketch_misses=0,
+        )
+        return balances([summary(result, **changes)], STEADY, PROOF)[A.public]
+
+    full_audit = balance(tuple(range(count)))
+    deals = [
+        balance(
+            roster.dealt_groups(samples.RUN_ID, window, bytes(32), A.public, groups=count, validator=validator),
+            validator=validator,
+            roster=validators,
+            judges=judges,
+        )
+        for validator in validators
+    ]
+    assert sum(deals) / len(deals) == pytest.approx(full_audit)
 
 
 def test_stopping_early_never_pays() -> None:

@@ -147,8 +147,22 @@ def test_audits(item: dict[str, Any]) -> None:
         bytes.fromhex(item["miner"]),
         groups=item["groups"],
         share_ppm=item["share_ppm"],
+        dealt=item.get("dealt"),
     )
     assert list(indices) == item["audit"]
+
+
+@pytest.mark.parametrize("item", cases("window", "order"), ids=name_of)
+def test_deals(item: dict[str, Any]) -> None:
+    order = challenge.deal_order(
+        bytes.fromhex(item["run"]),
+        item["window"],
+        bytes.fromhex(item["randomness"]),
+        bytes.fromhex(item["miner"]),
+        item["group"],
+        [bytes.fromhex(key) for key in item["validators"]],
+    )
+    assert [key.hex() for key in order] == item["order"]
 
 
 def test_noise_by_the_slow_implementation() -> None:

@@ -50,16 +50,20 @@ class IdleEngine:
 
 
 class BusyAuditor:
-    """Takes seconds at the engine for each case, and accepts or rejects it."""
+    """Takes seconds at the engine for each step of a case, and accepts it."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, steps: int) -> None:
         self._seconds = seconds
+        self._steps = steps
 
-    async def audit(self, case: Case, *_: Any, at_engine: Any, **__: Any) -> tuple[Verdict, dict[int, bytes]]:
+    async def audit(
+        self, case: Case, *arguments: Any, at_engine: Any, **others: Any
+    ) -> tuple[Verdict, dict[int, bytes]]:
         """Implements Auditor.audit."""
-        context: AbstractAsyncContextManager[None] = at_engine()
-        async with context:
-            await trio.sleep(self._seconds)
+        for _ in range(self._steps):
+            context: AbstractAsyncContextManager[None] = at_engine()
+            async with context:
+                await trio.sleep(self._seconds)
         return samples.verdict().model_copy(update={"miner": case.miner}), {}
 
 
@@ -68,7 +72,9 @@ def miners(reputation: Reputation, count: int) -> list[bytes]:
     return [content_digest(bytes([reputation, number % 256, number // 256])) for number in range(count)]
 
 
-async def judged(crowd: dict[Reputation, int], seconds: float) -> tuple[dict[Reputation, int], dict[str, Any]]:
+async def judged(
+    crowd: dict[Reputation, int], seconds: float, steps: int = 1
+) -> tuple[dict[Reputation, int], dict[str, Any]]:
     """Let a validator judge a window's crowd, a second for each case.
 
     Returns:
@@ -89,7 +95,7 @@ async def judged(crowd: dict[Reputation, int], seconds: float) -> tuple[dict[Rep
     ]
     chain: Any = Chain()
     engine: Any = IdleEngine()
-    auditor: Any = BusyAuditor(1.0)
+    auditor: Any = BusyAuditor(1.0, steps)
     queue = CaseQueue(node, ledger, bytes(32))
     queue.has_time = lambda *_: True  # type: ignore[method-assign] # the window's own length is tested elsewhere
     scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, VERSIONS)
@@ -116,6 +122,7 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
         verdict=bytes(32),
         pledged=groups,
         submitted=groups,
+        dealt=groups,
         audited=groups,
         accepted=accepted,
         rejected=rejected,
@@ -124,6 +131,14 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
         sketch_misses=0,
         margin_misses=0,
     )
+
+
+def test_cases_that_were_begun_are_completed_before_others_are_begun():
+    async def scenario() -> None:
+        counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
+        assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
+
+    simulate(scenario)
 
 
 def test_miners_that_fill_the_window_leave_newcomers_their_share():

@@ -10,9 +10,8 @@ from grailnode.store.state.state_store import StateStore
 from protocol import paths
 from roles.trainer.collect.validator_monitor import DISTRUSTED, ValidatorMonitor
 from roles.validator.ledger_state import FLOOR_PATH, Ledger
-from tests.support.simulation.damaged_states import DAMAGES, NODES, Damage, Outcome, bend, outcome, repair
+from tests.support.simulation.damaged_states import DAMAGES, LEARNABLE, NODES, Damage, Outcome, bend, outcome, repair
 from tests.support.simulation.disk_network import Death, DiskNetwork
-from tests.support.simulation.faulty_network import CHOICES
 from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import simulate
 
@@ -25,7 +24,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> DiskNetwork:
     """A network that was stopped when its validator had sealed a window and not revealed it."""
 
     async def live() -> DiskNetwork:
-        stopped = DiskNetwork(tmp_path_factory.mktemp("network") / "now", CHOICES)
+        stopped = DiskNetwork(tmp_path_factory.mktemp("network") / "now", LEARNABLE)
         await stopped.live(WINDOWS, NODES, {"validator-0": Death("put", "witness/", 3)})
         return stopped
 

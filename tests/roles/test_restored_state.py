@@ -14,9 +14,8 @@ from protocol.chain.manifest import Manifest
 from protocol.identity.signing import open_announced
 from protocol.judging.ledger import Seal
 from tests.support.builders.snapshots import put_snapshot
-from tests.support.simulation.damaged_states import NODES, Outcome, outcome, repair
+from tests.support.simulation.damaged_states import LEARNABLE, NODES, Outcome, outcome, repair
 from tests.support.simulation.disk_network import DiskNetwork
-from tests.support.simulation.faulty_network import CHOICES
 from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import simulate
 
@@ -37,7 +36,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> DiskNetwork:
             await trio.sleep(SECONDS)
 
     async def live() -> DiskNetwork:
-        stopped = DiskNetwork(root / "now", CHOICES)
+        stopped = DiskNetwork(root / "now", LEARNABLE)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(copy_states, stopped)
             await stopped.live(WINDOWS, NODES, seconds=1.3)

@@ -182,6 +182,27 @@ def window() -> list[Case]:
             }
             for groups, share in ((0, 1), (1, 1), (10, 250_000), (10, 1_000_000), (4096, 2_000))
         ),
+        {
+            "name": "audit of 10 at 300000, of which some are dealt",
+            **inputs,
+            "groups": 10,
+            "share_ppm": 300_000,
+            "dealt": [1, 4, 5, 7],
+            "audit": list(
+                challenge.audit_indices(RUN_ID, 7, randomness, miner, groups=10, share_ppm=300_000, dealt=(1, 4, 5, 7))
+            ),
+        },
+        *(
+            {
+                "name": f"deal of group {group}",
+                **inputs,
+                "group": group,
+                "validators": [key.hex() for key in validators],
+                "order": [key.hex() for key in challenge.deal_order(RUN_ID, 7, randomness, miner, group, validators)],
+            }
+            for validators in (sorted(samples.key(f"validator {number}").public for number in range(5)),)
+            for group in (0, 1, 4095)
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ A group is handed over as soon as it is decided. Groups that a later verdict jud
 are appended to the outcome log of the window.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -17,10 +17,12 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from roles.node.identity import Node
-from roles.ports import StoreError
+from roles.ports import BeaconError, StoreError
+from roles.rosters import Rosters
 from roles.trainer.collect.absences import Absences
 from roles.trainer.collect.acceptance import Acceptance
 from roles.trainer.collect.outcome_log import OutcomeLog
+from roles.trainer.collect.pooled_evidence import refuse_improbable_window
 from roles.trainer.collect.quorum import Decision, decide
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
 from roles.trainer.collect.verdict_reader import VerdictReader
@@ -78,6 +80,7 @@ class Collector:
         self._node = node
         self._settings = settings
         self._readers: dict[int, VerdictReader] = {}
+        self._rosters = Rosters(node)
         self._absences = Absences(node.telemetry)
         self._monitor = ValidatorMonitor(node, settings.canaries)
         self._start_time = 0.0
@@ -107,6 +110,8 @@ class Collector:
     async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
         while True:
             windows = {window: await self._deadline_has_passed(window) for window in self._windows(oldest)}
+            for window in windows.keys() - self._readers.keys():
+                tasks.start_soon(self._rosters.get, window)
             await self._read_validators(windows, tasks)
             complete_windows = {
                 window
@@ -154,6 +159,7 @@ class Collector:
             tasks.start_soon(node.publish, paths.report(node.key.public, window), sign(report, node.key))
         await self._monitor.forget(window)
         self._readers.pop(window).close(self._monitor.distrusted_validators)
+        self._rosters.forget(window)
         self._processed_verdicts = {key: count for key, count in self._processed_verdicts.items() if key[0] != window}
         self._outcome_log.release(window)
         await self._outcome_log.advance(window + 1)
@@ -214,10 +220,28 @@ class Collector:
         counting = set(authority.validators) - ignored - reader.equivocators
         verdicts = [verdict for validator, verdict in reader.verdicts[miner].items() if validator in counting]
         logged_groups = {outcome.group for outcome in await self._outcome_log.outcomes(window, miner)}
-        outstanding = 0 if final else len(reader.outstanding_on(miner, ignored))
+        outstanding = frozenset() if final else reader.outstanding_on(miner, ignored)
         tolerance, paying = self._node.run.proof.logprob_tolerance, reader.paying(miner)
-        decisions = decide(verdicts, authority.quorum, outstanding, tolerance, paying)
+        judges_of = await self._judges_of(window, miner)
+        decisions = decide(verdicts, authority.quorum, outstanding, tolerance, paying, judges_of)
+        if judges_of is not None:
+            decisions = refuse_improbable_window(decisions, self._node.run.proof)
         return [decision for decision in decisions if decision.group not in logged_groups]
+
+    async def _judges_of(self, window: int, miner: bytes) -> Callable[[int], Set[bytes]] | None:
+        """Return a function that gives the validators to which a group of a miner's window was dealt; None if all
+        judge all groups.
+        """
+        node, roster = self._node, await self._rosters.get(window)
+        if roster.judges >= len(node.authority.validators):
+            return None
+        try:
+            draw = await node.randomness(node.run.schedule.audit(window))
+        except BeaconError as error:
+            if await self._has_timed_out(window):
+                return lambda group: frozenset()
+            raise StoreError(f"window {window} is not dealt: {error}") from error
+        return lambda group: roster.judges_of(node.run_id, window, draw, miner, group)
 
     async def _process(self, window: int, miner: bytes, final: bool) -> None:
         """Hand over and log what is decided on a miner's window. Each has a task of its own, so that storage that does

@@ -1,7 +1,7 @@
 """Which groups enough validators accept with the same log-probabilities. Pure functions of verdicts."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,26 +48,42 @@ class Decision:
 
 
 def decide(
-    verdicts: Sequence[Verdict], quorum: int, outstanding: int, tolerance: float, paying: Container[bytes]
+    verdicts: Sequence[Verdict],
+    quorum: int,
+    outstanding: Set[bytes],
+    tolerance: float,
+    paying: Container[bytes],
+    judges_of: Callable[[int], Set[bytes]] | None = None,
 ) -> list[Decision]:
     """Decide about every judged group of one miner's window.
+
+    A group counts as the validators judge it to which it was dealt. What others say of it decides nothing: validators
+    that lie together could otherwise accept every group, and not only those of which all judges lie.
 
     What earns nothing is not used: with any number of new keys, a miner could show the groups of those that it likes.
 
     Args:
         verdicts: at most one from each validator.
         quorum: how many validators must accept a group.
-        outstanding: how many validators may still give a verdict.
+        outstanding: the validators that may still give a verdict.
         tolerance: the largest mean absolute difference of log-probabilities that agree.
         paying: the validators by whose ledgers the miner earns something.
+        judges_of: returns the validators to which a group (its index) was dealt; None if all judge all groups.
     """
-    judgements_by_group: dict[tuple[bytes, int, bytes], list[tuple[Judgement, bool]]] = {}
+    judgements_by_group: dict[tuple[bytes, int, bytes], list[tuple[Judgement, bytes]]] = {}
     for verdict in verdicts:
         for judgement in verdict.judgements:
             group = (verdict.commitment, judgement.index, judgement.digest)
-            judgements_by_group.setdefault(group, []).append((judgement, verdict.validator in paying))
+            judgements_by_group.setdefault(group, []).append((judgement, verdict.validator))
     decisions = []
-    for (commitment, index, digest), judgements in sorted(judgements_by_group.items()):
+    for (commitment, index, digest), all_judgements in sorted(judgements_by_group.items()):
+        judges = judges_of(index) if judges_of else None
+        judgements = [
+            (judgement, validator in paying)
+            for judgement, validator in all_judgements
+            if judges is None or validator in judges
+        ]
+        awaited = len(outstanding if judges is None else outstanding & judges)
         accepting = [judgement for judgement, pays in judgements if judgement.accepted and pays]
         agreeing, others = split_by_logprobs(accepting, tolerance)
         contested = len(split_by_logprobs(others, tolerance)[0]) >= quorum
@@ -75,8 +91,8 @@ def decide(
             judgement.reason or BELOW_DEPOSIT for judgement, pays in judgements if judgement.reason or not pays
         )
         has_quorum = len(agreeing) >= quorum
-        can_have_quorum = len(agreeing) + outstanding >= quorum and not contested
-        if len(accepting) + outstanding >= quorum and not can_have_quorum:
+        can_have_quorum = len(agreeing) + awaited >= quorum and not contested
+        if len(accepting) + awaited >= quorum and not can_have_quorum:
             main_reason = LOGPROBS_DISAGREE
         else:
             main_reason = reasons.most_common(1)[0][0] if reasons else "no-quorum"

@@ -53,9 +53,8 @@ class VerdictReader:
         self._all_sealed_digests: defaultdict[bytes, set[bytes]] = defaultdict(set)  # and those that witnesses show
         self._validators_with_witness: set[bytes] = set()
         self._summaries: dict[bytes, Summary] = {}
-        self._summary_miners: dict[
-            bytes, set[bytes]
-        ] = {}  # by validator, the miners on whom its summary lists a verdict
+        self._summary_miners: dict[bytes, set[bytes]] = {}  # by validator, miners on whom its summary lists a verdict
+        self._dealt_miners: dict[bytes, set[bytes]] = {}  # those of whom groups were dealt to it
         self._scored_miners: dict[bytes, set[bytes]] = {}  # by validator, the miners that earn something
         self._reported_paths: set[str] = set()
         self._voters: tuple[Set[bytes], int] = (frozenset(), 0)  # those whose summaries count, and the quorum
@@ -91,7 +90,7 @@ class VerdictReader:
             before, self._voters = self._missing_verdicts, (voters, authority.quorum)
             self._missing_verdicts = {
                 voter: {
-                    miner for miner in self._summary_miners[voter] & listed if voter not in self.verdicts.get(miner, {})
+                    miner for miner in self._dealt_miners[voter] & listed if voter not in self.verdicts.get(miner, {})
                 }
                 for voter in voters
             }
@@ -103,7 +102,7 @@ class VerdictReader:
     def outstanding_on(self, miner: bytes, ignored: set[bytes]) -> set[bytes]:
         """Return the validators of which a verdict on a miner may still come."""
         have_verdict = self.verdicts.get(miner, {}).keys()
-        list_none = {validator for validator, miners in self._summary_miners.items() if miner not in miners}
+        list_none = {validator for validator, miners in self._dealt_miners.items() if miner not in miners}
         return self.outstanding(ignored) - have_verdict - list_none
 
     def paying(self, miner: bytes) -> set[bytes]:
@@ -161,7 +160,7 @@ class VerdictReader:
                 self._absences.add(validator, self._window)
         for validator, missing_miners in sorted(self._missing(ignored).items()):
             read_miners = {miner for miner, verdicts in self.verdicts.items() if validator in verdicts}
-            unread_count = len(self._summary_miners[validator] - read_miners - missing_miners)
+            unread_count = len(self._dealt_miners[validator] - read_miners - missing_miners)
             if unread_count:
                 self._node.telemetry.event(
                     "verdicts-unread", window=self._window, validator=validator.hex()[:8], miners=unread_count
@@ -238,6 +237,7 @@ class VerdictReader:
             return
         self._summaries[validator] = signed.record
         self._summary_miners[validator] = {row.miner for row in signed.record.rows if row.verdict}
+        self._dealt_miners[validator] = {row.miner for row in signed.record.rows if row.dealt}
         self._scored_miners[validator] = {miner for miner, _ in signed.record.scores}
 
     async def _read_verdicts(self, validator: bytes, ignored: set[bytes]) -> None:

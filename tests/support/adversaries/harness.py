@@ -27,6 +27,7 @@ from protocol.environments import Environment
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.evidence import Counts
 from protocol.judging.ledger import LedgerRow
+from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.rollout.filters import EVERY_TOKEN, Filters
@@ -181,6 +182,7 @@ class TrialHarness:
             numerics="exact" if self.exact else "calibrated",
             group_size=self.group_size,
             groups=self.groups,
+            spares=choices.spares,
             schedule=Schedule(
                 first_round=1,
                 rounds=8,
@@ -281,7 +283,8 @@ class TrialHarness:
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
         judge = Judge(self.task, await self.serving_engine(), window, self.randomness(window))
-        auditor = Auditor(self.node, judge, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
+        roster = Roster((self.node.key.public,), 1)
+        auditor = Auditor(self.node, judge, roster, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
         verdict, suspected_copies = await auditor.audit(
             Case(signed, self.groups, 0.0), _EVERY_GROUP, is_known=True, history=history

@@ -113,6 +113,7 @@ def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
         verdict=bytes(32),
         pledged=plan.groups,
         submitted=plan.groups,
+        dealt=plan.groups,
         audited=plan.groups,
         accepted=plan.groups - rejected,
         rejected=rejected,
@@ -124,4 +125,4 @@ def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
-    return Summary.model_construct(window=window, rows=(row,), amendments=())
+    return Summary.model_construct(window=window, roster=(bytes(32),), judges=1, rows=(row,), amendments=())

@@ -80,6 +80,7 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
         verdict=bytes(32),
         pledged=groups,
         submitted=groups,
+        dealt=groups,
         audited=groups,
         accepted=groups,
         rejected=0,
@@ -91,4 +92,4 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
-    return Summary.model_construct(window=window, rows=(row,), amendments=())
+    return Summary.model_construct(window=window, roster=(bytes(32),), judges=1, rows=(row,), amendments=())

@@ -116,6 +116,7 @@ def run_manifest(**changes: Any) -> RunManifest:
         "numerics": "calibrated",
         "group_size": 2,
         "groups": 16,
+        "spares": 1,
         "schedule": schedule(),
         "beacon": ChainInfo(
             public_key=BEACON_KEY, period_ms=3000, genesis_ms=0, group_hash=digest("group"), beacon_id="default"
@@ -224,6 +225,7 @@ def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
         "commitment": digest("commitment"),
         "pledged": 16,
         "submitted": 16,
+        "dealt": changes.get("submitted", 16),
         "judgements": judgements,
         "seen_ms": 123_456,
     }
@@ -236,6 +238,7 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
         "verdict": digest("verdict"),
         "pledged": 16,
         "submitted": 16,
+        "dealt": changes.get("submitted", 16),
         "audited": 4,
         "accepted": 4,
         "rejected": 0,
@@ -256,6 +259,8 @@ def summary(*rows: LedgerRow, **changes: Any) -> Summary:
         "previous": digest("summary 6"),
         "salt": bytes(16),
         "weights": digest("weights 3"),
+        "roster": (changes.get("validator", VALIDATOR.public),),
+        "judges": 1,
         "rows": tuple(sorted(rows, key=lambda item: item.miner)),
         "amendments": (),
         "scores": ((MINER.public, 0.5),),

@@ -26,6 +26,9 @@ from tests.support.simulation.disk_network import Death, DiskNetwork
 from tests.support.simulation.faulty_network import CHOICES
 from tests.support.simulation.network import key
 
+LEARNABLE: Final = replace(CHOICES, group_size=8)
+"""Most groups have right and wrong rollouts, so a trainer makes steps within five windows."""
+
 Damage = Callable[[Path], None]
 
 NODES: Final = ("trainer", "validator-0", "miner-1")
@@ -42,7 +45,7 @@ MOMENTS: Final[dict[str, tuple[str, Death] | None]] = {
 
 async def stopped_network(root: Path, moment: str) -> DiskNetwork:
     """Return a network whose nodes were stopped at a moment, with one revision of the authority behind them."""
-    network = DiskNetwork(root, CHOICES)
+    network = DiskNetwork(root, LEARNABLE)
     death = MOMENTS[moment]
     founder = network.node("founder", store=network.store)
     draft = authority_drafts.propose(founder.revisions, "a validator more is allowed", quorum=1)

@@ -19,6 +19,7 @@ from grailnode.run.creation import Choices
 from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.state.waiting_state import WaitingState
+from protocol.limits import MAX_KEYS
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
@@ -78,6 +79,7 @@ class FaultSchedule:
     """The participants of a network and its faults.
 
     Attributes:
+        spares: to how many validators beyond the quorum a group is dealt.
         rates: probability of each fault of the shared store, for every process.
         state_rates: the same for the nodes' own disks.
         beacon_outage: seconds without published rounds, from the second window on.
@@ -98,12 +100,17 @@ class FaultSchedule:
     fills: tuple[DiskFill, ...] = ()
     beacon_outage: float = 0.0
     beacon_is_false: bool = False
+    spares: int = MAX_KEYS
 
     @classmethod
-    def of(cls, seed: int) -> "FaultSchedule":
-        """Return the schedule that a seed decides."""
+    def of(cls, seed: int, *, dealing: bool = False) -> "FaultSchedule":
+        """Return the schedule that a seed decides.
+
+        Args:
+            dealing: whether R1 deals the groups to some of four validators.
+        """
         rng = random.Random(f"weather {seed}")
-        miners, validators = rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
+        miners, validators = (2, 4) if dealing else rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
         processes = [*TRAINER, *(f"miner-{n}" for n in range(1, miners + 1)), *validator_names(validators)]
         faults = rng.sample(list(Fault), rng.choice([0, 1, 1, 2, 3]))
         end = (FAULTY_WINDOWS - 0.5) * 2.0
@@ -111,7 +118,7 @@ class FaultSchedule:
             seed=seed,
             miners=miners,
             validators=validators,
-            quorum=rng.randint(1, validators),
+            quorum=rng.randint(1, 2 if dealing else validators),
             anchor_interval=rng.choice([2, 3, 5]),
             keep_patches=rng.choice([2, 4, 100]),
             rates={fault: rng.choice([0.02, 0.1, 0.3]) for fault in faults},
@@ -140,6 +147,7 @@ class FaultSchedule:
             ),
             beacon_outage=rng.choice([0.0, 0.0, 0.0, rng.uniform(0.2, 3.0)]),
             beacon_is_false=rng.random() < 0.5,
+            spares=rng.choice([0, 1]) if dealing else MAX_KEYS,
         )
 
 
@@ -185,7 +193,8 @@ class FaultyNetwork(Network):
     states: dict[str, RecordingStore]  # type: ignore[assignment]
 
     def __init__(self, fault_schedule: FaultSchedule) -> None:
-        super().__init__(CHOICES, fault_schedule.validators, fault_schedule.quorum, small_policy.DIRECTORY)
+        choices = replace(CHOICES, spares=fault_schedule.spares)
+        super().__init__(choices, fault_schedule.validators, fault_schedule.quorum, small_policy.DIRECTORY)
         self.fault_schedule = fault_schedule
         self.store = RecordingStore()
         self.states = {}

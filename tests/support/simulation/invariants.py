@@ -5,7 +5,7 @@ The checks know more than any node: all puts that took effect, and the acknowled
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from grailnode.observe.chain_check import verify_chain
 from protocol import paths
@@ -13,6 +13,7 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import Trust
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, open_signed
+from protocol.judging.ledger import Summary
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
@@ -21,7 +22,7 @@ from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders.snapshots import snapshot_views
 from tests.support.simulation.exclusions import NOT_SEALED, Exclusions
 from tests.support.simulation.faulty_network import CHECKER, FAULTY_WINDOWS, WINDOWS, FaultyNetwork
-from tests.support.simulation.network import BEGIN, key
+from tests.support.simulation.network import BEGIN, key, randomness
 from tests.support.simulation.trained_groups import trained_groups
 
 _TRAINER = key("trainer").public
@@ -126,11 +127,16 @@ def _verdicts(network: FaultyNetwork) -> list[tuple[float, Verdict]]:
 
 
 def _verified_before_trained(network: FaultyNetwork) -> Iterator[str]:
-    """Check that a quorum has accepted every group in the inbox, and that a miner has committed to it."""
+    """Check that a quorum has accepted every group in the inbox, each validator after the group was dealt to it, and
+    that a miner has committed to it.
+    """
     accepting_validators: dict[bytes, set[bytes]] = defaultdict(set)
     for _, verdict in _verdicts(network):
+        dealt = _dealt_groups(network, verdict)
         for judgement in verdict.judgements:
-            if judgement.accepted:
+            if judgement.index not in dealt:
+                yield f"dealing: group {judgement.digest.hex()[:16]} was judged by others than those it was dealt to"
+            elif judgement.accepted:
                 accepting_validators[judgement.digest].add(verdict.validator)
     committed_digests = set()
     for number in range(1, network.fault_schedule.miners + 1):
@@ -144,6 +150,23 @@ def _verified_before_trained(network: FaultyNetwork) -> Iterator[str]:
                 yield f"training: group {group.digest.hex()[:16]} was taken without a quorum"
             if group.digest not in committed_digests:
                 yield f"training: group {group.digest.hex()[:16]} is of no honest miner"
+
+
+def _dealt_groups(network: FaultyNetwork, verdict: Verdict) -> Collection[int]:
+    """Return the groups of a miner's window that were dealt to the validator, by the roster of its own summary; all if
+    it has not revealed that.
+    """
+    for put in network.store.under(paths.summary(verdict.validator, verdict.window)):
+        summary = open_signed(put.data, Summary, [verdict.validator]).record
+        return summary.dealing.dealt_groups(
+            network.signed.digest,
+            verdict.window,
+            randomness(network.run.schedule.audit(verdict.window)),
+            verdict.miner,
+            groups=verdict.submitted,
+            validator=verdict.validator,
+        )
+    return range(verdict.submitted)
 
 
 def _honest_work_is_accepted(network: FaultyNetwork) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Nothing here runs in a thread, so the same seed gives the same trace.
 """
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,11 @@ class Log:
 
 
 BEACON_KEY = LocalKey.from_seed(b"simulated beacon")
+
+
+def randomness(round_number: int) -> bytes:
+    """Return the randomness of a round of the simulated beacon."""
+    return hashlib.sha256(BEACON_KEY.sign(round_number)).digest()
 
 
 def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -50,9 +51,13 @@ def silence_beacon_log() -> None:
     logging.getLogger("grailnode").setLevel(logging.ERROR)
 
 
-def run_seed(seed: int) -> SeedOutcome:
-    """Run the network of a seed, and check its invariants."""
-    return run_schedule(FaultSchedule.of(seed))
+def run_seed(seed: int, dealing: bool = False) -> SeedOutcome:
+    """Run the network of a seed, and check its invariants.
+
+    Args:
+        dealing: whether R1 deals the groups to some of four validators.
+    """
+    return run_schedule(FaultSchedule.of(seed, dealing=dealing))
 
 
 def run_schedule(fault_schedule: FaultSchedule) -> SeedOutcome:
@@ -76,7 +81,7 @@ def run_schedule(fault_schedule: FaultSchedule) -> SeedOutcome:
     )
 
 
-def sweep(seeds: Iterable[int], processes: int) -> Iterator[SeedOutcome]:
+def sweep(seeds: Iterable[int], processes: int, *, dealing: bool = False) -> Iterator[SeedOutcome]:
     """Yield the outcomes of seeds in the order in which they finish."""
     with multiprocessing.get_context("spawn").Pool(processes, silence_beacon_log) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
+        yield from pool.imap_unordered(partial(run_seed, dealing=dealing), seeds, chunksize=4)

@@ -1,0 +1,38 @@
+"""The evidence of several validators together. Where R1 deals the groups, each validator tests its own part of a
+miner's window, and a cheat in few tokens of each group is seen in all parts together only. Pure functions of decisions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
+from protocol.judging.verdict import Judgement, Reason
+from protocol.run import ProofSpec
+from roles.trainer.collect.quorum import Decision
+
+
+def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) -> list[Decision]:
+    """Return the decisions on a miner's window; the accepted ones are refused if honest work would not give all of
+    them together.
+
+    Of each group the smallest counts of the judgements that accept it are taken, so one honest judge of each is enough
+    to protect honest work from others that invent misses.
+
+    Args:
+        decisions: on all groups of the window, those included that were carried out before.
+    """
+    accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
+    if window_surprisal(map(_smallest_counts, accepted), proof) <= surprisal_threshold(proof):
+        return list(decisions)
+    reason = Reason.WINDOW.value
+    return [replace(decision, reason=decision.reason or reason, pending=False) for decision in decisions]
+
+
+def _smallest_counts(decision: Decision) -> Counts:
+    judgements: Sequence[Judgement] = decision.accepting
+    return Counts(
+        tokens=min(judgement.tokens for judgement in judgements),
+        positions=min(judgement.positions for judgement in judgements),
+        sketch_misses=min(judgement.sketch_misses for judgement in judgements),
+        margin_misses=min(judgement.margin_misses for judgement in judgements),
+    )

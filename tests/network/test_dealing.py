@@ -1,0 +1,233 @@
+"""Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones."""
+
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from grailnode.observe.ledger_check import verify_ledger
+from grailnode.observe.observer import Observer
+from grailnode.observe.rollout_reader import read_verified_groups
+from grailnode.run.creation import Choices
+from protocol import limits, paths
+from protocol.errors import ProtocolError
+from protocol.identity.signing import open_signed
+from protocol.judging.verdict import Verdict
+from roles.authority_updates import run_under_authority
+from roles.miner.produce import HonestProducer, MiningWindow
+from roles.policy.follower import Follower
+from roles.rosters import Rosters
+from roles.validator.ledger_state import Ledger
+from tests.support.simulation.lying_validator import LyingValidator
+from tests.support.simulation.network import Network, key, randomness
+from tests.support.simulation.network_runs import run_nodes, summaries
+from tests.support.simulation.virtual_clock import simulate
+
+CHOICES = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14, spares=0)
+MINERS = 2
+GROUPS = MINERS * CHOICES.groups
+
+
+def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> dict[int, int]:
+    """Return how many groups of each window the trainer took, of one miner or of all."""
+    short = key(miner).public.hex()[:8]
+    events = network.events("trainer/download", "collected")
+    return {
+        window: sum(e["used"] for e in events if e["window"] == window and (not miner or e["miner"] == short))
+        for window in windows
+    }
+
+
+async def judges(network: Network, windows: range, miner: str) -> dict[tuple[int, int], set[str]]:
+    """Return the validators that judged each group (window, index) of a miner."""
+    result = defaultdict(set)
+    for name in network.validators:
+        public = key(name).public
+        for window in windows:
+            path = paths.verdict(public, window, key(miner).public)
+            if [item.path async for item in network.store.list(path)]:
+                data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
+                for judgement in open_signed(data, Verdict, [public]).record.judgements:
+                    result[window, judgement.index].add(name)
+    return result
+
+
+async def dealt_to(network: Network, name: str, window: int) -> int:
+    """Return how many groups of the miners of a window were dealt to a validator, by what everybody can read."""
+    roster = await Rosters(network.node("checker")).get(window)
+    draw = randomness(network.run.schedule.audit(window))
+    return sum(
+        key(name).public in roster.judges_of(network.signed.digest, window, draw, key(miner).public, group)
+        for miner in (f"miner-{number + 1}" for number in range(MINERS))
+        for group in range(CHOICES.groups)
+    )
+
+
+async def run_until(scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
+    """Do a node's work until its scope is cancelled."""
+    with scope:
+        await work()
+
+
+def test_four_validators_share_the_groups_and_agree():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=4, quorum=2)
+        async with run_nodes(network, miners=MINERS):
+            await network.until_window(8)
+        assert used_groups(network, range(1, 6)) == dict.fromkeys(range(1, 6), GROUPS)
+        loads: Counter[str] = Counter()
+        for number in range(MINERS):
+            by_group = await judges(network, range(1, 6), f"miner-{number + 1}")
+            assert len(by_group) == 5 * CHOICES.groups
+            assert all(len(names) == 2 for names in by_group.values())
+            loads.update(name for names in by_group.values() for name in names)
+        assert sum(loads.values()) == 2 * 5 * GROUPS
+        assert max(loads.values()) <= 2 * 5 * GROUPS * 0.45  # a quarter each, on average
+        assert not network.events("trainer/download", "validators-disagree")
+        checker = network.node("checker")
+        for name in network.validators:
+            assert await verify_ledger(checker, key(name).public, lambda line: None) >= 5
+        observer = Observer(network.node("observer"), 0, last_window=5)
+        await observer.refresh()
+        shown = {row.window: row.accepted for row in observer.state().windows}
+        assert {shown[window] for window in range(1, 6)} == {GROUPS}
+        assert len(await read_verified_groups(checker, 4)) == GROUPS
+
+    simulate(scenario)
+
+
+def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_back():
+    silent, back, last = 3, 10, 16
+
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=4, quorum=2)
+        name = network.validators.pop()
+        async with run_nodes(network, miners=MINERS) as nursery:
+            first = trio.CancelScope()
+            nursery.start_soon(run_until, first, partial(network.run_validator, name))
+            await network.until_window(silent)
+            first.cancel()
+            await network.until_window(back)
+            nursery.start_soon(network.run_validator, name)
+            await network.until_window(last)
+        used = used_groups(network, range(1, last - 2))
+        delay = 2 + 2  # windows until nobody waits for a summary, and those of which one is enough
+        assert all(used[window] == GROUPS for window in (*range(1, silent - 1), *range(silent + delay, last - 2)))
+        lost = {window: await dealt_to(network, name, window) for window in range(silent, silent + delay)}
+        assert sum(lost.values()) > 0
+        assert {window: GROUPS - used[window] for window in lost} == lost
+        by_window = {summary.window: summary for summary in await summaries(network, "validator-0", range(last))}
+        absent = [window for window, summary in by_window.items() if len(summary.roster) == 3]
+        assert absent == [*range(silent + delay, absent[-1] + 1)]
+        assert back + 1 <= absent[-1] <= back + 4
+        own = {summary.window: summary for summary in await summaries(network, name, range(back, last))}
+        assert any(summary.shows_work for window, summary in own.items() if window <= absent[-1])
+
+    simulate(scenario)
+
+
+def test_with_a_spare_a_silent_validator_costs_nothing():
+    async def scenario() -> None:
+        network = Network(replace(CHOICES, spares=1), validators=4, quorum=2)
+        network.validators.pop()
+        async with run_nodes(network, miners=MINERS):
+            await network.until_window(6)
+        assert used_groups(network, range(1, 4)) == dict.fromkeys(range(1, 4), GROUPS)
+
+    simulate(scenario)
+
+
+def test_the_only_validator_that_is_present_judges_everything():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=4, quorum=1)
+        network.validators = network.validators[:1]
+        async with run_nodes(network, miners=MINERS):
+            await network.until_window(9)
+        used = used_groups(network, range(1, 7))
+        assert 0 < used[1] + used[2] < GROUPS  # a quarter is dealt to it
+        assert [used[window] for window in (4, 5, 6)] == [GROUPS] * 3
+
+    simulate(scenario)
+
+
+class ZeroSketches(HonestProducer):
+    """Sends sketches of zeros."""
+
+    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Any]:
+        groups = await super().produce(mining_window, indices)
+        return [
+            group.model_copy(
+                update={
+                    "rollouts": tuple(
+                        item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts
+                    )
+                }
+            )
+            for group in groups
+        ]
+
+
+async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
+    """Run a validator that accepts everything that is dealt to it; a greedy one, everything."""
+    node = network.node(name)
+
+    async def validate() -> None:
+        ledger = await Ledger.open(node.state, node.run)
+        follower = await Follower.open(node, keep=16)
+        await LyingValidator(node, follower, network.compute, network.task(node), ledger, greedy=greedy).run()
+
+    await run_under_authority(node, validate)
+
+
+async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> dict[int, int]:
+    """Return how many groups of the cheat in each window have the liar as their only judge."""
+    result = {}
+    rosters = Rosters(network.node("checker"))
+    for window in windows:
+        roster, draw = await rosters.get(window), randomness(network.run.schedule.audit(window))
+        result[window] = sum(
+            roster.judges_of(network.signed.digest, window, draw, key("cheat").public, group) == {key(liar).public}
+            for group in range(CHOICES.groups)
+        )
+    return result
+
+
+async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, str]:
+    """Run four validators, one of which lies, an honest miner and a cheat; return the network and the liar's name."""
+    network = Network(CHOICES, validators=4, quorum=quorum)
+    liar = network.validators.pop()
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(run_liar, network, liar, greedy)
+        nursery.start_soon(partial(network.run_miner, "cheat", CHOICES.groups, ZeroSketches))
+        await network.until_window(9)
+    return network, liar
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_only_judge(quorum: int):
+    async def scenario() -> None:
+        network, liar = await run_with_liar(quorum)
+        windows = range(1, 6)
+        expected = await dealt_to_liar_alone(network, liar, windows)
+        assert used_groups(network, windows, "cheat") == expected
+        assert (sum(expected.values()) > 0) == (quorum == 1)
+        assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, CHOICES.groups)
+        checker = network.node("checker")
+        assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 5  # its lie is consistent
+
+    simulate(scenario)
+
+
+def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found():
+    async def scenario() -> None:
+        network, liar = await run_with_liar(1, greedy=True)
+        windows = range(1, 6)
+        assert used_groups(network, windows, "cheat") == await dealt_to_liar_alone(network, liar, windows)
+        with pytest.raises(ProtocolError, match="not dealt to it"):
+            await verify_ledger(network.node("checker"), key(liar).public, lambda line: None)
+
+    simulate(scenario)

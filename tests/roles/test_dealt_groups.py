@@ -1,0 +1,88 @@
+"""What the trainer makes of groups that were dealt to some of the validators."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.judging.evidence import surprisal
+from protocol.judging.verdict import Judgement, Reason, Verdict
+from roles.trainer.collect.pooled_evidence import refuse_improbable_window
+from roles.trainer.collect.quorum import Decision, decide
+from tests.support.builders import samples
+from tests.support.builders.samples import judgement, rejected, verdict
+
+FOUR = [samples.key(f"validator {number}").public for number in range(4)]
+PROOF = samples.run_manifest().proof
+
+
+def decision(
+    judgements: dict[int, Judgement], judges: set[int], quorum: int, outstanding: Sequence[int] = ()
+) -> Decision:
+    """Return the decision on group 0.
+
+    Args:
+        judgements: by the validator's number.
+    """
+    verdicts = [verdict(item, validator=FOUR[number]) for number, item in judgements.items()]
+    dealt = {FOUR[number] for number in judges}
+    awaited = {FOUR[number] for number in outstanding}
+    (result,) = decide(verdicts, quorum, awaited, 1.0, FOUR, lambda group: dealt)
+    return result
+
+
+@given(st.sets(st.integers(0, 3)), st.sets(st.integers(0, 3), min_size=1), st.integers(1, 3))
+def test_a_group_is_accepted_if_a_quorum_of_its_judges_accepts_it(
+    accepting: set[int], judges: set[int], quorum: int
+) -> None:
+    judgements = {number: judgement(0) if number in accepting else rejected(0) for number in range(4)}
+    result = decision(judgements, judges, quorum)
+    assert (not result.reason) == (len(accepting & judges) >= quorum)
+    assert not result.pending
+
+
+def test_those_to_which_it_was_not_dealt_are_not_waited_for() -> None:
+    one = {0: judgement(0)}
+    assert decision(one, {0, 1}, 2, outstanding=[1]).pending
+    unneeded = decision(one, {0, 1}, 2, outstanding=[2, 3])
+    assert (unneeded.reason, unneeded.pending) == ("no-quorum", False)
+
+
+def test_what_only_others_judged_is_logged_when_its_judges_are_silent() -> None:
+    assert decision({3: judgement(0)}, {0}, 1, outstanding=[0]).pending
+    assert decision({3: judgement(0)}, {0}, 1).reason == "no-quorum"
+
+
+def window(misses: Sequence[int], judge_count: int = 1, liar_misses: int = 0) -> list[Decision]:
+    """Return the decisions on a window of groups of 1,000 tokens with so many misses of margins.
+
+    Args:
+        liar_misses: that another judge invents in each group.
+    """
+
+    def item(index: int, count: int) -> Judgement:
+        return judgement(index, tokens=1000, positions=1000, margin_misses=count, logprobs=bytes(4000))
+
+    verdicts: list[Verdict] = [
+        verdict(*(item(index, count) for index, count in enumerate(misses)), validator=FOUR[number])
+        for number in range(judge_count)
+    ]
+    if liar_misses:
+        verdicts.append(verdict(*(item(index, liar_misses) for index in range(len(misses))), validator=FOUR[3]))
+    return decide(verdicts, len(verdicts), set(), 1.0, FOUR, lambda group: set(FOUR))
+
+
+def test_a_window_that_no_validator_refuses_is_refused_for_the_evidence_of_all() -> None:
+    """Eight groups at eight validators: none has enough misses by itself."""
+    misses = [8] * 8
+    assert surprisal(8, 1000, PROOF.margin_rate) < 9 < surprisal(64, 8000, PROOF.margin_rate)
+    refused = refuse_improbable_window(window(misses), PROOF)
+    assert {item.reason for item in refused} == {Reason.WINDOW.value}
+    assert {item.reason for item in refuse_improbable_window(window([1] * 8), PROOF)} == {""}
+
+
+@pytest.mark.parametrize("invented", [8, 1000])
+def test_a_judge_that_invents_misses_refuses_nothing_beside_an_honest_one(invented: int) -> None:
+    assert {item.reason for item in refuse_improbable_window(window([1] * 8, 1, invented), PROOF)} == {""}
+    assert {item.reason for item in refuse_improbable_window(window([8] * 8, 1, invented), PROOF)} != {""}

@@ -1,0 +1,62 @@
+"""A network in which a validator's prefill takes a fixed time of the virtual clock."""
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from grailnode.engine.compute import make_engine
+from grailnode.run.creation import Choices
+from roles.authority_updates import run_under_authority
+from roles.policy.follower import Follower
+from roles.ports import Engine, Forward
+from roles.validator.ledger_state import Ledger
+from roles.validator.validator import Validator, ValidatorSettings
+from tests.support.simulation.network import Network
+
+
+class TimedEngine:
+    """An engine whose prefills take time.
+
+    Args:
+        seconds: returns the seconds of one prompt with its completion.
+    """
+
+    def __init__(self, inner: Engine, seconds: Callable[[], float]) -> None:
+        self._inner = inner
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def forward(
+        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
+    ) -> list[Forward]:
+        """Run one prefill over each prompt with its completion, and take the time for it."""
+        await trio.sleep(self._seconds() * len(prompts))
+        return await self._inner.forward(prompts, completions)
+
+
+class TimedNetwork(Network):
+    """A network whose validators take some time for a prefill, and evaluate nothing.
+
+    Attributes:
+        prefill_seconds: of a group.
+    """
+
+    def __init__(self, choices: Choices, validators: int, quorum: int) -> None:
+        super().__init__(choices, validators, quorum)
+        self.prefill_seconds = 0.0
+
+    async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
+        node = self.node(name)
+
+        async def validate() -> None:
+            engine = TimedEngine(
+                make_engine(self.compute, node.run_sync), lambda: self.prefill_seconds / node.run.group_size
+            )
+            follower = await Follower.open(node, keep=16)
+            ledger = await Ledger.open(node.state, node.run)
+            settings = ValidatorSettings(evaluate=False, poll_seconds=poll_seconds)
+            await Validator(node, follower, engine, self.task(node), ledger, settings).run()  # type: ignore[arg-type]
+
+        await run_under_authority(node, validate)
