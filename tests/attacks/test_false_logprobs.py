@@ -20,7 +20,7 @@ def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
 
 def decision(*logprobs: np.ndarray, quorum: int = 2, outstanding: int = 0) -> Decision:
     awaited = {bytes([number]) * 32 for number in range(outstanding)}
-    (result,) = decide(verdicts(*logprobs), quorum, awaited, TOLERANCE, PAYING)
+    (result,) = decide(verdicts(*logprobs), quorum, awaited, TOLERANCE, PAYING, lambda group: PAYING | awaited)
     return result
 
 
@@ -81,5 +81,5 @@ def test_values_that_are_no_log_probabilities_agree_with_nobody(value: float) ->
 
 def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
     other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes(), positions=2))
-    (refused,) = decide([*verdicts(TRUE), other], 2, set(), TOLERANCE, PAYING)
+    (refused,) = decide([*verdicts(TRUE), other], 2, set(), TOLERANCE, PAYING, lambda group: PAYING)
     assert refused.reason == LOGPROBS_DISAGREE

@@ -54,11 +54,12 @@ def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], .
 
 def test_a_rejection_is_the_reason_where_there_is_one() -> None:
     accepting, rejecting = verdict(judgement(0)), verdict(rejected(0), validator=bytes(32))
-    (decision,) = decide([rejecting], 1, set(), 1.0, set())
+    both = {accepting.validator, rejecting.validator}
+    (decision,) = decide([rejecting], 1, set(), 1.0, set(), lambda group: both)
     assert decision.reason == "wrong-sketch"
-    (decision,) = decide([accepting], 1, {bytes(32)}, 1.0, set())
+    (decision,) = decide([accepting], 1, {bytes(32)}, 1.0, set(), lambda group: both)
     assert (decision.reason, decision.pending) == ("", True)  # the other validator's ledger may pay the miner
-    (decision,) = decide([accepting], 1, set(), 1.0, {accepting.validator})
+    (decision,) = decide([accepting], 1, set(), 1.0, {accepting.validator}, lambda group: both)
     assert (decision.reason, decision.pending) == ("", False)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.judging.evidence import surprisal
-from protocol.judging.verdict import Judgement, Reason, Verdict
+from protocol.judging.verdict import Judgement, Reason
 from roles.trainer.collect.pooled_evidence import refuse_improbable_window
 from roles.trainer.collect.quorum import Decision, decide
 from tests.support.builders import samples
@@ -54,35 +54,49 @@ def test_what_only_others_judged_is_logged_when_its_judges_are_silent() -> None:
     assert decision({3: judgement(0)}, {0}, 1).reason == "no-quorum"
 
 
-def window(misses: Sequence[int], judge_count: int = 1, liar_misses: int = 0) -> list[Decision]:
+def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invented: int = 1000) -> list[Decision]:
     """Return the decisions on a window of groups of 1,000 tokens with so many misses of margins.
 
     Args:
-        liar_misses: that another judge invents in each group.
+        judges: of each group: those of four validators whose numbers follow the group's.
+        liars: the numbers of the validators that invent misses in each of their groups.
     """
 
-    def item(index: int, count: int) -> Judgement:
+    def item(index: int, validator: int) -> Judgement:
+        count = invented if validator in liars else misses[index]
         return judgement(index, tokens=1000, positions=1000, margin_misses=count, logprobs=bytes(4000))
 
-    verdicts: list[Verdict] = [
-        verdict(*(item(index, count) for index, count in enumerate(misses)), validator=FOUR[number])
-        for number in range(judge_count)
+    def dealt(index: int) -> set[int]:
+        return {(index + step) % 4 for step in range(judges)}
+
+    verdicts = [
+        verdict(
+            *(item(index, number) for index in range(len(misses)) if number in dealt(index)), validator=FOUR[number]
+        )
+        for number in range(4)
     ]
-    if liar_misses:
-        verdicts.append(verdict(*(item(index, liar_misses) for index in range(len(misses))), validator=FOUR[3]))
-    return decide(verdicts, len(verdicts), set(), 1.0, FOUR, lambda group: set(FOUR))
+    return decide(verdicts, judges, set(), 1.0, FOUR, lambda index: {FOUR[number] for number in dealt(index)})
 
 
-def test_a_window_that_no_validator_refuses_is_refused_for_the_evidence_of_all() -> None:
-    """Eight groups at eight validators: none has enough misses by itself."""
-    misses = [8] * 8
-    assert surprisal(8, 1000, PROOF.margin_rate) < 9 < surprisal(64, 8000, PROOF.margin_rate)
-    refused = refuse_improbable_window(window(misses), PROOF)
-    assert {item.reason for item in refused} == {Reason.WINDOW.value}
-    assert {item.reason for item in refuse_improbable_window(window([1] * 8), PROOF)} == {""}
+def reasons(decisions: Sequence[Decision]) -> set[str]:
+    return {item.reason for item in refuse_improbable_window(decisions, PROOF)}
 
 
+@pytest.mark.parametrize("judges", [1, 2])
+def test_a_window_that_no_validator_refuses_is_refused_for_the_evidence_of_all(judges: int) -> None:
+    """Eight groups: the part of no validator has enough misses by itself."""
+    misses = [5] * 8
+    parts = 2 * judges
+    assert surprisal(5 * parts, 1000 * parts, PROOF.margin_rate) < 9 < surprisal(30, 6000, PROOF.margin_rate)
+    assert reasons(window(misses, judges)) == {Reason.WINDOW.value}
+    assert reasons(window([1] * 8, judges)) == {""}
+
+
+@pytest.mark.parametrize("judges", [1, 2, 3])
 @pytest.mark.parametrize("invented", [8, 1000])
-def test_a_judge_that_invents_misses_refuses_nothing_beside_an_honest_one(invented: int) -> None:
-    assert {item.reason for item in refuse_improbable_window(window([1] * 8, 1, invented), PROOF)} == {""}
-    assert {item.reason for item in refuse_improbable_window(window([8] * 8, 1, invented), PROOF)} != {""}
+def test_a_judge_that_invents_misses_refuses_nothing(judges: int, invented: int) -> None:
+    assert reasons(window([1] * 8, judges, [2], invented)) == {""}
+
+
+def test_a_judge_that_denies_misses_hides_its_own_groups_only() -> None:
+    assert reasons(window([8] * 8, 1, [2], 0)) == {Reason.WINDOW.value}

@@ -110,7 +110,7 @@ class Collector:
     async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
         while True:
             windows = {window: await self._deadline_has_passed(window) for window in self._windows(oldest)}
-            for window in windows.keys() - self._readers.keys():
+            for window in sorted(windows.keys() - self._readers.keys()):
                 tasks.start_soon(self._rosters.get, window)
             await self._read_validators(windows, tasks)
             complete_windows = {
@@ -224,17 +224,15 @@ class Collector:
         tolerance, paying = self._node.run.proof.logprob_tolerance, reader.paying(miner)
         judges_of = await self._judges_of(window, miner)
         decisions = decide(verdicts, authority.quorum, outstanding, tolerance, paying, judges_of)
-        if judges_of is not None:
-            decisions = refuse_improbable_window(decisions, self._node.run.proof)
+        decisions = refuse_improbable_window(decisions, self._node.run.proof)
         return [decision for decision in decisions if decision.group not in logged_groups]
 
-    async def _judges_of(self, window: int, miner: bytes) -> Callable[[int], Set[bytes]] | None:
-        """Return a function that gives the validators to which a group of a miner's window was dealt; None if all
-        judge all groups.
-        """
+    async def _judges_of(self, window: int, miner: bytes) -> Callable[[int], Set[bytes]]:
+        """Return a function that gives the validators to which a group of a miner's window was dealt."""
         node, roster = self._node, await self._rosters.get(window)
-        if roster.judges >= len(node.authority.validators):
-            return None
+        if roster.judges >= len(roster.validators):
+            judges = frozenset(roster.validators)
+            return lambda group: judges
         try:
             draw = await node.randomness(node.run.schedule.audit(window))
         except BeaconError as error:

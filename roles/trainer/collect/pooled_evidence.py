@@ -15,14 +15,20 @@ def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) ->
     """Return the decisions on a miner's window; the accepted ones are refused if honest work would not give all of
     them together.
 
-    Of each group the smallest counts of the judgements that accept it are taken, so one honest judge of each is enough
-    to protect honest work from others that invent misses.
+    No single validator can cause this by misses that it invents. Of each group the smallest counts of the judgements
+    that accept it are taken; and what is left must be improbable without the groups that one validator alone accepts,
+    whichever it is.
 
     Args:
         decisions: on all groups of the window, those included that were carried out before.
     """
     accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
-    if window_surprisal(map(_smallest_counts, accepted), proof) <= surprisal_threshold(proof):
+    sole_judges = {decision.validators for decision in accepted if len(decision.validators) == 1}
+    evidence = [
+        window_surprisal([_smallest_counts(item) for item in accepted if item.validators != left_out], proof)
+        for left_out in (sole_judges or {()})
+    ]
+    if min(evidence) <= surprisal_threshold(proof):
         return list(decisions)
     reason = Reason.WINDOW.value
     return [replace(decision, reason=decision.reason or reason, pending=False) for decision in decisions]

@@ -23,7 +23,7 @@ class Decision:
 
     Attributes:
         commitment: digest of the commitment that promises it; index: its place there; digest: SHA-256 of its frame.
-        accepting: the judgements that accept it and agree on its log-probabilities.
+        accepting: the judgements that accept it and agree on its log-probabilities; validators: whose they are.
         dissenting: the other judgements that accept it.
         reason: why it is not accepted; empty if it is accepted or pending.
         pending: whether a verdict that may still come could change this.
@@ -36,6 +36,7 @@ class Decision:
     reason: str
     pending: bool
     dissenting: tuple[Judgement, ...] = ()
+    validators: tuple[bytes, ...] = ()
 
     @property
     def group(self) -> tuple[bytes, int, bytes]:
@@ -53,7 +54,7 @@ def decide(
     outstanding: Set[bytes],
     tolerance: float,
     paying: Container[bytes],
-    judges_of: Callable[[int], Set[bytes]] | None = None,
+    judges_of: Callable[[int], Set[bytes]],
 ) -> list[Decision]:
     """Decide about every judged group of one miner's window.
 
@@ -68,7 +69,7 @@ def decide(
         outstanding: the validators that may still give a verdict.
         tolerance: the largest mean absolute difference of log-probabilities that agree.
         paying: the validators by whose ledgers the miner earns something.
-        judges_of: returns the validators to which a group (its index) was dealt; None if all judge all groups.
+        judges_of: returns the validators to which a group (its index) was dealt.
     """
     judgements_by_group: dict[tuple[bytes, int, bytes], list[tuple[Judgement, bytes]]] = {}
     for verdict in verdicts:
@@ -77,13 +78,12 @@ def decide(
             judgements_by_group.setdefault(group, []).append((judgement, verdict.validator))
     decisions = []
     for (commitment, index, digest), all_judgements in sorted(judgements_by_group.items()):
-        judges = judges_of(index) if judges_of else None
+        judges = judges_of(index)
+        validators = {id(judgement): validator for judgement, validator in all_judgements}
         judgements = [
-            (judgement, validator in paying)
-            for judgement, validator in all_judgements
-            if judges is None or validator in judges
+            (judgement, validator in paying) for judgement, validator in all_judgements if validator in judges
         ]
-        awaited = len(outstanding if judges is None else outstanding & judges)
+        awaited = len(outstanding & judges)
         accepting = [judgement for judgement, pays in judgements if judgement.accepted and pays]
         agreeing, others = split_by_logprobs(accepting, tolerance)
         contested = len(split_by_logprobs(others, tolerance)[0]) >= quorum
@@ -105,6 +105,7 @@ def decide(
                 reason="" if can_have_quorum else main_reason,
                 pending=can_have_quorum and not has_quorum,
                 dissenting=tuple(others),
+                validators=tuple(validators[id(judgement)] for judgement in agreeing),
             )
         )
     return decisions
