@@ -133,7 +133,7 @@ def _lie_rows() -> Iterator[str]:
         cells = []
         for count, liars in _LIARS:
             judges = min(count, quorum + spares)
-            exact = [share(count, liars, quorum, judges) for share in (false_accepts, false_refusals)]
+            exact = [chance(count, liars, quorum, judges) for chance in (false_accepts, false_refusals)]
             both = zip(exact, counted(count, liars, quorum, judges), strict=True)
             largest_difference = max(largest_difference, *(abs(value - share) for value, share in both))
             cells.append(" / ".join(f"{value:.3f}" for value in exact))

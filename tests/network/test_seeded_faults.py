@@ -53,6 +53,18 @@ def test_no_seed_of_a_hundred_violates_an_invariant():
 
 
 @pytest.mark.usefixtures("quiet_beacon")
+def test_no_seed_of_a_network_that_deals_its_groups_violates_an_invariant():
+    outcomes = [run_seed(seed, dealing=True) for seed in (0, 2)]
+    assert {item.seed: item.violations for item in outcomes} == {0: (), 2: ()}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quiet_beacon")
+def test_no_seed_of_many_networks_that_deal_their_groups_violates_an_invariant():
+    check_outcomes([run_seed(seed, dealing=True) for seed in range(3, 15)])
+
+
+@pytest.mark.usefixtures("quiet_beacon")
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
     traces = {seed: run_seed(seed).trace for seed in range(3)}
     assert {seed: run_seed(seed).trace for seed in reversed(range(3))} == traces

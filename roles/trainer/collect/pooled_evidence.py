@@ -26,7 +26,7 @@ def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) ->
     sole_judges = {decision.validators for decision in accepted if len(decision.validators) == 1}
     evidence = [
         window_surprisal([_smallest_counts(item) for item in accepted if item.validators != left_out], proof)
-        for left_out in (sole_judges or {()})
+        for left_out in sole_judges or [()]
     ]
     if min(evidence) <= surprisal_threshold(proof):
         return list(decisions)
