@@ -15,7 +15,8 @@ from grailnode.observe.rollout_reader import read_verified_groups
 from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.errors import ProtocolError
-from protocol.identity.signing import open_signed
+from protocol.identity.signing import SigningKey, open_signed
+from protocol.judging.report import canary_key
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import run_under_authority
 from roles.miner.produce import HonestProducer, MiningWindow
@@ -42,13 +43,13 @@ def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> di
     }
 
 
-async def judges(network: Network, windows: range, miner: str) -> dict[tuple[int, int], set[str]]:
+async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tuple[int, int], set[str]]:
     """Return the validators that judged each group (window, index) of a miner."""
     result = defaultdict(set)
     for name in network.validators:
         public = key(name).public
         for window in windows:
-            path = paths.verdict(public, window, key(miner).public)
+            path = paths.verdict(public, window, miner.public)
             if [item.path async for item in network.store.list(path)]:
                 data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
                 for judgement in open_signed(data, Verdict, [public]).record.judgements:
@@ -81,7 +82,7 @@ def test_four_validators_share_the_groups_and_agree():
         assert used_groups(network, range(1, 6)) == dict.fromkeys(range(1, 6), GROUPS)
         loads: Counter[str] = Counter()
         for number in range(MINERS):
-            by_group = await judges(network, range(1, 6), f"miner-{number + 1}")
+            by_group = await judges(network, range(1, 6), key(f"miner-{number + 1}"))
             assert len(by_group) == 5 * CHOICES.groups
             assert all(len(names) == 2 for names in by_group.values())
             loads.update(name for names in by_group.values() for name in names)
@@ -229,5 +230,23 @@ def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found
         assert used_groups(network, windows, "cheat") == await dealt_to_liar_alone(network, liar, windows)
         with pytest.raises(ProtocolError, match="not dealt to it"):
             await verify_ledger(network.node("checker"), key(liar).public, lambda line: None)
+
+    simulate(scenario)
+
+
+def test_a_canary_finds_a_liar_to_which_a_part_of_its_groups_is_dealt():
+    async def scenario() -> None:
+        network = Network(CHOICES, validators=4, quorum=1)
+        liar = network.validators.pop()
+        async with run_nodes(network, miners=1, canaries=1) as nursery:
+            nursery.start_soon(run_liar, network, liar)
+            nursery.start_soon(network.run_canary)
+            await network.until_window(10)
+        failures = network.events("trainer/download", "canary-failure")
+        assert failures
+        assert {event["validator"] for event in failures} == {key(liar).public.hex()}
+        judged = await judges(network, range(1, 8), canary_key(key("trainer"), 0))
+        assert {name for names in judged.values() for name in names} == set(network.validators)
+        assert all(len(names) <= 1 for names in judged.values())
 
     simulate(scenario)

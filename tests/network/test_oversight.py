@@ -9,8 +9,7 @@ import pytest
 import trio
 
 from grailnode.engine.compute import make_engine
-from grailnode.node.canary import CanaryProducer
-from grailnode.node.wiring import run_miner, run_validator
+from grailnode.node.wiring import run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
@@ -294,16 +293,9 @@ def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer
             lenient_node = replace(node, run=lenient_run)
             await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)
 
-        async def run_canary() -> None:
-            node = replace(network.node("canary"), key=canary)
-            settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-            state = network.node("trainer").state
-            producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
-            await run_miner(node, network.task(node), network.compute, settings, producer)
-
         async with run_nodes(network, miners=1, canaries=1) as nursery:
             nursery.start_soon(run_lenient_validator)
-            nursery.start_soon(run_canary)
+            nursery.start_soon(network.run_canary)
             await network.until_window(10)
         events = network.events("trainer/download", "canary-failure")
         assert events

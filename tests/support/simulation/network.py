@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from grailnode.demo.cheater import run_cheater
 from grailnode.engine import causal_model as models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node.canary import CanaryProducer
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
@@ -27,6 +29,7 @@ from protocol.beacon import LocalKey
 from protocol.chain.manifest import Head
 from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
+from protocol.judging.report import canary_key
 from protocol.run import RunManifest
 from roles.miner.miner import MinerSettings
 from roles.miner.produce import HonestProducer
@@ -193,6 +196,14 @@ class Network:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
         node = self.node(name)
         await run_cheater(node, self.task(node), self.compute, settings)
+
+    async def run_canary(self, number: int = 0) -> None:
+        """Run the trainer's canary of a number, as the trainer's own node does."""
+        node = replace(self.node(f"canary-{number}"), key=canary_key(key("trainer"), number))
+        settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
+        state = self.node("trainer").state
+        producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
+        await run_miner(node, self.task(node), self.compute, settings, producer)
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
