@@ -79,19 +79,18 @@ class SentRound:
         products: Matrix = wide @ wide.T
         return products
 
-    @cached_property
-    def noise(self) -> Matrix:
-        """What each contribution has in common with itself but not with the mean of the others: float64 [R]."""
-        own = np.diag(self.products)
-        noise: Matrix = own - (self.products.sum(axis=1) - own) / max(1, len(own) - 1)
-        return noise
+    def places_for(self, worker: bytes) -> list[int]:
+        """Return what a worker is compared by: the places of its own contribution, and of the others that counted."""
+        return [place for place, own in enumerate(self.workers) if own == worker or own not in self.refused]
 
-    def seen_by(self, worker: bytes) -> "SentRound":
-        """Return what a worker is compared by: its own contribution, and those of the others that counted."""
-        places = [place for place, own in enumerate(self.workers) if own == worker or own not in self.refused]
-        if len(places) == len(self.workers):
-            return self
-        return SentRound(tuple(self.workers[place] for place in places), self.projections[places])
+    def noise(self, places: Sequence[int]) -> Matrix:
+        """Return what each of some contributions has in common with itself, but not with the mean of the others:
+        float64 [R].
+        """
+        products = self.products[np.ix_(places, places)]
+        own = np.diag(products)
+        noise: Matrix = own - (products.sum(axis=1) - own) / max(1, len(own) - 1)
+        return noise
 
 
 @dataclass(frozen=True)
@@ -167,32 +166,43 @@ class SentRounds:
 
     def __init__(self, rounds: Sequence[SentRound] = ()) -> None:
         self.rounds = tuple(rounds[-REMEMBERED_ROUNDS:])
+        self._sums: dict[tuple[tuple[int, ...], ...], tuple[Matrix, Matrix]] = {}  # of sites with the same rounds
 
     def after(self, sent: SentRound) -> "SentRounds":
         """Return these rounds with a new one."""
         return SentRounds((*self.rounds, sent))
 
-    def shared(self, worker: bytes, sites: Sequence[bytes]) -> SharedRounds | None:
+    def shared(self, worker: bytes) -> SharedRounds | None:
         """Return what all sites sent in the rounds in which a worker took part; None if these are too few.
 
         What was refused in its round counts in the sum of its own site alone. Rounds with fewer than two others are
-        left out: of two sites, none can be told apart.
-
-        Args:
-            sites: the rows of the result: the worker, and all that it is compared with.
+        left out: of two sites, none can be told apart. Places in the result are those in `sites`.
         """
-        own = [sent.seen_by(worker) for sent in self.rounds if worker in sent.workers]
-        own = [sent for sent in own if len(sent.workers) >= 3]
+        own = [(n, sent.places_for(worker)) for n, sent in enumerate(self.rounds) if worker in sent.workers]
+        own = [(number, places) for number, places in own if len(places) >= 3]
         if len(own) < SETTLED:
             return None
-        sums, noise = np.zeros((len(sites), PROJECTED)), np.zeros(len(sites))
-        for age, sent in enumerate(reversed(own)):
-            weight, places = DECAY**age, [sites.index(other) for other in sent.workers]
-            sums[places] += weight * sent.projections
-            noise[places] += weight * weight * sent.noise
-        return SharedRounds(sites.index(worker), sums @ sums.T, noise)
+        key = tuple((number, *places) for number, places in own)
+        if key not in self._sums:
+            self._sums[key] = self._added(own)
+        return SharedRounds(self.sites.index(worker), *self._sums[key])
 
-    @property
+    def _added(self, own: Sequence[tuple[int, list[int]]]) -> tuple[Matrix, Matrix]:
+        """Add up contributions of some rounds; see `SharedRounds`.
+
+        Args:
+            own: numbers of rounds, and places of the contributions that count in them.
+        """
+        sites = self.sites
+        sums, noise = np.zeros((len(sites), PROJECTED)), np.zeros(len(sites))
+        for age, (number, places) in enumerate(reversed(own)):
+            sent, weight = self.rounds[number], DECAY**age
+            rows = [sites.index(sent.workers[place]) for place in places]
+            sums[rows] += weight * sent.projections[places]
+            noise[rows] += weight * weight * sent.noise(places)
+        return sums @ sums.T, noise
+
+    @cached_property
     def sites(self) -> list[bytes]:
         """All workers that sent something in these rounds, in ascending order."""
         return sorted({worker for sent in self.rounds for worker in sent.workers})

@@ -163,9 +163,8 @@ class _LongCosines:
     """
 
     def __init__(self, workers: Sequence[bytes], compared: Sequence[int], sent: SentRounds) -> None:
-        sites = sent.sites
-        self._row = {place: sites.index(workers[place]) for place in compared}
-        self._rounds = {place: sent.shared(workers[place], sites) for place in compared}
+        self._row = {place: sent.sites.index(workers[place]) for place in compared}
+        self._rounds = {place: sent.shared(workers[place]) for place in compared}
 
     def of(self, rest: Sequence[int]) -> dict[int, float]:
         """Return those that say something of the contributions that are left; the others of this round do not count."""

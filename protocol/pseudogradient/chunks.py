@@ -119,6 +119,26 @@ def threshold_of(magnitudes: Any, size: Any, chosen: Any, guess: Any) -> Any:
     return W(low)
 
 
+@kernel()
+def take_values(update: Any, begin: Any, columns: Any, wide: Any, bitmap: Any, values: Any, number: Any) -> Any:
+    """Append the chosen values of a chunk to those before; return their number.
+
+    Args:
+        begin: index of the chunk's first element; wide: elements of one of its rows.
+    """
+    row_at, row_end = begin, wide
+    for word in range(CHUNK // 64):
+        rest = bitmap[word]
+        while rest != U(0):
+            place = I(word * 64) + I(lowest_bit(rest))
+            rest &= rest - U(1)
+            while place >= row_end:
+                row_at, row_end = row_at + columns, row_end + wide
+            values[number] = update[U(row_at + wide - row_end + place)]
+            number += I(1)
+    return number
+
+
 def select(
     update: Any,
     rows: Any,
@@ -170,16 +190,7 @@ def select(
                     if magnitudes[U(word * 64) + place] == guess:
                         bitmaps[chunk, word] ^= U(1) << place
                         surplus -= I(1)
-            row_at, row_end = top * columns + left, wide
-            for word in range((size + I(63)) >> I(6)):
-                rest = bitmaps[chunk, word]
-                while rest != U(0):
-                    place = I(word * 64) + I(lowest_bit(rest))
-                    rest &= rest - U(1)
-                    while place >= row_end:
-                        row_at, row_end = row_at + columns, row_end + wide
-                    values[number] = update[U(row_at + wide - row_end + place)]
-                    number += I(1)
+            number = take_values(update, top * columns + left, columns, wide, bitmaps[chunk], values, number)
             chunk += I(1)
     return number
 

@@ -218,7 +218,7 @@ def test_what_a_refused_site_sent_does_not_count_among_the_others() -> None:
         vectors[4] = -vectors[4] + random.standard_normal(SIZE)
         sent = sent.after(weigh_round(workers, comparison_of(vectors), sent, ROBUST).sent)
     assert all(own.refused == {workers[4]} for own in sent.rounds)
-    shared = sent.shared(workers[0], workers)
+    shared = sent.shared(workers[0])
     assert shared is not None
     assert shared.products[4, 4] == 0
     assert shared.cosine() == pytest.approx(1.0, abs=0.05)
@@ -253,14 +253,14 @@ def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:
     sent, vectors = SentRounds(), honest(1)
     for _ in range(SETTLED):
         sent = sent.after(weigh_round([b"a", b"b"], comparison_of(vectors[:2]), sent, ROBUST).sent)
-    assert sent.shared(b"a", sent.sites) is None
+    assert sent.shared(b"a") is None
     for number in range(REMEMBERED_ROUNDS):
-        assert (sent.shared(b"a", sent.sites) is None) == (number < SETTLED)
+        assert (sent.shared(b"a") is None) == (number < SETTLED)
         sent = sent.after(weigh_round([b"a", b"b", b"c"], comparison_of(vectors[:3]), sent, ROBUST).sent)
     for _ in range(REMEMBERED_ROUNDS - SETTLED + 1):
         sent = sent.after(weigh_round([b"b", b"c", b"d"], comparison_of(vectors[:3]), sent, ROBUST).sent)
     assert len(sent.rounds) == REMEMBERED_ROUNDS
-    assert sent.shared(b"a", sent.sites) is None
+    assert sent.shared(b"a") is None
 
 
 def test_an_honest_site_that_was_away_while_the_direction_changed_is_not_refused() -> None:

@@ -16,7 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
 from protocol.outer.comparing import NOTHING_SENT, SentRound, SentRounds, compare
-from protocol.outer.robust import RobustSettings, weigh_round
+from protocol.outer.robust import RobustSettings, Weighting, weigh_round
 from protocol.outer.round_records import (
     CountedContribution,
     Refusal,
@@ -360,7 +360,7 @@ class Coordinator:
         workers = attendance.sound()
         secret = node.key.derive(PROJECTIONS)
         comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
-        weighting = weigh_round(workers, comparison, self._sent, self._settings.robust)
+        weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine in zip(workers, weighting.cosines, strict=True):
             norm = attendance.contributions[worker].record.norm
