@@ -350,11 +350,7 @@ class Coordinator:
     async def _counted(
         self, attendance: Attendance, payloads: dict[bytes, bytes]
     ) -> tuple[tuple[CountedContribution, ...], SentRound]:
-        """Decide which contributions count, and copy their payloads into this node's space.
-
-        Returns:
-            Those that count, and what is remembered of all.
-        """
+        """Return the contributions that count, after copying their payloads to this node's space, and what all sent."""
         assert self._shared is not None
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
