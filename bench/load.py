@@ -214,7 +214,7 @@ class Miners:
             miners = self.honest[begin : begin + 20]
             for miner, groups in zip(miners, await self._honest_groups(miners, window, randomness), strict=True):
                 template = template or groups
-                await self._put(miner, *assemble(groups))
+                await self._put(miner, *assemble(groups, "torch-float32"))
         for number, miner in enumerate(self.junk):
             await self._deliver_junk(JUNK_KINDS[number % len(JUNK_KINDS)], miner, window, template)
 
@@ -246,7 +246,7 @@ class Miners:
             await self.node.store.put(f"{miner.public.hex()}/extra/{window}-{number}", noise)
         path = paths.commitment(miner.public, window)
         template_copies = [group.model_copy(update={"miner": miner.public}) for group in template]
-        batch, commitment = assemble(template_copies)
+        batch, commitment = assemble(template_copies, "torch-float32")
         if kind == "noise":
             await self.node.store.put(path, noise)
         elif kind == "another's":
@@ -277,12 +277,12 @@ class Miners:
                 rollouts = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
                 prompt_bytes = b"".join(token.to_bytes(4, "little") for token in prompt)
                 groups.append(group.model_copy(update={"prompt": prompt_bytes, "rollouts": rollouts}))
-            await self._put(miner, *assemble(groups))
+            await self._put(miner, *assemble(groups, "torch-float32"))
         elif kind == "too many":
             too_many_groups = [
                 template_copies[index % GROUPS].model_copy(update={"index": index}) for index in range(4 * GROUPS)
             ]
-            await self._put(miner, *assemble(too_many_groups))
+            await self._put(miner, *assemble(too_many_groups, "torch-float32"))
 
 
 async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, rounds: int) -> list[dict[str, float]]:

@@ -78,7 +78,8 @@ async def measure_margins(groups: int) -> None:
         policy = write_policy(Path(folder), **SHAPE)
         weights = make_weights(policy)
         task = CalibrationTask(policy, SamplingParams(1.0, 64, policy.stops), 8, lambda seed: f"ab{seed[0]}")
-        for pair in select(PAIRS, Variant(dtype="bfloat16"), policy):
+        base = Variant(dtype="bfloat16")
+        for pair in select(PAIRS, base, base, policy):
             for name, projection in PROJECTIONS.items():
                 with projecting(projection):
                     measured = [group async for group in measure_pair(task, pair, weights, groups)]

@@ -5,6 +5,7 @@
     ├── LimitError             the input is larger, longer or deeper than protocol/limits.py allows
     ├── SignatureError         the key that had to sign did not sign
     ├── AdmissionError         the run's authority does not admit the key
+    ├── PairError              the run has no thresholds for how miner and validator compute
     ├── PatchError             a patch does not fit the weights it is applied to, or contradicts itself
     ├── ContributionError      a contribution does not fit the weights it starts from, or contradicts itself
     └── ChainError             a chain must not be followed
@@ -61,6 +62,10 @@ class SignatureError(ProtocolError):
 
 class AdmissionError(ProtocolError):
     """The run's authority does not admit the key: it is revoked, not listed, or lacks the required credential."""
+
+
+class PairError(ProtocolError):
+    """The run has no thresholds for how miner and validator compute."""
 
 
 class PatchError(ProtocolError):

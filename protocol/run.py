@@ -3,7 +3,7 @@
 A run is named by the SHA-256 of the manifest's body, so nodes that have the same id have the same rules.
 """
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from protocol.encoding import Line, Record
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
+from protocol.proof import EXACT_PROOF, ProofSpec
 from protocol.quantization import Precision
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
@@ -27,7 +28,6 @@ Numerics = Literal["calibrated", "exact"]
 (docs/spec/numerics.md)."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -134,78 +134,6 @@ class EvaluationSpec(Record):
         return max(1, self.samples)
 
 
-class ProofSpec(Record):
-    """The thresholds of the check, as measured by `grailnode calibrate` for this model and applied by
-    protocol/judging/evidence.py.
-
-    Attributes:
-        sketch: the kind of sketch.
-        sketch_tolerance: largest difference of a value that is no miss, in sketch units.
-        sketch_rate: upper bound on the probability that an honest position lies outside that tolerance.
-        sketch_median: largest median distance of an honest group's positions, in sketch units.
-        margin: largest shortfall of a chosen token's score that is no miss, in units of logits / temperature.
-        margin_rate: upper bound on the probability that an honest token lies beyond `margin`.
-        margin_limit: shortfall that no honest token shows; a group with one token beyond it is rejected.
-        logprob_tolerance: largest mean absolute difference of the log-probabilities that two honest validators compute
-            for a group's tokens.
-        level: probability with which a single test may reject honest work.
-        confidence: confidence of both rates as upper bounds.
-        positions: honest positions on which the rates were measured; 0 if they were not measured.
-        audit_ppm: audited share of a newcomer's groups, in millionths.
-        audit_floor_ppm: smallest audited share of any miner's groups, in millionths.
-        audit_halving: clean windows after which the audited share halves.
-    """
-
-    kind: ClassVar[str] = "proof"
-    sketch: Literal["projection", "topk"]
-    sketch_tolerance: Annotated[int, Field(ge=0, le=64)]
-    sketch_rate: Rate
-    sketch_median: Annotated[int, Field(ge=0, le=64)]
-    margin: Annotated[float, Field(ge=0.0, le=100.0)]
-    margin_rate: Rate
-    margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
-    logprob_tolerance: Annotated[float, Field(ge=0.0, le=100.0)]
-    level: Annotated[float, Field(gt=0.0, le=0.1)]
-    confidence: Annotated[float, Field(gt=0.0, lt=1.0)]
-    positions: Annotated[int, Field(ge=0, lt=1 << 53)]
-    audit_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
-    audit_floor_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
-    audit_halving: Annotated[int, Field(ge=1, le=100_000)]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> "ProofSpec":
-        if self.margin_limit < self.margin:
-            raise ValueError("margin_limit lies below margin")
-        if self.audit_floor_ppm > self.audit_ppm:
-            raise ValueError("audit_floor_ppm exceeds audit_ppm")
-        return self
-
-    def audit_share(self, clean: int) -> int:
-        """Return the audited share of the groups of a miner that has had `clean` clean windows, in millionths."""
-        return max(self.audit_floor_ppm, self.audit_ppm >> min(20, clean // self.audit_halving))
-
-
-EXACT_PROOF: Final = ProofSpec(
-    sketch="projection",
-    sketch_tolerance=0,
-    sketch_rate=1e-15,
-    sketch_median=0,
-    margin=0.0,
-    margin_rate=1e-15,
-    margin_limit=0.0,
-    logprob_tolerance=0.0,
-    level=1e-9,
-    confidence=0.99,
-    positions=0,
-    audit_ppm=1_000_000,
-    audit_floor_ppm=1_000_000,
-    audit_halving=16,
-)
-"""The thresholds of an exact run, up to the audit shares: one token, or one sketch that is tested, that differs refuses
-its group.
-"""
-
-
 class ScoringSpec(Record):
     """How verdicts become scores.
 
@@ -288,6 +216,8 @@ class RunManifest(Record):
                 raise ValueError("an exact run with filters, whose sums are not exact")
             if self.lora is not None:
                 raise ValueError("an exact run with adapters, which exact arithmetic does not cover")
+        elif any("exact" in row.pair for row in self.proof.table):
+            raise ValueError("a calibrated run that admits exact arithmetic")
         return self
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
+from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
 
 LineReporter = Callable[[str], None]
@@ -160,6 +161,14 @@ class Engine(Protocol):
         """Whether patches lead from the version that is served to newer ones. An engine that takes none computes with
         the very tensors that it stages, so that whole weights cost it nothing, or does not have them any more.
         """
+
+    @property
+    def generating_arithmetic(self) -> Arithmetic:
+        """How the engine computes the completions that it samples."""
+
+    @property
+    def checking_arithmetic(self) -> Arithmetic:
+        """How the engine computes a prefill."""
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.

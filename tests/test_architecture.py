@@ -32,7 +32,18 @@ WORLD = {  # what pure code has no business with: files, clocks, networks, proce
 }
 ROOMS = {  # rooms of each package in the order in which they may import: a room imports only rooms that stand before it
     "protocol": (
-        *("errors", "limits", "encoding", "bounded_json", "compression", "digest", "paths", "window", "kernels"),
+        *(
+            "errors",
+            "limits",
+            "encoding",
+            "bounded_json",
+            "compression",
+            "digest",
+            "paths",
+            "proof",
+            "window",
+            "kernels",
+        ),
         *(
             "beacon",
             "identity",

@@ -26,6 +26,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol import environments
 from protocol.digest import Weights
+from protocol.proof import arithmetic_of
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine
 
@@ -84,7 +85,8 @@ async def thresholds(python: Path, arguments: argparse.Namespace) -> None:
                     dishonest[name] = [group async for group in groups_of_copy]
             finally:
                 await engine.close()
-        spec = choose_thresholds(honest, [next(iter(dishonest.values()))], work.kind, _DEMANDS)
+        arithmetics = arithmetic_of("vllm", dtype), arithmetic_of("torch", dtype)
+        spec = choose_thresholds(honest, [next(iter(dishonest.values()))], arithmetics, _DEMANDS)
         for name, measurements in honest.items():
             distances = np.concatenate([group.fresh for group in measurements])
             margins = np.concatenate([group.margins for group in measurements])

@@ -13,11 +13,12 @@ import trio
 
 from bench.proofs.setting import Setting
 from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold
+from protocol.proof import Thresholds
 from protocol.rollout.batch import Commitment, assemble
-from protocol.run import ProofSpec
 from roles.gather import gather
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
+from tests.support.builders.proofs import windows_of
 
 GROUPS = 2
 SPARSE_GROUPS = 13  # 104 rollouts, of which 1% is one rollout
@@ -48,7 +49,7 @@ async def table(setting: Setting, tries: int, calibration: int, only: str) -> No
     show(_read_lines(path), tries, specs)
 
 
-def _make_harnesses(setting: Setting, specs: dict[str, ProofSpec], groups: int) -> dict[str, TrialHarness]:
+def _make_harnesses(setting: Setting, specs: dict[str, Thresholds], groups: int) -> dict[str, TrialHarness]:
     """Return a harness for each profile; all use the same engines and honest work."""
     first_harness: TrialHarness | None = None
     harnesses = {}
@@ -83,11 +84,9 @@ async def _judge_windows(
     first_harness.accepted_work.clear()
 
     async def produce(window: int) -> tuple[bytes, Commitment]:
-        return assemble(
-            await adversary.producer(first_harness).produce(
-                first_harness.mining_window(window), range(first_harness.groups)
-            )
-        )
+        mining_window = first_harness.mining_window(window)
+        groups = await adversary.producer(first_harness).produce(mining_window, range(first_harness.groups))
+        return assemble(groups, first_harness.arithmetic)
 
     deliveries = await gather(produce, windows)
     accepted_work = dict(first_harness.accepted_work)
@@ -118,17 +117,17 @@ def _read_lines(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(line["adversary"], line["window"]): line for line in lines}
 
 
-def _first_refused_window(lines: list[dict[str, Any]], proof: ProofSpec) -> str:
+def _first_refused_window(lines: list[dict[str, Any]], thresholds: Thresholds) -> str:
     """Return the number of the first refused window of one miner that has all windows, from 1 on, or a dash."""
     history: list[Counts] = []
     for number, line in enumerate(lines, 1):
         history.append(Counts(*line["counts"]))
-        if line["reasons"] or history_surprisal(history, proof) > surprisal_threshold(proof):
+        if line["reasons"] or history_surprisal(windows_of(history, thresholds)) > surprisal_threshold(thresholds):
             return str(number)
     return "-"
 
 
-def show(lines_by_case: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[str, ProofSpec]) -> None:
+def show(lines_by_case: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[str, Thresholds]) -> None:
     """Print the table of the windows that have results.
 
     A row has how many windows are refused by themselves for a reason that fits, and by which window a miner that

@@ -17,10 +17,10 @@ from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import Choices
 from protocol.digest import content_digest
-from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold
+from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold
 from protocol.judging.roster import Roster
 from protocol.limits import MAX_KEYS
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.timed_network import TimedNetwork
 from tests.support.simulation.virtual_clock import simulate
@@ -91,22 +91,23 @@ def counted(validators: int, liars: int, quorum: int, judges: int) -> tuple[floa
     )
 
 
-def windows_until_refused(miss_rate: float, validators: int, judges: int, proof: ProofSpec, seed: int) -> int:
+def windows_until_refused(miss_rate: float, validators: int, judges: int, thresholds: Thresholds, seed: int) -> int:
     """Return the number of windows after which the history of some validator refuses a cheat.
 
     Args:
         miss_rate: of the cheat's tokens beyond the margin.
     """
     rng = np.random.default_rng(seed)
-    histories: list[list[Counts]] = [[] for _ in range(validators)]
+    histories: list[list[CountedWindow]] = [[] for _ in range(validators)]
     for window in range(_MOST_WINDOWS):
         misses = rng.binomial(_GROUP_TOKENS, miss_rate, size=_GROUPS)
         panels = np.argsort(rng.random((_GROUPS, validators)), axis=1)[:, :judges]
         for validator, history in enumerate(histories):
             dealt = (panels == validator).any(axis=1)
             tokens = int(dealt.sum()) * _GROUP_TOKENS
-            history.append(Counts(tokens, 0, 0, int(misses[dealt].sum())))
-            if history_surprisal(history, proof) > surprisal_threshold(proof):
+            counts = Counts(tokens, 0, 0, int(misses[dealt].sum()))
+            history.append(CountedWindow(counts, thresholds))
+            if history_surprisal(history) > surprisal_threshold(thresholds):
                 return window + 1
     return _MOST_WINDOWS
 
@@ -142,13 +143,13 @@ def _lie_rows() -> Iterator[str]:
 
 
 def _evidence_rows() -> Iterator[str]:
-    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    thresholds = proof_file.read(PACKAGED_POLICY / proof_file.NAME).row("torch-float32", "torch-float32")
     yield f"{'tokens beyond the margin':34}" + "".join(f"{rate:>10.1%}" for rate in _MISS_RATES)
     for validators, judges in ((1, 1), (4, 2), (4, 1), (8, 2), (8, 1)):
-        medians = [
-            float(np.median([windows_until_refused(rate, validators, judges, proof, seed) for seed in range(_KEYS)]))
-            for rate in _MISS_RATES
-        ]
+        medians = []
+        for rate in _MISS_RATES:
+            counts = [windows_until_refused(rate, validators, judges, thresholds, seed) for seed in range(_KEYS)]
+            medians.append(float(np.median(counts)))
         yield f"{f'{validators} validators, {judges} judges: windows':34}" + "".join(f"{m:>10g}" for m in medians)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bench.proofs.honest import describe
-from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, measure_pair
 from grailnode.calibration.thresholds import is_refused
@@ -22,6 +21,7 @@ from protocol.digest import Weights
 from protocol.judging.evidence import surprisal_threshold, window_surprisal
 from protocol.rollout.sampling import SamplingParams
 from tests.support.adversaries.key_histories import MAX_TOKENS
+from tests.support.builders.proofs import packaged_thresholds
 
 _WINDOW_GROUPS = 16  # groups
 
@@ -50,12 +50,12 @@ async def table(windows: int) -> None:
         windows: windows of 16 groups of each copy.
     """
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
-    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    proof = packaged_thresholds()
     prompts = environments.get("addition")
     task = CalibrationTask(
         policy, SamplingParams(1.0, MAX_TOKENS, policy.stops), 8, lambda seed: prompts.problem(seed).prompt
     )
-    (pair, *_) = run_pairs(Variant(), policy)
+    (pair, *_) = run_pairs(Variant(), Variant(), policy)
     print(describe(proof))
     print(f"{'copy':22} {'groups':>6}  {'pass alone':>10}  {'accepted':>8}")
     for name, copy in _copies(weights):

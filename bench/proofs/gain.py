@@ -1,10 +1,9 @@
 """Table (h): what a planned cheat gains at every rate, in shares of an honest miner's balance; negative is a loss."""
 
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import SCORING
 from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import PLANS, mean_gain
+from tests.support.builders.proofs import packaged_thresholds
 
 _RATES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 _MIXED = {"sketch_rate": 0.016, "margin_rate": 0.0015}
@@ -13,7 +12,7 @@ _MIXED = {"sketch_rate": 0.016, "margin_rate": 0.0015}
 
 def table() -> None:
     """Print the table."""
-    float32 = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    float32 = packaged_thresholds()
     for name, proof in (("float32", float32), ("mixed", alter(float32, **_MIXED))):
         print(f"{name}: margin rate {proof.margin_rate:.2g}, a miss beyond it costs {SCORING.miss_price:g} groups")
         print(f"{'share of the windows with a cheat':52}" + "".join(f"{rate:9.1%}" for rate in _RATES))

@@ -12,14 +12,15 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import beyond, is_refused
 from grailnode.calibration.variants import Pair
 from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
+from tests.support.builders.proofs import windows_of
 
 WINDOW_GROUPS = 16
 MAX_GROUPS_ALONE = 112
 MAX_GROUPS_BFLOAT16 = 224
 
 
-def refusals(groups: list[GroupMeasurement], spec: ProofSpec) -> tuple[int, int, int]:
+def refusals(groups: list[GroupMeasurement], spec: Thresholds) -> tuple[int, int, int]:
     """Return how many groups are refused by themselves, how many windows of 16 groups, and how many windows of one
     group by the history.
     """
@@ -28,11 +29,13 @@ def refusals(groups: list[GroupMeasurement], spec: ProofSpec) -> tuple[int, int,
     window_refusals = 0
     for start in range(0, len(evidences), WINDOW_GROUPS):
         window_refusals += window_surprisal(counts[start : start + WINDOW_GROUPS], spec) > threshold
-    history_refusals = sum(history_surprisal(counts[: end + 1], spec) > threshold for end in range(len(counts)))
+    history_refusals = sum(
+        history_surprisal(windows_of(counts[: end + 1], spec)) > threshold for end in range(len(counts))
+    )
     return sum(is_refused(evidence, spec) for evidence in evidences), window_refusals, history_refusals
 
 
-def describe(spec: ProofSpec) -> str:
+def describe(spec: Thresholds) -> str:
     """Return a line with the thresholds."""
     return (
         f"tolerance {spec.sketch_tolerance}, sketch rate {spec.sketch_rate:.2g}, median {spec.sketch_median}, margin "
@@ -65,7 +68,7 @@ def _group_count(pair: Pair, groups: int) -> int:
     )
 
 
-async def _rows(setting: Setting, profile: Profile, spec: ProofSpec, groups: int) -> None:
+async def _rows(setting: Setting, profile: Profile, spec: Thresholds, groups: int) -> None:
     totals = [0, 0, 0, 0, 0]
     print(
         "pair                      rollouts    tokens  refused: groups windows histories  "

@@ -11,8 +11,6 @@ from collections import Counter
 import numpy as np
 
 from bench.proofs.honest import describe
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import SCORING
 from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
@@ -23,6 +21,7 @@ from tests.support.adversaries.key_histories import (
     packaged_policy_harness,
 )
 from tests.support.adversaries.miners import ADVERSARIES
+from tests.support.builders.proofs import packaged_thresholds
 
 HONEST_WINDOWS = 400
 
@@ -34,8 +33,7 @@ async def table(keys: int) -> None:
         keys: how many keys each adversary uses, one after another.
     """
     print(f"deposit: {SCORING.deposit:g} groups; windows of one group")
-    packaged_thresholds = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
-    for profile, proof in (("float32", packaged_thresholds), ("mixed", await mixed_thresholds())):
+    for profile, proof in (("float32", packaged_thresholds()), ("mixed", await mixed_thresholds())):
         print(f"{profile}: {describe(proof)}")
         await _rows(packaged_policy_harness(proof), keys)
 

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.proofs.setting import TEST_SEED, Setting
+from bench.proofs.setting import BASE, TEST_SEED, Setting
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import beyond, is_refused
 from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold, window_surprisal
+from protocol.proof import Thresholds
 from protocol.rollout import challenge, sampling
-from protocol.run import ProofSpec
 from roles.ports import Request
 from tests.support.adversaries.weight_changes import changed_share, perturb
+from tests.support.builders.proofs import windows_of
 
 _ORDERS = 50
 _MIXED_BITS = ((8, 4), (4, 3), (3, 2))
@@ -47,7 +48,7 @@ def _copies(setting: Setting) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         yield f"weights off by {relative:g}", perturb(weights, relative)
 
 
-def tokens_until_refusal(groups: list[GroupMeasurement], spec: ProofSpec, *, separate_windows: bool) -> float | None:
+def tokens_until_refusal(groups: list[GroupMeasurement], spec: Thresholds, *, separate_windows: bool) -> float | None:
     """Return the tokens until a miner is refused, as the median over shuffled orders of its groups.
 
     Args:
@@ -65,7 +66,9 @@ def tokens_until_refusal(groups: list[GroupMeasurement], spec: ProofSpec, *, sep
         for index in generator.permutation(len(evidences)):
             evidence = evidences[index]
             counts.append(evidence.counts)
-            surprisal = history_surprisal(counts, spec) if separate_windows else window_surprisal(counts, spec)
+            surprisal = (
+                history_surprisal(windows_of(counts, spec)) if separate_windows else window_surprisal(counts, spec)
+            )
             if is_refused(evidence, spec) or surprisal > surprisal_threshold(spec):
                 tokens_needed.append(sum(count.tokens for count in counts))
                 break
@@ -101,10 +104,10 @@ async def table(setting: Setting, groups: int, calibration: int) -> None:
     await edits(setting, specs, [profile.name for profile in profiles])
 
 
-async def edits(setting: Setting, specs: list[ProofSpec], names: list[str]) -> None:
+async def edits(setting: Setting, specs: list[Thresholds], names: list[str]) -> None:
     """Print how often a single token can be replaced by the runner-up without detection."""
     task = setting.task(TEST_SEED)
-    engine = await setting.profiles()[0].pairs[0].checking.serve(setting.policy, setting.weights)
+    engine = await BASE.serve(setting.policy, setting.weights)
     gaps: list[np.ndarray] = []
     for number in range(24):
         seed = challenge.group_seed(bytes(32), 0, b"edits".ljust(32), bytes(32), number)

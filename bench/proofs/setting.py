@@ -14,14 +14,15 @@ from torch import Tensor
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
 from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
-from grailnode.calibration.variants import Pair, Variant, cross_pairs, run_pairs
+from grailnode.calibration.variants import Pair, Variant, run_pairs
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
+from protocol.proof import Thresholds
 from protocol.rollout.sketch import SketchKind
-from protocol.run import ProofSpec
 from tests.support.adversaries import trained_policy
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.trading_task import UNKNOWN, TradingTask
+from tests.support.builders.proofs import FLOAT32, bfloat16_pairs, proof_of
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0
@@ -84,12 +85,12 @@ class Setting:
         return PolicyHistory(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
 
     def harness(
-        self, proof: ProofSpec, groups: int, *, concurrent: bool = False, tokens: int | None = None
+        self, thresholds: Thresholds, groups: int, *, concurrent: bool = False, tokens: int | None = None
     ) -> TrialHarness:
         """Return the harness of a run with some thresholds.
 
         Args:
-            proof: the thresholds.
+            thresholds: of the run.
             groups: groups of a window.
             concurrent: whether windows are produced and judged concurrently.
             tokens: length of each completion, which then has no end token; None for stories.
@@ -101,7 +102,13 @@ class Setting:
                 tokens,
             )
         return TrialHarness(
-            policy_history, TradingTask(), proof, max_tokens, groups=groups, group_size=GROUP_SIZE, batched=concurrent
+            policy_history,
+            TradingTask(),
+            proof_of(thresholds),
+            max_tokens,
+            groups=groups,
+            group_size=GROUP_SIZE,
+            batched=concurrent,
         )
 
     def task(self, seed: int, kind: SketchKind = "projection") -> CalibrationTask:
@@ -116,9 +123,8 @@ class Setting:
 
     def profiles(self) -> tuple[Profile, Profile]:
         """Return the profile whose nodes all compute in float32, and the one in which some compute in bfloat16."""
-        same = tuple(pair for pair in run_pairs(BASE, self.policy) if pair.name not in self.excluded_pairs)
-        mixed = tuple(pair for pair in cross_pairs(BASE) if pair.name.startswith("bfloat16"))
-        return Profile("float32", same), Profile("mixed", same + mixed)
+        same = tuple(pair for pair in run_pairs(BASE, BASE, self.policy) if pair.name not in self.excluded_pairs)
+        return Profile("float32", same), Profile("mixed", same + bfloat16_pairs())
 
     async def measure(
         self, pair: Pair, groups: int, seed: int, copied_weights: Mapping[str, Tensor] | None = None, label: str = ""
@@ -148,7 +154,7 @@ class Setting:
             measurements += _load(path)
         return measurements[:groups]
 
-    async def proof(self, profile: Profile, groups: int) -> ProofSpec:
+    async def proof(self, profile: Profile, groups: int) -> Thresholds:
         """Return the thresholds of a profile, calibrated with `groups` groups of each pair or loaded."""
         path = self.cache / f"proof-{profile.name}-{groups}.json"
         if not path.is_file():
@@ -161,9 +167,9 @@ class Setting:
             measurements_of_copy = [
                 await self.measure(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs
             ]
-            spec = choose_thresholds(honest, measurements_of_copy, "projection", ThresholdDemands())
+            spec = choose_thresholds(honest, measurements_of_copy, FLOAT32, ThresholdDemands())
             path.write_text(json.dumps(spec.model_dump()))
-        return ProofSpec(**json.loads(path.read_text()))
+        return Thresholds(**json.loads(path.read_text()))
 
 
 def _calibration_groups(pair: Pair, groups: int) -> int:

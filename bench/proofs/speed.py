@@ -12,8 +12,6 @@ import numpy as np
 import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.judging.evidence import compute_evidence
 from protocol.rollout import challenge, sampling, sketch
@@ -24,6 +22,7 @@ from roles.policy.sequences import pad
 from roles.ports import Engine
 from roles.validator.judge import Judge
 from tests.support.adversaries.harness import TrialHarness, alter, inline
+from tests.support.builders.proofs import packaged_thresholds
 
 _RUNS = 5
 _MIN_TOKENS = 30_000  # tokens in all runs of one figure; there are at least two runs
@@ -58,9 +57,8 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
         dtype: dtype of the engines.
         completion_tokens: length of the completions; None for stories.
     """
-    packaged_thresholds = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
-    proof = alter(packaged_thresholds, **_WIDE)  # with these the check runs to its end under any dtype
-    harness = setting.harness(proof, groups, tokens=completion_tokens)
+    thresholds = alter(packaged_thresholds(), **_WIDE)  # with these the check runs to its end under any dtype
+    harness = setting.harness(thresholds, groups, tokens=completion_tokens)
     engine, mining_window = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), harness.mining_window(0)
     await engine.stage(setting.newest, setting.weights)
     await engine.commit()
@@ -93,11 +91,14 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
             _ = join_forwards(forwards[start : start + GROUP_SIZE]).logits
 
     async def verify() -> None:
-        assert all(outcome.accepted for outcome in await judge.judge([(group, bytes(32)) for group in honest_groups]))
+        assert all(
+            outcome.accepted
+            for outcome in await judge.judge([(group, bytes(32)) for group in honest_groups], thresholds)
+        )
 
     async def verify_one_by_one() -> None:
         for group in honest_groups:
-            await judge.judge([(group, bytes(32))])
+            await judge.judge([(group, bytes(32))], thresholds)
 
     all_text, group_text = f"{groups * GROUP_SIZE} rollouts together", f"{GROUP_SIZE} rollouts together, a group"
     functions = {
@@ -159,7 +160,10 @@ async def _print_parts(harness: TrialHarness, engine: Engine, honest_groups: lis
         for start in range(0, len(lengths), GROUP_SIZE):
             group_lengths = lengths[start : start + GROUP_SIZE]
             compute_evidence(
-                np.zeros(sum(group_lengths), np.int16), np.zeros(sum(group_lengths), np.float32), group_lengths, proof
+                np.zeros(sum(group_lengths), np.int16),
+                np.zeros(sum(group_lengths), np.float32),
+                group_lengths,
+                proof.table[0],
             )
 
     async def rewards() -> None:

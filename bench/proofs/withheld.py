@@ -5,10 +5,9 @@ only a part of its windows. The shift is that of the mean of the groups that are
 group.
 """
 
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import SCORING
 from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
+from tests.support.builders.proofs import packaged_thresholds, proof_of
 
 _GROUPS = (1, 2, 4, 16, 64)
 _PRICES = (1.0, 2.0, 4.0)
@@ -18,7 +17,7 @@ _KEYS = (2, 16, 1000)
 
 def table() -> None:
     """Print the table."""
-    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    proof = proof_of(packaged_thresholds())
     free = ", ".join(f"{free_bias(keys):.2f} with {keys} keys" for keys in _KEYS)
     print(f"if keys that earn nothing were trained on, windows of one group: {free}")
     print(f"deposit {SCORING.deposit:g} groups, {SCORING.windows} windows, half-life {SCORING.half_life:g}")

@@ -97,7 +97,7 @@ class LearningPolicy(Simulation):
             gradients = self._learner.gradients(self._rollouts(step))
             gradient = _flat(gradients.tensors)
             report = self._learner.update(gradients)
-            self._versions.append(self._learner.bf16_view())
+            self._versions.append(self._learner.view())
             yield State(step, _flat(masters(self._learner.state())), gradient, report.mean_reward)
 
     def _rollouts(self, step: int) -> list[VerifiedGroup]:

@@ -45,6 +45,11 @@ class Padded:
         return self._model.shapes
 
     @property
+    def exact(self) -> bool:
+        """Implements CausalModel.exact."""
+        return self._model.exact
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Implements CausalModel.layers."""
         return self._model.layers

@@ -7,14 +7,16 @@ from typing import Final
 import numpy as np
 import torch
 
-from grailnode.calibration.variants import Pair
+from grailnode.calibration.variants import AnyVariant, Pair
+from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions
 from protocol.lora import LoraSpec
+from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import ChatSpec, ProofSpec
+from protocol.run import ChatSpec
 from roles.policy.prefill import check_completions, join_forwards
 from roles.policy.prompt_encoding import encode_prompt
 from roles.ports import Engine, Forward, Generation, Request
@@ -80,13 +82,20 @@ class GroupMeasurement:
         distances: np.ndarray = self.distances[~self.repeats]
         return distances
 
-    def weigh(self, proof: ProofSpec) -> Evidence:
+    def weigh(self, thresholds: Thresholds) -> Evidence:
         """Return the evidence that a validator has on this group."""
-        return compute_evidence(self.distances, self.margins, self.lengths, proof, self.repeats)
+        return compute_evidence(self.distances, self.margins, self.lengths, thresholds, self.repeats)
 
 
 async def measure_pair(
-    work: CalibrationTask, pair: Pair, weights: Weights, groups: int, *, copy: Weights | None = None, first: int = 0
+    work: CalibrationTask,
+    pair: Pair,
+    weights: Weights,
+    groups: int,
+    *,
+    copy: Weights | None = None,
+    first: int = 0,
+    servers: VllmServers | None = None,
 ) -> AsyncIterator[GroupMeasurement]:
     """Generate groups in one way, check them in the other way, and yield the measurements.
 
@@ -95,17 +104,32 @@ async def measure_pair(
         groups: number of groups.
         copy: other weights without adapters for the generating side, which it passes off as the policy.
         first: number of the first group; the same numbers have the same prompts, noise and projections.
+        servers: of pairs with vLLM. Where both sides would have the same one, a copy has a server of its own.
 
     Raises:
         PolicyError, EngineError: one of the two cannot compute this policy.
     """
+    checking = await _serve(work, pair.checking, weights, work.lora, servers)
+    side = pair.generating
+    if copy is not None and side == pair.checking and isinstance(side, VllmVariant):
+        side = side.in_small_batches()
     if copy is None:
-        generating = await pair.generating.serve(work.policy, weights, work.lora)
+        generating = await _serve(work, side, weights, work.lora, servers)
     else:
-        generating = await pair.generating.serve(work.policy, copy)
-    checking = await pair.checking.serve(work.policy, weights, work.lora)
+        generating = await _serve(work, side, copy, None, servers)
     async for group in measure(work, generating, checking, groups, first=first):
         yield group
+
+
+async def _serve(
+    work: CalibrationTask, side: AnyVariant, weights: Weights, lora: LoraSpec | None, servers: VllmServers | None
+) -> Engine:
+    """Return an engine that computes as one side of a pair, and serves these weights."""
+    if not isinstance(side, VllmVariant):
+        return await side.serve(work.policy, weights, lora)
+    if servers is None or lora is not None:
+        raise ValueError("a pair with vLLM, and no servers for it, or adapters, which they do not serve")
+    return await servers.serve(side, work.policy, weights)
 
 
 async def measure(

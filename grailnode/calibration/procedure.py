@@ -13,14 +13,23 @@ from grailnode.calibration import separation, thresholds
 from grailnode.calibration.adapters import ADAPTER_SHARE, random_adapters
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
-from grailnode.calibration.proof_file import CopyRow, MeasuredAdapters, Measurement, PairRow, ProofFile
+from grailnode.calibration.proof_file import (
+    CopyRow,
+    MeasuredAdapters,
+    MeasuredRow,
+    PairRow,
+    ProofFile,
+    RowMeasurement,
+    Subject,
+)
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
-from grailnode.calibration.variants import Pair
+from grailnode.calibration.variants import Pair, Variant
+from grailnode.calibration.vllm_variant import VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import merged_weights
 from protocol.digest import Weights, digest_weights
 from protocol.lora import PREFIX, LoraSpec
-from protocol.run import ProofSpec
+from protocol.proof import Arithmetic, Thresholds
 
 COPIES: Final = (3, separation.REQUIRED_BITS, 8)
 """Bits of the copies that are measured; only one of them is required to be refused, the others inform the user."""
@@ -41,7 +50,8 @@ class CalibrationJob:
 
     Attributes:
         work: policy, prompts and sampling; prompts: name of the source of the prompts.
-        pairs: the pairs that will occur in a run.
+        arithmetics: those of miners and validators whose row is measured.
+        pairs: the pairs of honest nodes of these arithmetics that will occur in a run.
         rollouts: of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because
             rollouts of one prompt share most of their states.
         adapter_share: by how much random adapters change their matrices, where the run trains some.
@@ -49,6 +59,7 @@ class CalibrationJob:
 
     work: CalibrationTask
     prompts: str
+    arithmetics: tuple[Arithmetic, Arithmetic]
     pairs: Sequence[Pair]
     rollouts: int
     demands: ThresholdDemands = field(default_factory=ThresholdDemands)
@@ -62,7 +73,7 @@ class CalibrationJob:
 
 
 async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> ProofFile:
-    """Measure, choose thresholds, and test them on copies.
+    """Measure, choose the thresholds of a row, and test them on copies; return a file with this row.
 
     Args:
         show: receives the honest distribution before the thresholds are tested.
@@ -74,16 +85,20 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     thresholds.check_groups(sum(job.groups))
     base, lora = policies.load_weights(job.work.policy.directory), job.work.lora
     weights, merged = (base, base) if lora is None else _with_adapters(job, base, lora)
-    honest = {pair.name: await _honest(job, pair, weights, progress) for pair in job.pairs}
-    copies = await _copies(job, honest, weights, merged, progress)
+    servers = VllmServers()
+    try:
+        honest = {pair.name: await _honest(job, pair, weights, progress, servers) for pair in job.pairs}
+        copies = await _copies(job, honest, weights, merged, progress, servers)
+    finally:
+        await servers.close()
     required = [groups for (bits, _), groups in copies.items() if bits == separation.REQUIRED_BITS]
-    spec = thresholds.choose_thresholds(honest, required, job.work.kind, job.demands)
+    spec = thresholds.choose_thresholds(honest, required, job.arithmetics, job.demands)
     rows = [_row(pair, honest[pair.name], spec) for pair in job.pairs]
     show(rows)
     window = job.demands.window
     powers = [separation.power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
     separation.check(powers, honest, spec, window)
-    measurement = Measurement(
+    subject = Subject(
         policy=digest_weights(base).hex(),
         prompts=job.prompts,
         chat=job.work.chat is not None,
@@ -91,6 +106,9 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         temperature=job.work.params.temperature,
         max_tokens=job.work.params.max_tokens,
         group_size=job.work.group_size,
+        sketch=job.work.kind,
+    )
+    measurement = RowMeasurement(
         seed=job.work.seed,
         headroom=job.demands.headroom,
         window=window,
@@ -99,24 +117,28 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         pairs=tuple(rows),
         copies=tuple(CopyRow(**power.__dict__) for power in powers),
     )
-    return ProofFile(thresholds=spec, measured=measurement)
+    return ProofFile(subject=subject, table=(MeasuredRow(thresholds=spec, measured=measurement),))
 
 
 def _with_adapters(job: CalibrationJob, base: Weights, lora: LoraSpec) -> tuple[Weights, Weights]:
     """Return the weights of a base with random adapters: beside each other by the names of the modules, and merged."""
-    shapes = job.pairs[0].generating.model(job.work.policy, lora).shapes
+    side = job.pairs[0].generating
+    assert isinstance(side, Variant), "vLLM serves no adapters"
+    shapes = side.model(job.work.policy, lora).shapes
     adapters = random_adapters(base, shapes, lora.scale, job.adapter_share, job.work.seed)
     beside = {name.removeprefix(PREFIX): tensor for name, tensor in adapters.items()}
     return {**base, **beside}, merged_weights(base, adapters, lora.scale)
 
 
-async def _honest(job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress) -> list[GroupMeasurement]:
+async def _honest(
+    job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress, servers: VllmServers
+) -> list[GroupMeasurement]:
     grouped, single = job.groups
     total = grouped * job.work.group_size + single
     single_work = replace(job.work, group_size=1)
     parts = (
-        measure_pair(job.work, pair, weights, grouped),
-        measure_pair(single_work, pair, weights, single, first=grouped),
+        measure_pair(job.work, pair, weights, grouped, servers=servers),
+        measure_pair(single_work, pair, weights, single, first=grouped, servers=servers),
     )
     return await _collect(parts, pair.name, total, progress)
 
@@ -137,7 +159,12 @@ async def _collect(
 
 
 async def _copies(
-    job: CalibrationJob, honest: thresholds.Honest, weights: Weights, merged: Weights, progress: Progress
+    job: CalibrationJob,
+    honest: thresholds.Honest,
+    weights: Weights,
+    merged: Weights,
+    progress: Progress,
+    servers: VllmServers,
 ) -> dict[tuple[int, str], list[GroupMeasurement]]:
     """Measure copies with the first pair and with the pair of the widest noise, by (bits, name of the pair).
 
@@ -151,7 +178,7 @@ async def _copies(
     for bits in COPIES:
         copy = quantized(merged, bits)
         for name, pair in pairs.items():
-            part = measure_pair(job.work, pair, weights, groups, copy=copy)
+            part = measure_pair(job.work, pair, weights, groups, copy=copy, servers=servers)
             total = groups * job.work.group_size
             measurements[bits, name] = await _collect([part], f"{bits}-bit copy, {name}", total, progress)
     return measurements
@@ -162,7 +189,7 @@ def _width(groups: Sequence[GroupMeasurement]) -> float:
     return float(np.quantile(np.nan_to_num(shifts, nan=np.inf), 0.99, method="lower"))
 
 
-def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: ProofSpec) -> PairRow:
+def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: Thresholds) -> PairRow:
     distances = np.concatenate([group.fresh for group in groups])
     margins = np.nan_to_num(np.concatenate([group.margins for group in groups]), nan=1e6, posinf=1e6)
     shifts = np.nan_to_num(np.concatenate([group.shifts for group in groups]), nan=1e6, posinf=1e6)

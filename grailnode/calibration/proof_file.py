@@ -1,27 +1,24 @@
 """proof.json, which `grailnode calibrate` writes and `init` reads: the thresholds of a policy and their measurement."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grailnode import UserError
 from protocol import bounded_json
 from protocol.encoding import Line
 from protocol.errors import MalformedError
 from protocol.lora import LoraSpec
-from protocol.run import ProofSpec
+from protocol.proof import CALIBRATED, Arithmetic, ProofSpec, Thresholds, pairs_of
+from protocol.rollout.sketch import SketchKind
 
 NAME: Final = "proof.json"
 """Name of the file in a policy's directory."""
 
 _MAX_BYTES: Final = 1 << 20
-AUDIT: Final = {"audit_ppm": 1_000_000, "audit_floor_ppm": 1_000_000, "audit_halving": 16}
-"""The fields of a manifest's `proof` that are no thresholds, with their defaults. They are not in the file: the creator
-of a run chooses them.
-"""
-
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
@@ -37,7 +34,7 @@ class _Part(BaseModel):
 
 
 class PairRow(_Part):
-    """The honest distribution of one pair.
+    """The honest distribution of one pair of honest nodes.
 
     Attributes:
         generating, checking: how the two sides computed.
@@ -94,17 +91,41 @@ class MeasuredAdapters(_Part):
         return f"adapters of rank {self.rank}, alpha {self.alpha:g}, of {', '.join(self.targets)}"
 
 
-class Measurement(_Part):
-    """The measurement behind thresholds.
+class RowMeasurement(_Part):
+    """The measurement behind a row.
+
+    Attributes:
+        seed: of prompts, noise and projections.
+        headroom, window: thresholds.ThresholdDemands.
+        torch: its version; processor: name of the machine's processor.
+        pairs: the honest distributions; copies: what the thresholds refuse.
+    """
+
+    seed: Count
+    headroom: Annotated[float, Field(ge=1.0)]
+    window: Annotated[int, Field(ge=1)]
+    torch: Line
+    processor: Line
+    pairs: Annotated[tuple[PairRow, ...], Field(min_length=1, max_length=1000)]
+    copies: Annotated[tuple[CopyRow, ...], Field(min_length=1, max_length=1000)]
+
+
+class MeasuredRow(_Part):
+    """The thresholds of a pair of arithmetics, and their measurement."""
+
+    thresholds: Thresholds
+    measured: RowMeasurement
+
+
+class Subject(_Part):
+    """What was measured, which is one for all pairs.
 
     Attributes:
         policy: weight digest of the policy, in hexadecimal.
         prompts: name of the environment or of the file of the prompts.
         chat: whether they were put into the policy's chat template.
         temperature, max_tokens, group_size: of sampling.
-        seed: of prompts, noise and projections.
-        headroom, window: thresholds.ThresholdDemands.
-        torch: its version; processor: name of the machine's processor.
+        sketch: the kind of sketch.
         lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
     """
 
@@ -114,30 +135,28 @@ class Measurement(_Part):
     temperature: Annotated[float, Field(gt=0.0)]
     max_tokens: Annotated[int, Field(ge=1)]
     group_size: Annotated[int, Field(ge=1)]
-    seed: Count
-    headroom: Annotated[float, Field(ge=1.0)]
-    window: Annotated[int, Field(ge=1)]
-    torch: Line
-    processor: Line
-    pairs: Annotated[tuple[PairRow, ...], Field(min_length=1, max_length=1000)]
-    copies: Annotated[tuple[CopyRow, ...], Field(min_length=1, max_length=1000)]
+    sketch: SketchKind
     lora: MeasuredAdapters | None = None
 
 
 class ProofFile(_Part):
-    """The file: thresholds without the audit fields (AUDIT), and their measurement."""
+    """The file: a table of thresholds, ascending by pair of arithmetics, and what they were measured on."""
 
-    thresholds: ProofSpec
-    measured: Measurement
+    subject: Subject
+    table: Annotated[tuple[MeasuredRow, ...], Field(min_length=1, max_length=len(CALIBRATED) ** 2)]
+
+    @model_validator(mode="after")
+    def _check_table(self) -> Self:
+        pairs = [item.thresholds.pair for item in self.table]
+        if pairs != sorted(set(pairs)):
+            raise ValueError("rows must ascend by pair, one for each")
+        if any("exact" in pair for pair in pairs):
+            raise ValueError("exact arithmetic has no measured thresholds")
+        return self
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        value = self.model_dump(mode="json")
-        for name in AUDIT:
-            del value["thresholds"][name]
-        if self.measured.lora is None:
-            del value["measured"]["lora"]
-        return json.dumps(value, indent=2) + "\n"
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -147,20 +166,46 @@ class ProofFile(_Part):
             MalformedError: they are no proof; the error says where.
         """
         value: Any = bounded_json.parse(data)
-        if not isinstance(value, dict) or not isinstance(value.get("thresholds"), dict):
-            raise MalformedError("not an object with thresholds and their measurement")
-        for name in AUDIT:
-            if name in value["thresholds"]:
-                raise MalformedError(
-                    "the audit shares are options of `grailnode init`, not measurements", f"thresholds.{name}"
-                )
-        thresholds = value["thresholds"] | AUDIT
+        if not isinstance(value, dict) or not isinstance(value.get("table"), list):
+            raise MalformedError("not an object with a table of thresholds and their measurement")
         try:
-            return cls(thresholds=ProofSpec.model_validate(thresholds), measured=value.get("measured"))  # type: ignore[arg-type]
+            return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise MalformedError(str(first["msg"]), where) from error
+
+    def row(self, miner: Arithmetic, validator: Arithmetic) -> Thresholds:
+        """Return the thresholds of a pair.
+
+        Raises:
+            ProofFileError: it was not measured.
+        """
+        for item in self.table:
+            if item.thresholds.pair == (miner, validator):
+                return item.thresholds
+        raise ProofFileError(
+            f"no thresholds for miners in {miner} and validators in {validator}: run `grailnode calibrate --miner "
+            f"{miner} --validator {validator}` with the policy, the prompts and the sampling of the others"
+        )
+
+    def spec(self, miners: Sequence[Arithmetic], validators: Sequence[Arithmetic], **audit: int) -> ProofSpec:
+        """Return the rules of a run that admits some arithmetics.
+
+        Args:
+            audit: the audit shares.
+
+        Raises:
+            ProofFileError: a pair was not measured.
+        """
+        rows = tuple(self.row(*pair) for pair in pairs_of(miners, validators))
+        return ProofSpec(sketch=self.subject.sketch, miners=tuple(sorted(set(miners))), table=rows, **audit)
+
+    def with_rows_of(self, other: Self) -> Self:
+        """Return this file with the rows of another one on the same subject that it does not have."""
+        own = {item.thresholds.pair for item in self.table}
+        rows = (*self.table, *(item for item in other.table if item.thresholds.pair not in own))
+        return self.model_copy(update={"table": tuple(sorted(rows, key=lambda item: item.thresholds.pair))})
 
     def check(
         self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool, lora: LoraSpec | None = None
@@ -175,27 +220,27 @@ class ProofFile(_Part):
         Raises:
             ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions.
         """
-        measurement = self.measured
-        if measurement.policy != policy.hex():
+        subject = self.subject
+        if subject.policy != policy.hex():
             raise ProofFileError(
-                f"the proof was measured on weights {measurement.policy[:16]}, the policy's are {policy.hex()[:16]}; "
+                f"the proof was measured on weights {subject.policy[:16]}, the policy's are {policy.hex()[:16]}; "
                 "run `grailnode calibrate` on this policy"
             )
         self._check_adapters(lora)
-        if measurement.chat != chat:
+        if subject.chat != chat:
             forms = "bare prompts", "conversations"
             raise ProofFileError(
-                f"the proof was measured on {forms[measurement.chat]}, the run has {forms[chat]}; run `grailnode "
+                f"the proof was measured on {forms[subject.chat]}, the run has {forms[chat]}; run `grailnode "
                 f"calibrate` {'with' if chat else 'without'} --chat"
             )
-        if measurement.temperature != temperature or measurement.max_tokens < max_tokens:
+        if subject.temperature != temperature or subject.max_tokens < max_tokens:
             raise ProofFileError(
-                f"the proof was measured at temperature {measurement.temperature:g} up to {measurement.max_tokens} "
+                f"the proof was measured at temperature {subject.temperature:g} up to {subject.max_tokens} "
                 f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with the run's"
             )
 
     def _check_adapters(self, lora: LoraSpec | None) -> None:
-        measured = self.measured.lora
+        measured = self.subject.lora
         run = None if lora is None else MeasuredAdapters.of(lora, 0.0 if measured is None else measured.share)
         if measured == run:
             return

@@ -9,7 +9,7 @@ import numpy as np
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import WIDEST_SKETCH, CalibrationError, Honest, beyond, is_refused
 from protocol.judging.evidence import compute_evidence, surprisal_threshold, window_surprisal
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
 
 REQUIRED_BITS: Final = 4
 """A copy with weights of so many bits has to be refused."""
@@ -41,7 +41,7 @@ class DetectionPower:
     windows: float
 
 
-def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: ProofSpec, window: int) -> DetectionPower:
+def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> DetectionPower:
     """Return the shares of a copy that the thresholds refuse.
 
     Args:
@@ -77,7 +77,7 @@ def _rollouts(group: GroupMeasurement) -> list[tuple[np.ndarray, np.ndarray, lis
     ]
 
 
-def check(powers: Sequence[DetectionPower], honest: Honest, spec: ProofSpec, window: int) -> None:
+def check(powers: Sequence[DetectionPower], honest: Honest, spec: Thresholds, window: int) -> None:
     """Check that a copy of REQUIRED_BITS is refused.
 
     Raises:

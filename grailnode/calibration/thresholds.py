@@ -17,13 +17,11 @@ import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.proof_file import AUDIT
 from grailnode.calibration.tail import reach
 from protocol.judging.binomial import rate_bound
 from protocol.judging.evidence import Evidence, window_surprisal
+from protocol.proof import Arithmetic, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE
-from protocol.rollout.sketch import SketchKind
-from protocol.run import ProofSpec
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
 """Measurements of each honest pair, by its name."""
@@ -61,15 +59,17 @@ class ThresholdDemands:
 
 
 def choose_thresholds(
-    honest: Honest, copies: Sequence[Sequence[GroupMeasurement]], kind: SketchKind, demands: ThresholdDemands
-) -> ProofSpec:
+    honest: Honest,
+    copies: Sequence[Sequence[GroupMeasurement]],
+    arithmetics: tuple[Arithmetic, Arithmetic],
+    demands: ThresholdDemands,
+) -> Thresholds:
     """Choose the thresholds that accept honest pairs and refuse a copy after the fewest positions.
-
-    The audit shares are not chosen here: they are set to AUDIT.
 
     Args:
         honest: at least LEAST_GROUPS groups of each pair.
         copies: measurements of a copy's groups, by one or more pairs.
+        arithmetics: those of miners and validators, which all pairs have.
 
     Raises:
         CalibrationError: too few groups.
@@ -81,8 +81,10 @@ def choose_thresholds(
     tolerance = int(distances.choose(range(WIDEST_SKETCH + 1), demands))
     limit = max(margin_limit(groups, demands) for groups in honest.values())
     margin = margins.choose([value for value in _MARGINS if value <= limit], demands)
-    spec = ProofSpec(
-        sketch=kind,
+    miner, validator = arithmetics
+    spec = Thresholds(
+        miner=miner,
+        validator=validator,
         sketch_tolerance=tolerance,
         sketch_rate=distances.rate(tolerance, demands),
         sketch_median=_median(honest, tolerance, demands),
@@ -93,7 +95,6 @@ def choose_thresholds(
         level=demands.level,
         confidence=demands.confidence,
         positions=sum(len(group.fresh) for groups in honest.values() for group in groups),
-        **AUDIT,
     )
     return widened(spec, honest, demands.window)
 
@@ -200,7 +201,7 @@ def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:
     return min(WIDEST_SKETCH, max(tolerance, math.ceil(demands.headroom * largest)))
 
 
-def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
+def widened(spec: Thresholds, honest: Honest, window: int) -> Thresholds:
     """Return the thresholds with rates raised until the measured groups are as probable as independent misses.
 
     Misses of one prompt may be clustered more than the test assumes. Of m scopes the least probable one should have a
@@ -220,7 +221,7 @@ def widened(spec: ProofSpec, honest: Honest, window: int) -> ProofSpec:
         spec = spec.model_copy(update=raised)
 
 
-def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, float]:
+def surprisals(spec: Thresholds, honest: Honest, window: int) -> tuple[float, float]:
     """Return the largest surprisal of all honest groups and windows, of sketches and of margins, in decades."""
     sketch = margin = 0.0
     for groups in honest.values():
@@ -234,6 +235,6 @@ def surprisals(spec: ProofSpec, honest: Honest, window: int) -> tuple[float, flo
     return sketch, margin
 
 
-def is_refused(evidence: Evidence, spec: ProofSpec) -> bool:
+def is_refused(evidence: Evidence, spec: Thresholds) -> bool:
     """Return whether a validator refuses a group for the evidence of its prefill."""
     return evidence.wrong_sketch(spec) or evidence.wrong_sampling(spec)

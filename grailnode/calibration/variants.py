@@ -8,6 +8,7 @@ import torch
 import trio
 
 from grailnode.calibration.padding import Padded, Side
+from grailnode.calibration.vllm_variant import VllmVariant
 from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
@@ -16,7 +17,7 @@ from protocol.digest import Weights
 from protocol.lora import LoraSpec
 
 Implementation = Literal["qwen3", "transformers"]
-DType = Literal["float32", "bfloat16", "float16"]
+DType = Literal["float32", "bfloat16"]
 
 SMALL_BATCH: Final = 512
 ALONE: Final = 1
@@ -112,74 +113,73 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
     return run_sync
 
 
+AnyVariant = Variant | VllmVariant
+"""One side of a pair."""
+
+
 class Pair(NamedTuple):
     """A miner's way to compute and the validator's way that checks it, with a name."""
 
     name: str
-    generating: Variant
-    checking: Variant
+    generating: AnyVariant
+    checking: AnyVariant
 
 
-def run_pairs(base: Variant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that occur in a run of one dtype: other batch shapes, padding, attention, threads,
-    implementations.
+def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
+    """Return the pairs that occur in a run with one way to generate and one to check: other batch shapes, padding,
+    attention, threads, implementations.
 
     Args:
-        base: the default way of a node.
+        generating, checking: the default ways of a miner and a validator.
     """
-    alone = replace(base, batch_tokens=ALONE)
-    eager = replace(base, attention="eager")
-    pairs = [
-        Pair("same", base, base),
-        Pair("small-batches", replace(base, batch_tokens=SMALL_BATCH), base),
-        Pair("alone-generated", alone, base),
-        Pair("alone-checked", base, alone),
-        Pair("left-padding", base, replace(base, side="left")),
-        Pair("static-shapes", replace(base, multiple=16), replace(base, multiple=64)),
-        Pair("eager-generated", eager, base),
-        Pair("eager-checked", base, eager),
-    ]
-    if base.device == "cpu":
-        pairs.append(Pair("two-threads", replace(base, threads=2), base))
-    if base.implementation == "qwen3" and Qwen3Config.of(policy.config) is not None:
-        theirs = replace(base, implementation="transformers")
-        pairs.append(Pair("transformers", theirs, base))
-        pairs.append(Pair("transformers-alone", replace(theirs, attention="eager", batch_tokens=ALONE), base))
-    return tuple(pairs)
-
-
-def cross_pairs(base: Variant) -> tuple[Pair, ...]:
-    """Return pairs whose sides compute in different dtypes, or both in another dtype than `base`."""
-    others: list[DType] = [dtype for dtype in ("float32", "bfloat16", "float16") if dtype != base.dtype]
-    pairs = []
-    for dtype in others:
-        other = replace(base, dtype=dtype)
+    pairs = [Pair("same", generating, checking)]
+    if isinstance(generating, VllmVariant):
+        pairs.append(Pair("small-batches", generating.in_small_batches(), checking))
+    else:
         pairs += [
-            Pair(f"{dtype}-generated", other, base),
-            Pair(f"{dtype}-checked", base, other),
-            Pair(f"{dtype}-both", replace(other, batch_tokens=SMALL_BATCH), other),
+            Pair("small-batches", replace(generating, batch_tokens=SMALL_BATCH), checking),
+            Pair("alone-generated", replace(generating, batch_tokens=ALONE), checking),
         ]
+    if isinstance(checking, Variant):
+        pairs.append(Pair("alone-checked", generating, replace(checking, batch_tokens=ALONE)))
+        pairs.append(Pair("left-padding", generating, replace(checking, side="left")))
+    if isinstance(generating, Variant) and isinstance(checking, Variant):
+        pairs.append(Pair("static-shapes", replace(generating, multiple=16), replace(checking, multiple=64)))
+    if isinstance(generating, Variant):
+        pairs.append(Pair("eager-generated", replace(generating, attention="eager"), checking))
+    if isinstance(checking, Variant):
+        pairs.append(Pair("eager-checked", generating, replace(checking, attention="eager")))
+    return (*pairs, *_pairs_of_torch(generating, checking, policy))
+
+
+def _pairs_of_torch(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
+    """Return the pairs with other threads and implementations, which only torch has."""
+    pairs = []
+    if isinstance(generating, Variant) and generating.device == "cpu":
+        pairs.append(Pair("two-threads", replace(generating, threads=2), checking))
+    if (
+        isinstance(generating, Variant)
+        and generating.implementation == "qwen3"
+        and Qwen3Config.of(policy.config) is not None
+    ):
+        theirs = replace(generating, implementation="transformers")
+        pairs.append(Pair("transformers", theirs, checking))
+        pairs.append(Pair("transformers-alone", replace(theirs, attention="eager", batch_tokens=ALONE), checking))
     return tuple(pairs)
 
 
-def select(names: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
+def select(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
     """Return the pairs that the command line names.
 
     Args:
-        names: "run" for the pairs of one dtype, "all" to add those of several, or names separated by commas.
+        names: "run" for all, or names separated by commas.
 
     Raises:
         ValueError: there is no pair of a name; the message lists all names.
     """
-    pairs = run_pairs(base, policy)
-    if names == "run":
-        return pairs
-    pairs += cross_pairs(base)
-    if names == "all":
-        return pairs
-    by_name = {pair.name: pair for pair in pairs}
-    requested: Sequence[str] = list(dict.fromkeys(names.split(",")))
+    by_name = {pair.name: pair for pair in run_pairs(generating, checking, policy)}
+    requested: Sequence[str] = list(by_name) if names == "run" else list(dict.fromkeys(names.split(",")))
     unknown = [name for name in requested if name not in by_name]
     if unknown:
-        raise ValueError(f"no pair {unknown[0]!r}; there are: run, all, {', '.join(by_name)}")
+        raise ValueError(f"no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
     return tuple(by_name[name] for name in requested)

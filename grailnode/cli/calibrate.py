@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from grailnode.cli.options import chat_options, lora_options, run_action
+from protocol.proof import CALIBRATED
 
 
 @click.command()
@@ -38,10 +39,22 @@ from grailnode.cli.options import chat_options, lora_options, run_action
     "--rollouts", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Rollouts of each pair."
 )
 @click.option(
-    "--pairs", default="run", show_default=True, help="run: one dtype; all: several as well; or names, with commas."
+    "--miner", type=click.Choice(CALIBRATED), default="torch-float32", show_default=True, help="How miners compute."
 )
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="The torch device.")
+@click.option(
+    "--validator",
+    type=click.Choice(CALIBRATED),
+    default="torch-float32",
+    show_default=True,
+    help="How validators compute.",
+)
+@click.option("--pairs", default="run", show_default=True, help="Pairs of honest nodes: run for all, or names.")
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The interpreter of vLLM's environment, to measure an arithmetic of vLLM.",
+)
+@click.option("--device", default="cpu", show_default=True, help="The device of torch and vLLM.")
 @click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="Of the run. Default: 1.")
 @click.option(
     "--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: the task's."
@@ -71,6 +84,9 @@ from grailnode.cli.options import chat_options, lora_options, run_action
 )
 def calibrate(**parameters: Any) -> None:
     """Measure how far honest nodes differ on a policy; write the thresholds of the check to proof.json.
+
+    The thresholds are those of one pair of arithmetics, --miner and --validator. A proof.json that is there already
+    keeps the other pairs that were measured on the same policy, prompts and sampling.
 
     For a run of adapters the policy is their base, and both sides compute it with random adapters. Fails if a copy with
     4-bit weights cannot be distinguished from honest work.

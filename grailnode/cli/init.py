@@ -15,6 +15,7 @@ from protocol.limits import (
     MAX_KEYS,
     MAX_WORKERS,
 )
+from protocol.proof import CALIBRATED
 
 _WORK_BITS = 20  # the price of a miner's key of an open run: about a million hashes a day
 
@@ -78,6 +79,20 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
     default="calibrated",
     show_default=True,
     help="exact: all miners and validators compute the same bits, on CPUs, and nothing is tolerated.",
+)
+@click.option(
+    "--miner-arithmetic",
+    "miner_arithmetics",
+    type=click.Choice(CALIBRATED),
+    multiple=True,
+    help="How miners may compute; repeat it for several. Default: as the recipe's engine does, or torch-float32.",
+)
+@click.option(
+    "--validator-arithmetic",
+    "validator_arithmetics",
+    type=click.Choice(CALIBRATED),
+    multiple=True,
+    help="How validators may compute. Default: the same.",
 )
 @click.option(
     "--proof",

@@ -36,6 +36,10 @@ class CausalModel(Protocol):
         """The prefixes of the weights that `hidden` reads in parts (roles/policy/layer_weights.py)."""
 
     @property
+    def exact(self) -> bool:
+        """Whether it computes in exact arithmetic (docs/spec/numerics.md)."""
+
+    @property
     def vocabulary(self) -> int:
         """V, the number of rows of the output projection."""
 

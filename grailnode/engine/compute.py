@@ -10,6 +10,7 @@ import torch
 
 from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
+from protocol.proof import Arithmetic, arithmetic_of
 from roles.ports import Engine
 
 
@@ -75,6 +76,15 @@ def exact_refusal(kind: str, device: str, dtype: str) -> str:
             "CPU, and others on each kind of GPU"
         )
     return refusal
+
+
+def config_arithmetics(kind: str, dtype: str, states: str) -> tuple[Arithmetic, Arithmetic]:
+    """Return the arithmetics in which an engine generates and checks.
+
+    Args:
+        kind, dtype, states: of run.toml's section `engine`.
+    """
+    return arithmetic_of(kind, dtype), arithmetic_of("torch" if states == "torch" else kind, dtype)
 
 
 def make_engine(compute: Compute, run_sync: Callable[..., Awaitable[Any]]) -> TorchEngine:

@@ -75,6 +75,11 @@ class ExactQwen3(Qwen3):
         super().__init__(config)
         self._positions = 1024
 
+    @property
+    def exact(self) -> bool:
+        """Implements CausalModel.exact."""
+        return True
+
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [B, 1, S, E] for positions [B, S]."""
         while int(positions.max()) >= self._positions:

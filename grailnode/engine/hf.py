@@ -90,6 +90,11 @@ class TransformersModel:
         return self._names.shapes
 
     @property
+    def exact(self) -> bool:
+        """Implements CausalModel.exact."""
+        return False
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Implements CausalModel.layers: those that are computed again; without these, all weights are one part."""
         return tuple(self._layers)

@@ -49,6 +49,11 @@ class LoraModel:
         self._last: _BaseAndAdapters | None = None
 
     @property
+    def exact(self) -> bool:
+        """Implements CausalModel.exact."""
+        return self._model.exact
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Implements CausalModel.layers."""
         return tuple(PREFIX + layer for layer in self._model.layers)

@@ -176,6 +176,11 @@ class Qwen3:
         return self._shapes
 
     @property
+    def exact(self) -> bool:
+        """Implements CausalModel.exact."""
+        return False
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Implements CausalModel.layers."""
         return tuple(f"model.layers.{layer}." for layer in range(self._config.num_hidden_layers))

@@ -22,6 +22,7 @@ from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
 from protocol.patch import apply_with_digests
+from protocol.proof import Arithmetic, arithmetic_of
 from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
@@ -99,6 +100,16 @@ class TorchEngine:
         """Implements Engine.takes_patches."""
         is_quantized = self._serving is not None and self._serving.is_quantized
         return not is_quantized and (self._device.type != "cpu" or self._dtype != torch.bfloat16)
+
+    @property
+    def generating_arithmetic(self) -> Arithmetic:
+        """Implements Engine.generating_arithmetic."""
+        return self.checking_arithmetic
+
+    @property
+    def checking_arithmetic(self) -> Arithmetic:
+        """Implements Engine.checking_arithmetic."""
+        return "exact" if self._model.exact else arithmetic_of("torch", str(self._dtype).removeprefix("torch."))
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served.

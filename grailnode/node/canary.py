@@ -68,6 +68,7 @@ class CanaryProducer(HonestProducer):
         self, task: Task, engine: Engine, trainer: SigningKey, trainer_state: ObjectStore | None = None
     ) -> None:
         super().__init__(task, engine)
+        self._widest = task.run.proof.widest(engine.generating_arithmetic)
         self._trainer = trainer
         self._trainer_state = trainer_state
 
@@ -125,7 +126,7 @@ class CanaryProducer(HonestProducer):
         ]
         false_group = self.group(mining_window, assignment, await self.rollouts(mining_window, assignment, generations))
         judgement = await self._judge(mining_window, false_group)
-        is_plain = judgement.sketch_median > _PLAIN_FACTOR * self.task.run.proof.sketch_median
+        is_plain = judgement.sketch_median > _PLAIN_FACTOR * self._widest.sketch_median
         return false_group if is_plain and judgement.reason == Reason.SKETCH else None
 
     async def _inconspicuous_edits(self, group: Group, assignment: Assignment) -> list[Edit]:
@@ -136,7 +137,7 @@ class CanaryProducer(HonestProducer):
             edit
             for rollout, (tokens, forward) in enumerate(zip(completions, forwards, strict=True))
             for edit in self._runners_up(rollout, tokens, assignment.seeds[rollout], forward)
-            if edit.shortfall > _PLAIN_FACTOR * self.task.run.proof.margin_limit
+            if edit.shortfall > _PLAIN_FACTOR * self._widest.margin_limit
         ]
         return sorted(edits, key=lambda edit: abs(edit.noise_change))[:_MATCHES]
 
@@ -161,7 +162,7 @@ class CanaryProducer(HonestProducer):
         self, mining_window: MiningWindow, group: Group, assignment: Assignment, edits: Sequence[Edit]
     ) -> Group | None:
         """Return the group with the first of these edits that honest validators plainly refuse; None if none is."""
-        limit = _PLAIN_FACTOR * self.task.run.proof.margin_limit
+        limit = _PLAIN_FACTOR * self._widest.margin_limit
         for edit in edits[:_ATTEMPTS]:
             prefix = (*group.rollouts[edit.rollout].tokens[: edit.position], edit.token)
             tokens = await self._continue(assignment, assignment.seeds[edit.rollout], prefix)
@@ -191,7 +192,7 @@ class CanaryProducer(HonestProducer):
         return tokens if params.is_complete(tokens) else None
 
     async def _judge(self, mining_window: MiningWindow, group: Group) -> Judgement:
-        """Return the judgement of an honest validator on a group by itself."""
+        """Return the judgement on a group by itself of an honest validator of whatever arithmetic tolerates most."""
         judge = Judge(self.task, self.engine, mining_window.window, mining_window.randomness)
-        (judgement,) = await judge.judge([(group, content_digest(group.to_frame()))])
+        (judgement,) = await judge.judge([(group, content_digest(group.to_frame()))], self._widest)
         return judgement

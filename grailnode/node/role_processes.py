@@ -1,6 +1,6 @@
 """The processes of a trainer, a miner or a validator, and what is checked before they start."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -10,7 +10,7 @@ import trio
 
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.config import Config, ConfigError
-from grailnode.engine.compute import exact_refusal
+from grailnode.engine.compute import config_arithmetics, exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
 from grailnode.node.node_makers import make_canary, make_node, state_directory
@@ -23,6 +23,7 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
 from grailnode.track.tracker import check_tracker
 from protocol.errors import AdmissionError
+from protocol.proof import Arithmetic
 from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -97,7 +98,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     disk_check.check_disk(state, 0)
     node = make_node(config, name, NodeTelemetry(name))
     _check_run_settings(config, role, node.run)
-    _check_numerics(config, role, node.run)
+    _check_arithmetic(config, role, node.run)
     if role in ("trainer", "worker"):
         needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(config)), node.run.lora)
     else:
@@ -183,12 +184,41 @@ def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
         raise ConfigError(refusal)
 
 
-def _check_numerics(config: Config, role: Role, run: RunManifest) -> None:
-    """Refuse an engine that does not compute the bits that an exact run requires."""
-    if run.numerics == "exact" and role in ("miner", "validator"):
-        refusal = exact_refusal(config.engine.kind, config.engine.device, config.engine.dtype)
-        if refusal:
+def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
+    """Refuse an engine that computes in an arithmetic that the run does not admit; a canary is a miner."""
+    engine, is_canary = config.engine, role == "trainer" and bool(config.trainer.canaries)
+    if run.numerics == "exact":
+        refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
+        if refusal and role in ("miner", "validator"):
             raise ConfigError(refusal)
+        return
+    generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
+    if (role == "miner" or is_canary) and generating not in run.proof.miners:
+        raise ConfigError(
+            _arithmetic_refusal("miners", run.proof.miners, [(generating, name) for name in run.proof.validators])
+        )
+    if role == "validator" and checking not in run.proof.validators:
+        raise ConfigError(
+            _arithmetic_refusal("validators", run.proof.validators, [(name, checking) for name in run.proof.miners])
+        )
+
+
+def _arithmetic_refusal(
+    who: str, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
+) -> str:
+    """Return why a node cannot take part, and the commands that measure what a run that admits it needs.
+
+    Args:
+        who: "miners" or "validators", of whom the run admits some arithmetics.
+        missing: the pairs of arithmetics for which the run has no thresholds.
+    """
+    own = missing[0][who == "validators"]
+    commands = " and ".join(f"`grailnode calibrate --miner {one} --validator {other}`" for one, other in missing)
+    return (
+        f"this run admits {who} in {', '.join(admitted)}, and this node would compute in {own}, for which it has no "
+        f"thresholds: change engine.kind or engine.dtype, or join a run that admits it, whose founder measures it by "
+        f"{commands}"
+    )
 
 
 def _check_device(name: str) -> None:

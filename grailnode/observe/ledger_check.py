@@ -6,11 +6,11 @@ from contextlib import suppress
 
 from protocol import paths
 from protocol.digest import content_digest
-from protocol.errors import ProtocolError
-from protocol.judging.evidence import Counts, surprisal_threshold
+from protocol.errors import ProtocolError, error_context
+from protocol.judging.evidence import CountedWindow, surprisal_threshold
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histories, scores
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
-from protocol.run import ProofSpec
+from protocol.proof import ProofSpec
 from roles.node.identity import Node
 from roles.ports import BeaconError, LineReporter, NotFoundError, TooLargeError
 from roles.records import fetch_record
@@ -41,7 +41,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     for place, summary in enumerate(ledger):
         earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
         try:
-            await _check_summary(node, validator, summary, histories(earlier))
+            await _check_summary(node, validator, summary, histories(earlier, node.run.proof))
             for amendment in summary.amendments:
                 row = rows.get((amendment.window, amendment.miner))
                 if row is not None or whole or amendment.window >= ledger[0].window:
@@ -83,7 +83,7 @@ def _result(ledger: Sequence[Summary], expired: int) -> str:
 
 
 async def _check_summary(
-    node: Node, validator: bytes, summary: Summary, history: Mapping[bytes, Sequence[Counts]]
+    node: Node, validator: bytes, summary: Summary, history: Mapping[bytes, Sequence[CountedWindow]]
 ) -> None:
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
@@ -92,6 +92,8 @@ async def _check_summary(
             verdict = (await fetch_record(node, Verdict, paths.verdict(validator, summary.window, row.miner))).record
             if LedgerRow.of(verdict) != row:
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
+            if verdict.validator_arithmetic != summary.arithmetic:
+                raise ProtocolError(f"the verdict on miner {row.miner.hex()[:8]} is in another arithmetic", place)
             await _check_dealt(node, summary, verdict, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
@@ -181,19 +183,21 @@ def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> 
         raise ProtocolError(f"accepts groups of version {verdict.version}, which is too old beside {serving}", place)
 
 
-def _check_accepted(verdict: Verdict, history: Sequence[Counts], proof: ProofSpec, place: str) -> None:
+def _check_accepted(verdict: Verdict, history: Sequence[CountedWindow], proof: ProofSpec, place: str) -> None:
     """Raise ProtocolError if a validator accepts what its own numbers refuse."""
+    with error_context(place):
+        thresholds = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
     refused_alone = any(
         max(
-            judgement.surprisal - surprisal_threshold(proof),
-            judgement.sketch_median - proof.sketch_median,
-            judgement.worst_margin - proof.margin_limit,
+            judgement.surprisal - surprisal_threshold(thresholds),
+            judgement.sketch_median - thresholds.sketch_median,
+            judgement.worst_margin - thresholds.margin_limit,
         )
         > 0
         for judgement in verdict.judgements
         if judgement.accepted
     )
-    reason = joint_rejection(verdict.judgements, history, proof)
+    reason = joint_rejection(verdict.judgements, history, thresholds)
     if refused_alone or reason:
         why = reason.value if reason else "a threshold of a group"
         raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grailnode.calibration.proof_file import AUDIT, ProofFile
+from grailnode.calibration.proof_file import ProofFile
 from grailnode.engine import policy as policies
 from grailnode.engine.causal_model import build_exact
 from grailnode.run import requirements
@@ -16,9 +16,9 @@ from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.limits import MAX_KEYS
+from protocol.proof import EXACT_PROOF, Arithmetic
 from protocol.quantization import Precision, quantize
 from protocol.run import (
-    EXACT_PROOF,
     ChatSpec,
     EvaluationSpec,
     FileRef,
@@ -59,6 +59,7 @@ class Choices:
         quorum: how many of both must accept a group.
         spares: to how many validators beyond the quorum a group is dealt; by default, all judge every group.
         numerics: "exact" if all nodes compute the same bits.
+        miner_arithmetics, validator_arithmetics: how miners and validators may compute, where it is not.
     """
 
     name: str = "demo"
@@ -102,6 +103,8 @@ class Choices:
     root_threshold: int = 1
     admission: Admission = OPEN
     numerics: Numerics = "calibrated"
+    miner_arithmetics: tuple[Arithmetic, ...] = ("torch-float32",)
+    validator_arithmetics: tuple[Arithmetic, ...] = ("torch-float32",)
 
     @property
     def system(self) -> str | None:
@@ -164,7 +167,7 @@ def draft_manifest(
 
     Raises:
         PolicyError: the directory holds no policy, or none that exact arithmetic covers.
-        ProofFileError: the proof was measured on another policy, or for other sampling.
+        ProofFileError: the proof was measured on another policy, for other sampling, or not for these arithmetics.
         RequirementError: the data file cannot be read.
         ValueError: the choices contradict each other.
     """
@@ -173,14 +176,14 @@ def draft_manifest(
     weights = policies.load_weights(directory) if lora is None else {}
     digest = digest_weights(weights) if lora is None else lora.spec.base
     first_version = quantize(weights, choices.precision) if lora is None else lora.adapters
+    audit = {name: getattr(choices, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
     if proof is None:
         build_exact(policy)
-        thresholds = EXACT_PROOF
+        rules = EXACT_PROOF.model_copy(update=audit)
     else:
         spec = None if lora is None else lora.spec
         proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None, lora=spec)
-        thresholds = proof.thresholds
-    audit = {name: getattr(choices, name) for name in AUDIT}
+        rules = proof.spec(choices.miner_arithmetics, choices.validator_arithmetics, **audit)
     return RunManifest(
         name=choices.name,
         authority=authority,
@@ -221,7 +224,7 @@ def draft_manifest(
             max_lag=choices.max_lag,
         ),
         beacon=beacon,
-        proof=thresholds.model_copy(update=audit),
+        proof=rules,
         scoring=SCORING.model_copy(update={"deposit": choices.deposit}),
         head_ttl=choices.head_ttl,
     )

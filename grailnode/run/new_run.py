@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from grailnode.beacon import public_chains
+from grailnode.config import EngineSection
+from grailnode.engine.compute import config_arithmetics
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import creation, joining, key_files, requirements, run_toml, workspace
 from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, documents, parse_bucket
@@ -18,6 +20,7 @@ from protocol.beacon import ChainInfo
 from protocol.errors import SignatureError
 from protocol.identity.authority import OPEN, Admission
 from protocol.identity.signing import SigningKey, check_public_key
+from protocol.proof import Arithmetic
 from protocol.quantization import Precision
 from protocol.run import Numerics
 
@@ -46,6 +49,8 @@ class InitOptions:
         recipe: a file of constants (grailnode/run/recipe.py); the rules among the options replace its own.
         max_tokens: the longest completion; None for the recipe's, or else the environment's.
         numerics: "exact" if all miners and validators compute the same bits.
+        miner_arithmetics, validator_arithmetics: how miners and validators may compute; none for how the recipe's
+            engine does.
         proof: as for `workspace.create`.
         bucket: where this run or node writes; None for a directory of this machine.
         url: where everybody reads the bucket; empty for the service's own URL.
@@ -86,6 +91,8 @@ class InitOptions:
     lora_targets: str | None
     precision: Precision | None
     numerics: Numerics
+    miner_arithmetics: tuple[Arithmetic, ...]
+    validator_arithmetics: tuple[Arithmetic, ...]
     proof: Path | None
     bucket: str | None
     provider: Provider
@@ -141,7 +148,7 @@ def create_run(options: InitOptions) -> NewRun:
     recipe = read_recipe(options.recipe)
     if recipe.trainer.outer is not None and options.trainers == 1:
         raise WorkspaceError(f"{options.recipe}: [trainer.outer] is for several sites; say how many with --trainers")
-    choices = _choices(options, with_options(recipe.rules, vars(options)), chain)
+    choices = _choices(options, with_options(recipe.rules, vars(options)), chain, recipe.engine)
     seconds = options.window
     new_workspace = workspace.create(
         options.directory,
@@ -213,12 +220,13 @@ def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: Buck
     return tuple(texts)
 
 
-def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None) -> Choices:
+def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None, engine: EngineSection) -> Choices:
     """Return the choices of a run from the options.
 
     Args:
         rules: those of the recipe, with what the options say instead.
         chain: the public beacon; None for one of the run's own.
+        engine: of the recipe, which decides how nodes compute unless the options do.
 
     Raises:
         WorkspaceError: the options contradict each other.
@@ -236,6 +244,7 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
             f"{options.quorum} of {validators} validators can never accept; lower --quorum, or name more with "
             "--validator"
         )
+    generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
     choices = Choices(
         name=_title(options),
         environment=rules.environment,
@@ -266,6 +275,8 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None)
         spares=options.spares,
         admission=_admission(options),
         numerics=options.numerics,
+        miner_arithmetics=options.miner_arithmetics or (generating,),
+        validator_arithmetics=options.validator_arithmetics or (checking,),
     )
     if chain is None:
         return choices

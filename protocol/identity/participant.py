@@ -2,11 +2,12 @@
 
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protocol import limits, paths
 from protocol.encoding import Version
 from protocol.identity.signing import Key, PublishedRecord
+from protocol.proof import OptionalArithmetic
 
 Role = Literal["trainer", "worker", "miner", "validator"]
 
@@ -29,6 +30,8 @@ class Announcement(PublishedRecord):
             valid; 0 for none.
         version: a miner's pledge: the version by which it generates in every window that opens while this announcement
             is the newest; 0 for other roles.
+        arithmetic: a miner's pledge: how it computes in every window that opens while this announcement is the newest;
+            empty without a pledge.
         expires_ms: milliseconds since the Unix epoch after which the announcement is not valid.
         credential: what the run's admission rules require (protocol/identity/admission.py); empty if they
             require none.
@@ -42,8 +45,15 @@ class Announcement(PublishedRecord):
     space: Annotated[str, Field(max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
     groups: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     version: Version
+    arithmetic: OptionalArithmetic
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
     credential: Annotated[bytes, Field(max_length=limits.MAX_CREDENTIAL_BYTES)]
+
+    @model_validator(mode="after")
+    def _declared(self) -> "Announcement":
+        if self.groups and not self.arithmetic:
+            raise ValueError("a pledge that does not say how its groups are computed")
+        return self
 
     @property
     def path(self) -> str:

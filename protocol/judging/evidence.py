@@ -7,6 +7,7 @@ cheat that begins late), the group, and a miner's whole window. A sequential tes
 window, adds up the evidence of a miner's windows (docs/spec/verdict.md).
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.judging.binomial import binomial_tail
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
 
 QUARTERS = 4
 MAX_SURPRISAL = 400.0  # decades: a probability below the smallest float64
@@ -48,6 +49,14 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class CountedWindow:
+    """The counts of a miner's window, and the thresholds by which they were counted."""
+
+    counts: Counts
+    thresholds: Thresholds
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The statistics of a group. The defaults are those of a group without any misses.
 
@@ -76,22 +85,22 @@ class Evidence:
         """The counts for tests of several groups together."""
         return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
 
-    def wrong_sketch(self, proof: ProofSpec) -> bool:
+    def wrong_sketch(self, thresholds: Thresholds) -> bool:
         """Return whether honest work would not give these sketches."""
-        return self.sketch_median > proof.sketch_median or self.sketch_surprisal > surprisal_threshold(proof)
+        return self.sketch_median > thresholds.sketch_median or self.sketch_surprisal > surprisal_threshold(thresholds)
 
-    def wrong_sampling(self, proof: ProofSpec) -> bool:
+    def wrong_sampling(self, thresholds: Thresholds) -> bool:
         """Return whether honest work would not sample these tokens."""
-        return self.worst_margin > proof.margin_limit or self.margin_surprisal > surprisal_threshold(proof)
+        return self.worst_margin > thresholds.margin_limit or self.margin_surprisal > surprisal_threshold(thresholds)
 
 
 NO_EVIDENCE = Evidence()
 """The statistics of a group whose check ended before they were computed."""
 
 
-def surprisal_threshold(proof: ProofSpec) -> float:
+def surprisal_threshold(thresholds: Thresholds) -> float:
     """Return the surprisal above which honest work is ruled out, in decades."""
-    return -math.log10(proof.level)
+    return -math.log10(thresholds.level)
 
 
 def surprisal(misses: int, trials: int, rate: float) -> float:
@@ -131,7 +140,7 @@ def compute_evidence(
     distances: np.ndarray,
     margins: np.ndarray,
     lengths: Sequence[int],
-    proof: ProofSpec,
+    thresholds: Thresholds,
     repeats: np.ndarray | None = None,
 ) -> Evidence:
     """Compute the statistics of a group.
@@ -148,8 +157,8 @@ def compute_evidence(
     if not len(distances):
         return NO_EVIDENCE
     fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
-    sketch_misses = (distances > proof.sketch_tolerance) & fresh
-    margin_misses = ~(margins <= proof.margin)  # NaN is a miss
+    sketch_misses = (distances > thresholds.sketch_tolerance) & fresh
+    margin_misses = ~(margins <= thresholds.margin)  # NaN is a miss
     scopes = _scopes(lengths)
     return Evidence(
         tokens=len(distances),
@@ -158,8 +167,8 @@ def compute_evidence(
         sketch_median=float(np.median(distances[fresh])),
         margin_misses=int(margin_misses.sum()),
         worst_margin=float(np.clip(np.nan_to_num(margins, nan=MAX_MARGIN), 0.0, MAX_MARGIN).max()),
-        sketch_surprisal=_largest_surprisal(sketch_misses, fresh, scopes, proof.sketch_rate),
-        margin_surprisal=_largest_surprisal(margin_misses, np.ones_like(fresh), scopes, proof.margin_rate),
+        sketch_surprisal=_largest_surprisal(sketch_misses, fresh, scopes, thresholds.sketch_rate),
+        margin_surprisal=_largest_surprisal(margin_misses, np.ones_like(fresh), scopes, thresholds.margin_rate),
     )
 
 
@@ -182,7 +191,7 @@ def _largest_surprisal(misses: np.ndarray, tested: np.ndarray, scopes: Sequence[
     return max(surprisal(events, number, rate) for events, number in counts)
 
 
-def window_surprisal(groups: Iterable[Counts], proof: ProofSpec) -> float:
+def window_surprisal(groups: Iterable[Counts], thresholds: Thresholds) -> float:
     """Return the surprisal of a miner's window as a whole, in decades. It shows a cheat in so few tokens of each group
     that no group shows it.
 
@@ -191,38 +200,69 @@ def window_surprisal(groups: Iterable[Counts], proof: ProofSpec) -> float:
     """
     whole = sum(groups, Counts())
     return max(
-        surprisal(whole.sketch_misses, whole.positions, proof.sketch_rate),
-        surprisal(whole.margin_misses, whole.tokens, proof.margin_rate),
+        surprisal(whole.sketch_misses, whole.positions, thresholds.sketch_rate),
+        surprisal(whole.margin_misses, whole.tokens, thresholds.margin_rate),
     )
 
 
-def history_surprisal(windows: Iterable[Counts], proof: ProofSpec) -> float:
+def history_surprisal(windows: Iterable[CountedWindow]) -> float:
     """Return the surprisal of a miner's windows together, in decades. It shows a cheat that is so small, or in windows
     so short, that no single window shows it.
 
-    The result is log10 of R, the Shiryaev-Roberts statistic (Shiryaev 1963, Roberts 1966): the evidence that since some
-    window the odds of a miss have been a multiple of the honest ones. R is the mean over k = 1..10 of R_k, where
-    R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x misses in t trials at honest rate p; the odds in R_k
-    are 2^k times the honest ones. After n windows of honest work the expectation of R is at most n, at whichever window
-    the test stops. So R exceeds 1 / level within n windows with a probability of at most n * level (Doob), as if each
-    window had a test of its own.
+    The result is log10 of S. R is the Shiryaev-Roberts statistic (Shiryaev 1963, Roberts 1966): the evidence that since
+    some window the odds of a miss have been a multiple of the honest ones. R is the mean over k = 1..10 of R_k, where
+    R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x misses in t trials at the window's honest rate p;
+    the odds in R_k are 2^k times the honest ones. S is half of R over all windows, plus half of each R over the windows
+    of one arithmetic that the miner declared: a miner can then neither leave its evidence behind by another
+    declaration, nor lower it by clean windows under wider thresholds. With one declaration, S is R.
+
+    After n windows of honest work the expectation of S is at most n, at whichever window the test stops. So S exceeds
+    1 / level within n windows with a probability of at most n * level (Doob), as if each window had a test of its own.
 
     Args:
-        windows: for each window, oldest first, the counts of the miner's groups whose statistics were computed.
+        windows: oldest first.
     """
-    counts = list(windows)
+    whole = list(windows)
+    declarations = sorted({window.thresholds.miner for window in whole})
+    parts = [[window for window in whole if window.thresholds.miner == declared] for declared in declarations]
+    sequences = [whole, *parts] if len(parts) > 1 else [whole]  # both halves of S are equal
     return max(
-        _change_surprisal([(item.sketch_misses, item.positions) for item in counts], proof.sketch_rate),
-        _change_surprisal([(item.margin_misses, item.tokens) for item in counts], proof.margin_rate),
+        _change_surprisal([[_sketch_trials(window) for window in sequence] for sequence in sequences]),
+        _change_surprisal([[_margin_trials(window) for window in sequence] for sequence in sequences]),
     )
 
 
-def _change_surprisal(windows: Sequence[tuple[int, int]], rate: float) -> float:
-    """Compute log10 of R from (misses, trials) of each window, between 0 and MAX_SURPRISAL."""
-    growth = np.log1p(rate * (np.exp2(_DOUBLINGS) - 1.0))
-    logs = np.full(len(_DOUBLINGS), -np.inf)  # ln R_k
-    for misses, trials in windows:
-        if trials:
-            logs = np.logaddexp(0.0, logs) + misses * math.log(2.0) * _DOUBLINGS - trials * growth
-    decades = (np.logaddexp.reduce(logs) - math.log(len(_DOUBLINGS))) / math.log(10.0)
+def _sketch_trials(window: CountedWindow) -> tuple[int, int, float]:
+    return window.counts.sketch_misses, window.counts.positions, window.thresholds.sketch_rate
+
+
+def _margin_trials(window: CountedWindow) -> tuple[int, int, float]:
+    return window.counts.margin_misses, window.counts.tokens, window.thresholds.margin_rate
+
+
+def _change_surprisal(sequences: Sequence[Sequence[tuple[int, int, float]]]) -> float:
+    """Compute log10 of S, between 0 and MAX_SURPRISAL.
+
+    Args:
+        sequences: (misses, trials, honest rate) of all windows, then of those of each declaration if there are several.
+    """
+    logs = np.stack([_change_evidence(sequence) for sequence in sequences])
+    halves = min(2, len(sequences))
+    decades = (np.logaddexp.reduce(logs, axis=None) - math.log(halves * len(_DOUBLINGS))) / math.log(10.0)
     return float(np.clip(decades, 0.0, MAX_SURPRISAL))
+
+
+def _change_evidence(windows: Sequence[tuple[int, int, float]]) -> np.ndarray:
+    """Return ln R_k after windows with (misses, trials, honest rate): float64 [10]."""
+    logs = np.full(len(_DOUBLINGS), -np.inf)
+    for misses, trials, rate in windows:
+        if trials:
+            logs = np.logaddexp(0.0, logs) + misses * math.log(2.0) * _DOUBLINGS - trials * _growth(rate)
+    return logs
+
+
+@functools.cache
+def _growth(rate: float) -> np.ndarray:
+    """Return ln(1 + p (2^k - 1)) for an honest rate p, of which a run has few: float64 [10]."""
+    growth: np.ndarray = np.log1p(rate * (np.exp2(_DOUBLINGS) - 1.0))
+    return growth

@@ -13,11 +13,12 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import Counts
+from protocol.judging.evidence import CountedWindow, Counts
 from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
-from protocol.run import ProofSpec, ScoringSpec
+from protocol.proof import Arithmetic, OptionalArithmetic, ProofSpec, Thresholds
+from protocol.run import ScoringSpec
 
 Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -35,6 +36,7 @@ class LedgerRow(Record):
 
     Attributes:
         verdict: SHA-256 of the verdict's body; empty if nothing was delivered and so nothing judged.
+        arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed.
         tokens, positions, sketch_misses, margin_misses: counts of the accepted groups, for the test of a miner's
@@ -44,6 +46,7 @@ class LedgerRow(Record):
     kind: ClassVar[str] = "ledger-row"
     miner: Key
     verdict: OptionalDigest
+    arithmetic: OptionalArithmetic
     pledged: Groups
     submitted: Groups
     dealt: Groups
@@ -60,8 +63,8 @@ class LedgerRow(Record):
         _empty_or_digest(self.verdict, "verdict")
         if not self.accepted + self.rejected == self.audited <= self.dealt <= self.submitted <= self.pledged:
             raise ValueError("accepted + rejected = audited <= dealt <= submitted <= pledged must hold")
-        if bool(self.verdict) != bool(self.submitted):
-            raise ValueError("a verdict on what was submitted, and on nothing else")
+        if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
+            raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
         if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
             raise ValueError("more misses than positions, or more of either than tokens")
         return self
@@ -85,6 +88,7 @@ class LedgerRow(Record):
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
+            arithmetic=verdict.miner_arithmetic,
             pledged=verdict.pledged,
             submitted=verdict.submitted,
             dealt=verdict.dealt,
@@ -101,7 +105,7 @@ class LedgerRow(Record):
     def undelivered(cls, miner: bytes, pledged: int) -> "LedgerRow":
         """Return the row of a pledge of which no group was delivered."""
         zeros = dict.fromkeys(("submitted", "dealt", "audited", "accepted", "rejected", *vars(Counts())), 0)
-        return cls(miner=miner, verdict=b"", pledged=pledged, **zeros)
+        return cls(miner=miner, verdict=b"", arithmetic="", pledged=pledged, **zeros)
 
 
 class Amendment(Record):
@@ -179,6 +183,7 @@ class Summary(PublishedRecord):
         previous: SHA-256 of the body of the validator's summary before this one; empty for its first.
         salt: 16 random bytes, so that nobody can guess the summary from its seal.
         weights: digest of the weights that the validator rebuilt for the window's version.
+        arithmetic: how the validator computed.
         roster: the validators among which it dealt the groups, ascending; it is one of them.
         judges: to how many of them each group is dealt.
         rows: one for each miner with a pledge, ascending by key.
@@ -199,6 +204,7 @@ class Summary(PublishedRecord):
     previous: OptionalDigest
     salt: Annotated[bytes, Field(min_length=16, max_length=16)]
     weights: Digest
+    arithmetic: Arithmetic
     roster: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS)]
     judges: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
     rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
@@ -285,17 +291,23 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
     A validator counts the groups that were dealt to it, each for as many as there are validators for each judge. So a
     balance is on average that of a validator to which all groups are dealt. Unaudited ones count as accepted if none of
     the miner's groups of that window was rejected and there is no amendment. Every value halves in `half_life` windows.
-    Misses in accepted groups have a price as far as they exceed what honest work may have over all windows that count
-    (`proof`): a cheat too small to be refused costs more than it saves.
+    Misses in accepted groups have a price as far as they exceed what honest work may have over all windows that count:
+    a cheat too small to be refused costs more than it saves. What honest work may have is decided in each window by its
+    pair of arithmetics, and windows in which a miner declared one arithmetic do not make up for misses in those of
+    another.
 
     Args:
         ledger: summaries of one validator, ascending by window.
+        proof: the thresholds of each pair.
+
+    Raises:
+        PairError: a row is of a pair that the run does not admit.
     """
     if not ledger:
         return {}
     newest = ledger[-1].window
     result: dict[bytes, float] = {}
-    excesses: dict[bytes, tuple[float, float]] = {}  # by miner, of misses of sketches and margins
+    excesses: dict[tuple[bytes, str], tuple[float, float]] = {}  # by declaration, of misses of sketches and margins
     amendments: dict[tuple[int, bytes], tuple[int, int]] = {}  # (accepted, rejected) groups by (window, miner)
     for summary in ledger:
         for item in summary.amendments:
@@ -309,25 +321,25 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
             for row in summary.rows:
                 value = _value(row, weight, amendments.get((summary.window, row.miner)), scoring)
                 result[row.miner] = result.get(row.miner, 0.0) + value * decay
-                sketches, margins = excesses.get(row.miner, (0.0, 0.0))
-                sketch, margin = _excess_misses(row, proof)
-                excesses[row.miner] = sketches + sketch * weight * decay, margins + margin * weight * decay
-    for miner, both in excesses.items():
+                if row.accepted:
+                    sketches, margins = excesses.get((row.miner, row.arithmetic), (0.0, 0.0))
+                    sketch, margin = _excess_misses(row, proof.row(row.arithmetic, summary.arithmetic))
+                    factor = weight * decay
+                    excesses[row.miner, row.arithmetic] = sketches + sketch * factor, margins + margin * factor
+    for (miner, _), both in excesses.items():
         result[miner] -= scoring.miss_price * sum(max(0.0, excess) for excess in both)
     return result
 
 
-def _excess_misses(row: LedgerRow, proof: ProofSpec) -> tuple[float, float]:
-    """Return how many more misses of sketches and of margins a window has than honest work may have on average; fewer
-    are negative.
+def _excess_misses(row: LedgerRow, thresholds: Thresholds) -> tuple[float, float]:
+    """Return how many more misses of sketches and of margins a window with accepted groups has than honest work may
+    have on average; fewer are negative.
 
     The audited groups stand for all that were dealt and count.
     """
-    if not row.accepted:
-        return 0.0, 0.0
     scale = (row.dealt - row.rejected) / row.accepted
-    sketch = row.sketch_misses - proof.sketch_rate * row.positions
-    margin = row.margin_misses - proof.margin_rate * row.tokens
+    sketch = row.sketch_misses - thresholds.sketch_rate * row.positions
+    margin = row.margin_misses - thresholds.margin_rate * row.tokens
     return scale * sketch, scale * margin
 
 
@@ -365,6 +377,10 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
 
     Args:
         ledger: summaries of one validator, ascending by window, including the newest.
+        proof: the thresholds of each pair.
+
+    Raises:
+        PairError: a row is of a pair that the run does not admit.
     """
     earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
     earners.sort(key=lambda item: (-item[1], item[0]))
@@ -380,14 +396,19 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
     return counts
 
 
-def histories(ledger: Iterable[Summary]) -> dict[bytes, list[Counts]]:
-    """Collect the counts of each miner's accepted groups, by window, oldest first.
+def histories(ledger: Iterable[Summary], proof: ProofSpec) -> dict[bytes, list[CountedWindow]]:
+    """Collect the windows of each miner with accepted groups, oldest first, with the counts of these groups.
 
-    A rejection does not end a history: a miner could otherwise sacrifice a group to be rid of its evidence.
+    A rejection does not end a history: a miner could otherwise sacrifice a group to be rid of its evidence. Nor does a
+    change of the miner's arithmetic.
+
+    Raises:
+        PairError: a row is of a pair that the run does not admit.
     """
-    counts: dict[bytes, list[Counts]] = {}
+    windows: dict[bytes, list[CountedWindow]] = {}
     for summary in ledger:
         for row in summary.rows:
             if row.accepted:
-                counts.setdefault(row.miner, []).append(row.counts)
-    return counts
+                window = CountedWindow(row.counts, proof.row(row.arithmetic, summary.arithmetic))
+                windows.setdefault(row.miner, []).append(window)
+    return windows

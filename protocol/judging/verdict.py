@@ -14,12 +14,13 @@ from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import (
     MAX_MARGIN,
     MAX_SURPRISAL,
+    CountedWindow,
     Counts,
     history_surprisal,
     surprisal_threshold,
     window_surprisal,
 )
-from protocol.run import ProofSpec
+from protocol.proof import Arithmetic, Thresholds
 
 
 class Reason(enum.StrEnum):
@@ -115,6 +116,8 @@ class Verdict(PublishedRecord):
         submitted: groups in the commitment, at most `pledged`.
         dealt: those of them that R1 dealt to the validator; all of them if the version has lapsed.
         judgements: one for each audited group, ascending by index; for every submitted one if the version has lapsed.
+        miner_arithmetic: how the miner computed, by its commitment.
+        validator_arithmetic: how this validator computed.
         seen_ms: when the validator first saw the commitment, in milliseconds since the Unix epoch by its own clock.
     """
 
@@ -125,6 +128,8 @@ class Verdict(PublishedRecord):
     miner: Key
     validator: Key
     commitment: Digest
+    miner_arithmetic: Arithmetic
+    validator_arithmetic: Arithmetic
     pledged: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     submitted: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     dealt: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
@@ -168,22 +173,26 @@ class ReauditVerdict(Verdict):
         return paths.reaudit(self.validator, self.window, self.miner)
 
 
-def joint_rejection(judgements: Iterable[Judgement], history: Sequence[Counts], proof: ProofSpec) -> Reason | None:
+def joint_rejection(
+    judgements: Iterable[Judgement], history: Sequence[CountedWindow], thresholds: Thresholds
+) -> Reason | None:
     """Return the reason to reject all groups of a window because of what they show together, or None.
 
     Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group
     that passes by chance is rejected together with the others.
 
     Args:
-        history: for each of the miner's earlier windows that count, oldest first, the counts of its accepted groups.
+        history: each of the miner's earlier windows that count, oldest first, with the counts of its accepted groups.
+        thresholds: those of this window's pair of arithmetics.
     """
     judgements = list(judgements)
     if not any(judgement.accepted for judgement in judgements):
         return None
     counts = [judgement.counts for judgement in judgements if judgement.positions]
-    if window_surprisal(counts, proof) > surprisal_threshold(proof):
+    if window_surprisal(counts, thresholds) > surprisal_threshold(thresholds):
         return Reason.WINDOW
-    if history_surprisal([*history, sum(counts, Counts())], proof) > surprisal_threshold(proof):
+    window = CountedWindow(sum(counts, Counts()), thresholds)
+    if history_surprisal([*history, window]) > surprisal_threshold(thresholds):
         return Reason.HISTORY
     return None
 

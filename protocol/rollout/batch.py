@@ -17,6 +17,7 @@ from protocol.digest import content_digest
 from protocol.encoding import Record, Version, Window
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, PublishedRecord
+from protocol.proof import Arithmetic
 from protocol.rollout.sketch import BYTES_PER_TOKEN
 
 _TOKEN_BYTES = 4
@@ -129,6 +130,7 @@ class Commitment(PublishedRecord):
     """A miner's signed promise of the contents of its batch, due before the window's deadline.
 
     Attributes:
+        arithmetic: how the miner computed, as it had announced before the window opened.
         batch: SHA-256 of the batch object.
         groups: (SHA-256, size in bytes) of each frame, in the order of the group indices.
     """
@@ -138,6 +140,7 @@ class Commitment(PublishedRecord):
     window: Window
     version: Version
     miner: Key
+    arithmetic: Arithmetic
     batch: Digest
     groups: Annotated[
         tuple[tuple[Digest, Annotated[int, Field(ge=1, le=limits.MAX_GROUP_BYTES)]], ...],
@@ -165,11 +168,12 @@ class Commitment(PublishedRecord):
         return paths.commitment(self.miner, self.window)
 
 
-def assemble(groups: Sequence[Group]) -> tuple[bytes, Commitment]:
+def assemble(groups: Sequence[Group], arithmetic: Arithmetic) -> tuple[bytes, Commitment]:
     """Build the batch of a window and the commitment to it.
 
     Args:
         groups: at least one group; all have the same run, window, version and miner, and ascend by index from 0.
+        arithmetic: how the miner computed them.
 
     Raises:
         LimitError: a group is larger than any reader accepts.
@@ -182,6 +186,7 @@ def assemble(groups: Sequence[Group]) -> tuple[bytes, Commitment]:
         window=first.window,
         version=first.version,
         miner=first.miner,
+        arithmetic=arithmetic,
         batch=content_digest(batch),
         groups=tuple((content_digest(frame), len(frame)) for frame in frames),
     )

@@ -90,7 +90,8 @@ class Miner:
             self._pledged_groups,
             self._pledged_version,
         ) or trio.current_time() >= self._renewal_time:
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups, version)
+            arithmetic = self._engine.generating_arithmetic
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups, version, arithmetic)
             schedule = self._node.run.schedule
             renewal = _RENEWAL_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
             self._pledged_groups, self._pledged_version = groups, version
@@ -199,7 +200,7 @@ class Miner:
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
         """Upload the batch, then the commitment that makes it count; return False if the deadline came first."""
         node = self._node
-        batch, commitment = assemble(groups)
+        batch, commitment = assemble(groups, self._engine.generating_arithmetic)
         with trio.move_on_after(max(0.0, node.run.deadline_time(window) - node.clock.now())) as scope:
             await node.publish(paths.batch(node.key.public, window, commitment.batch), batch)
             await node.publish(paths.commitment(node.key.public, window), sign(commitment, node.key))

@@ -172,17 +172,22 @@ class Node:
             self.telemetry.event("put-lost", path=path, error="the store acknowledged it and shows something else")
         return is_shown
 
-    async def announce(self, role: Role, seconds: float, groups: int = 0, version: int = 0) -> bytes:
+    async def announce(
+        self, role: Role, seconds: float, groups: int = 0, version: int = 0, arithmetic: str = ""
+    ) -> bytes:
         """Publish an announcement that expires after some seconds, a miner's with its pledge.
 
         Returns:
             What was published.
         """
-        data = sign(await self.announcement(role, await self.time.proven_time() + seconds, groups, version), self.key)
+        expires = await self.time.proven_time() + seconds
+        data = sign(await self.announcement(role, expires, groups, version, arithmetic), self.key)
         await self.publish(paths.participant(self.key.public), data)
         return data
 
-    async def announcement(self, role: Role, expires: float, groups: int = 0, version: int = 0) -> Announcement:
+    async def announcement(
+        self, role: Role, expires: float, groups: int = 0, version: int = 0, arithmetic: str = ""
+    ) -> Announcement:
         """Return this node's announcement, with its admission credential if it is a miner's.
 
         Args:
@@ -196,6 +201,7 @@ class Node:
             space=self.space,
             groups=groups,
             version=version,
+            arithmetic=arithmetic,
             expires_ms=int(expires * 1000),
             credential=await self.credential(self) if role == "miner" else b"",
         )

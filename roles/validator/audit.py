@@ -9,9 +9,10 @@ import trio
 
 from protocol import paths
 from protocol.errors import LimitError, ProtocolError
-from protocol.judging.evidence import Counts
+from protocol.judging.evidence import CountedWindow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
+from protocol.proof import Arithmetic, Thresholds
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import gather
@@ -66,7 +67,7 @@ class Auditor:
         share_ppm: int,
         *,
         is_known: bool,
-        history: Sequence[Counts] = (),
+        history: Sequence[CountedWindow] = (),
         at_engine: _AtEngine = nullcontext,
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round deals to this validator and picks.
@@ -78,7 +79,7 @@ class Auditor:
         Args:
             share_ppm: millionths of the groups that are picked.
             is_known: whether the miner is a known one.
-            history: the counts of the miner's earlier windows, oldest first.
+            history: the miner's earlier windows, oldest first.
             at_engine: is entered for every use of the engine.
 
         Returns:
@@ -88,7 +89,9 @@ class Auditor:
         Raises:
             EngineError: the engine broke; there is no verdict.
             StoreError: neither this miner's storage nor any other answers; there is no verdict.
+            PairError: the run has no thresholds for how the miner and this validator compute; there is no verdict.
         """
+        thresholds = self.thresholds(case.commitment.record)
         dealt = self.dealt_groups(case)
         audit_groups = self._picked_groups(case, dealt, share_ppm)
         first, others = ((), audit_groups) if is_known else (audit_groups[:1], audit_groups[1:])
@@ -96,14 +99,14 @@ class Auditor:
         if is_known or all(judgement.accepted for judgement in judgements):
             more_judgements, more_copies = await self.judge_groups(case.commitment.record, others, at_engine)
             judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
-        refusal = joint_rejection(judgements, history, self._node.run.proof)
+        refusal = joint_rejection(judgements, history, thresholds)
         if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
             rest = tuple(index for index in dealt if index not in audit_groups)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 more_judgements, more_copies = await self.judge_groups(case.commitment.record, rest, at_engine)
                 judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
-            refusal = refusal or joint_rejection(judgements, history, self._node.run.proof)
-        return make_verdict(self._node, case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
+            refusal = refusal or joint_rejection(judgements, history, thresholds)
+        return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 
     def dealt_groups(self, case: Case) -> tuple[int, ...]:
         """Return the indices of the groups of a case that are dealt to this validator."""
@@ -139,7 +142,7 @@ class Auditor:
         indices = range(case.submitted_groups) if reason is Reason.LAPSED else self.dealt_groups(case)
         groups = case.commitment.record.groups
         judgements = [reject_group(index, groups[index][0], reason) for index in indices]
-        return make_verdict(self._node, case, len(indices), judgements)
+        return self.make_verdict(case, len(indices), judgements)
 
     async def judge_groups(
         self, commitment: Commitment, indices: Sequence[int], at_engine: _AtEngine = nullcontext
@@ -152,12 +155,16 @@ class Auditor:
         Raises:
             EngineError: the engine broke.
             StoreError: neither this miner's storage nor any other answers.
+            PairError: the run has no thresholds for how the miner and this validator compute.
         """
+        thresholds = self.thresholds(commitment)
         groups, rejections = await self._fetch_groups(commitment, indices)
         if not groups:
             return rejections, {}
         async with at_engine():
-            judgements = await self._judge.judge([(group, commitment.groups[group.index][0]) for group in groups])
+            judgements = await self._judge.judge(
+                [(group, commitment.groups[group.index][0]) for group in groups], thresholds
+            )
         suspected_copies: dict[int, bytes] = {}
         for group, judgement in zip(groups, judgements, strict=True):
             work = group.work_digest()
@@ -166,6 +173,22 @@ class Auditor:
             elif judgement.reason in _REASONS_OF_COPIES:
                 suspected_copies[group.index] = work
         return rejections + judgements, suspected_copies
+
+    def thresholds(self, commitment: Commitment) -> Thresholds:
+        """Return the thresholds for groups of a commitment.
+
+        Raises:
+            PairError: the run has none for how the miner and this validator compute.
+        """
+        return self._node.run.proof.row(commitment.arithmetic, self._judge.arithmetic)
+
+    def make_verdict(self, case: Case, dealt: int, judgements: Sequence[Judgement]) -> Verdict:
+        """Return the verdict on a case with these judgements.
+
+        Args:
+            dealt: how many of its groups are dealt to this validator.
+        """
+        return make_verdict(self._node, case, dealt, judgements, self._judge.arithmetic)
 
     def name_copies(self, verdict: Verdict, suspected_copies: dict[int, bytes]) -> Verdict:
         """Return the verdict with the reason COPIED for each suspected copy whose work was accepted elsewhere."""
@@ -288,11 +311,14 @@ def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> S
     return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
 
 
-def make_verdict(node: Node, case: Case, dealt: int, judgements: Sequence[Judgement]) -> Verdict:
+def make_verdict(
+    node: Node, case: Case, dealt: int, judgements: Sequence[Judgement], arithmetic: Arithmetic
+) -> Verdict:
     """Return the verdict on a case with these judgements.
 
     Args:
         dealt: how many of its groups are dealt to this validator.
+        arithmetic: how this validator computes.
     """
     commitment = case.commitment.record
     return Verdict(
@@ -302,6 +328,8 @@ def make_verdict(node: Node, case: Case, dealt: int, judgements: Sequence[Judgem
         miner=commitment.miner,
         validator=node.key.public,
         commitment=case.commitment.digest,
+        miner_arithmetic=commitment.arithmetic,
+        validator_arithmetic=arithmetic,
         pledged=case.pledged_groups,
         submitted=case.submitted_groups,
         dealt=dealt,

@@ -12,6 +12,7 @@ import numpy as np
 
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, compute_evidence, repeated_positions
 from protocol.judging.verdict import Judgement, Reason
+from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
 from roles.policy.assignment import Assignment, Task
@@ -39,7 +40,11 @@ class GroupCheck:
 
 
 class Judge:
-    """Checks groups of one window with an engine that serves their version."""
+    """Checks groups of one window with an engine that serves their version.
+
+    Attributes:
+        arithmetic: how the engine computes.
+    """
 
     def __init__(self, task: Task, engine: Engine, window: int, randomness: bytes) -> None:
         self._task = task
@@ -47,12 +52,14 @@ class Judge:
         self._window = window
         self._randomness = randomness
         self._sketch_seed = challenge.sketch_seed(task.run_id, window, randomness)
+        self.arithmetic = engine.checking_arithmetic
 
-    async def judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
+    async def judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
         """Judge groups, some thousands of tokens at a time, and return the judgements in order.
 
         Args:
             groups: each with the digest of its frame.
+            thresholds: those for how their miner and this judge's engine compute.
 
         Raises:
             EngineError: the engine broke; there is no judgement.
@@ -64,11 +71,11 @@ class Judge:
             part.append(item)
             tokens += sum(len(rollout.completion) // 4 for rollout in item[0].rollouts)
             if tokens >= _TOKENS_AT_ONCE:
-                judgements += await self._judge(part)
+                judgements += await self._judge(part, thresholds)
                 part, tokens = [], 0
-        return judgements + await self._judge(part)
+        return judgements + await self._judge(part, thresholds)
 
-    async def _judge(self, groups: Sequence[tuple[Group, bytes]]) -> list[Judgement]:
+    async def _judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
         """Judge groups. Long computations run off the event loop, which has deadlines to watch; cancelling this call
         takes effect when the current one ends.
         """
@@ -82,7 +89,7 @@ class Judge:
             size = self._task.run.group_size
             parts = [forwards[start : start + size] for start in range(0, len(forwards), size)]
             pairs = [(groups[index][0], assignments[index]) for index in sound]
-            sound_checks = await self._task.run_sync(self._check_positions, pairs, parts)
+            sound_checks = await self._task.run_sync(self._check_positions, pairs, parts, thresholds)
             for index, check in zip(sound, sound_checks, strict=True):
                 group, assignment = groups[index][0], assignments[index]
                 checks[index] = check if check.reason else await self._check_rewards(group, assignment, check)
@@ -111,29 +118,40 @@ class Judge:
         return None
 
     def _check_positions(
-        self, groups: Sequence[tuple[Group, Assignment]], parts: Sequence[Sequence[Forward]]
+        self,
+        groups: Sequence[tuple[Group, Assignment]],
+        parts: Sequence[Sequence[Forward]],
+        thresholds: Thresholds,
     ) -> list[GroupCheck]:
         """Check groups against the prefill: one Forward for each rollout of each group."""
         return [
-            self._check_group_positions(group, assignment, part)
+            self._check_group_positions(group, assignment, part, thresholds)
             for (group, assignment), part in zip(groups, parts, strict=True)
         ]
 
-    def _check_group_positions(self, group: Group, assignment: Assignment, forwards: Sequence[Forward]) -> GroupCheck:
-        """Compare the statistics of a group's positions with the run's thresholds."""
-        proof, params = self._task.run.proof, self._task.run.sampling.params()
+    def _check_group_positions(
+        self, group: Group, assignment: Assignment, forwards: Sequence[Forward], thresholds: Thresholds
+    ) -> GroupCheck:
+        """Compare the statistics of a group's positions with the thresholds."""
+        kind, params = self._task.run.proof.sketch, self._task.run.sampling.params()
         miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
         whole, completions = join_forwards(forwards), [rollout.tokens for rollout in group.rollouts]
-        distances = sketch.distances(miner_sketches, sketch.commit(proof.sketch, whole.hidden, self._sketch_seed))
+        distances = sketch.distances(miner_sketches, sketch.commit(kind, whole.hidden, self._sketch_seed))
         margins, logprobs = check_completions(
-            whole, completions, assignment.seeds, params, self._task.vocabulary, proof.margin, proof.margin_limit
+            whole,
+            completions,
+            assignment.seeds,
+            params,
+            self._task.vocabulary,
+            thresholds.margin,
+            thresholds.margin_limit,
         )
         evidence = compute_evidence(
-            distances, margins.numpy(), list(map(len, completions)), proof, repeated_positions(completions)
+            distances, margins.numpy(), list(map(len, completions)), thresholds, repeated_positions(completions)
         )
-        if evidence.wrong_sketch(proof):
+        if evidence.wrong_sketch(thresholds):
             return GroupCheck(Reason.SKETCH, evidence)
-        if evidence.wrong_sampling(proof):
+        if evidence.wrong_sampling(thresholds):
             return GroupCheck(Reason.SAMPLING, evidence)
         return GroupCheck(None, evidence, logprobs=logprobs.numpy().astype(np.dtype("<f4")).tobytes())
 

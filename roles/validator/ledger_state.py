@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from protocol.digest import content_digest
 from protocol.errors import error_context
-from protocol.judging.evidence import Counts
+from protocol.judging.evidence import CountedWindow
 from protocol.judging.ledger import LedgerRow, Summary, clean_windows, histories, scores
 from protocol.judging.roster import Roster
 from protocol.run import RunManifest
@@ -74,9 +74,9 @@ class Ledger:
         """Return each miner's clean windows since its last rejection."""
         return clean_windows(self.entries())
 
-    def histories(self) -> dict[bytes, list[Counts]]:
-        """Return the counts of each miner's accepted groups by window, oldest first."""
-        return histories(self.entries())
+    def histories(self) -> dict[bytes, list[CountedWindow]]:
+        """Return each miner's windows with accepted groups, oldest first."""
+        return histories(self.entries(), self._proof)
 
     def earning_miners(self) -> set[bytes]:
         """Return the miners that earn something by the newest summary."""

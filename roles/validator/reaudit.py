@@ -19,7 +19,7 @@ from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.ports import Engine, StoreError
 from roles.records import fetch_record
-from roles.validator.audit import Auditor, make_verdict, reject_accepted
+from roles.validator.audit import Auditor, reject_accepted
 from roles.validator.judge import Judge
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case
@@ -103,8 +103,10 @@ class Reaudit:
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
         unaudited = [index for index in auditor.dealt_groups(case) if index not in audited]
         judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
-        refusal = joint_rejection([*first_verdict.judgements, *judgements], (), node.run.proof)
-        verdict = ReauditVerdict(**dict(make_verdict(node, case, row.dealt, reject_accepted(judgements, refusal))))
+        # Of another arithmetic of this validator, the misses of that time were counted by other thresholds.
+        comparable = first_verdict.judgements if first_verdict.validator_arithmetic == judge.arithmetic else ()
+        refusal = joint_rejection([*comparable, *judgements], (), auditor.thresholds(commitment.record))
+        verdict = ReauditVerdict(**dict(auditor.make_verdict(case, row.dealt, reject_accepted(judgements, refusal))))
         await node.publish(verdict.path, sign(verdict, node.key))
         return verdict
 

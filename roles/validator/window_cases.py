@@ -63,18 +63,20 @@ class Pledge:
     Attributes:
         groups: how many groups it will deliver, within the run's quota.
         version: of the policy by which it generates them.
+        arithmetic: how it computes.
         was_allowed: whether that version could be used in the window as far as this validator knew when it read the
             pledge.
     """
 
     groups: int
     version: int
+    arithmetic: str
     was_allowed: bool = True
 
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment in a window, of the version that the miner had pledged.
+    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged.
 
     Attributes:
         pledged_groups: how many groups the miner had pledged.
@@ -103,7 +105,8 @@ class WindowCases:
     """A window's cases.
 
     Attributes:
-        undelivered: the pledge of each miner that delivered nothing, or groups of another version than it had pledged.
+        undelivered: the pledge of each miner that delivered nothing, or groups of another version or arithmetic than it
+            had pledged.
     """
 
     window: int
@@ -115,7 +118,7 @@ class Pledges:
     """The groups that miners have announced to deliver in each window, and the versions that they have chosen.
 
     A pledge of which nothing was delivered is void until the miner announces it anew. A pledge of a version that is too
-    old for the next window is none: who makes one gives up its place.
+    old for the next window, or of an arithmetic that the run does not admit, is none: who makes one gives up its place.
     """
 
     def __init__(self, node: Node) -> None:
@@ -148,11 +151,13 @@ class Pledges:
             miner: Pledge(
                 min(self._node.run.groups, item.groups),
                 item.version,
+                item.arithmetic,
                 versions is not None and versions.refusal(item.version, was_allowed=False) is None,
             )
             for miner, item in newest.items()
             if item.groups and item.expires_ms > self._void.get(miner, -1)
             if versions is None or item.version >= versions.oldest
+            if item.arithmetic in self._node.run.proof.miners
         }
 
     def void(self, miner: bytes) -> None:
@@ -166,9 +171,9 @@ async def read_window_cases(
 ) -> WindowCases:
     """Return the commitments of a window by those who had pledged, as far as they can be read before the second round.
 
-    A commitment to another version than was pledged is none. Nobody is blamed for what comes too late for this
-    validator. But a miner whose storage does not answer, at several tries and while that of others does, has delivered
-    nothing: it could otherwise withhold the windows that it does not like at no cost.
+    A commitment to another version or arithmetic than was pledged is none. Nobody is blamed for what comes too late for
+    this validator. But a miner whose storage does not answer, at several tries and while that of others does, has
+    delivered nothing: it could otherwise withhold the windows that it does not like at no cost.
 
     Args:
         pledges: by miner.
@@ -242,6 +247,8 @@ class _CommitmentReader:
                 raise MalformedError("has no groups", path)
             if signed.record.version != pledge.version:
                 raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
+            if signed.record.arithmetic != pledge.arithmetic:
+                raise MalformedError(f"in {signed.record.arithmetic}, where {pledge.arithmetic} was pledged", path)
             return Case(signed, pledge.groups, self._node.time.now(), pledge.was_allowed)
         raise StoreError(f"{path}: no answer within {patience:g} s")
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 import trio
 
-from grailnode.calibration import proof_file
 from grailnode.engine.causal_model import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.trained_policy import Recipe, ReinforcementTask, reinforce
+from tests.support.builders.proofs import packaged_thresholds, proof_of
 
 VERSIONS = 3
 MAX_TOKENS = 8
@@ -33,5 +33,5 @@ def harness() -> TrialHarness:
 
     trio.run(learn)
     policy_history = PolicyHistory(policy, VERSIONS, lambda version: versions[version])
-    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    proof = proof_of(packaged_thresholds())
     return TrialHarness(policy_history, task.environment, proof, MAX_TOKENS, groups=10, training_windows=3)

@@ -7,8 +7,9 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol.rollout.filters import Filters
-from tests.support.adversaries.harness import TrialHarness, TrialOutcome, alter
+from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
+from tests.support.builders.proofs import with_thresholds
 
 WINDOWS = range(2)
 DETECTABLE = [adversary for adversary in ADVERSARIES.values() if not adversary.within_noise]
@@ -60,7 +61,7 @@ SAMPLING_ADVERSARIES = [
 def test_a_filter_changes_neither_acceptance_nor_refusal(
     harness: TrialHarness, filters: Filters, margin: float
 ) -> None:
-    proof = harness.proof if not margin else alter(harness.proof, margin=margin, margin_limit=7.2)
+    proof = harness.proof if not margin else with_thresholds(harness.proof, margin=margin, margin_limit=7.2)
     filtered_harness = replace(
         harness, filters=filters, proof=proof, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
     )

@@ -49,7 +49,8 @@ async def _judge(harness: TrialHarness, gate: WorkerGate) -> list[Any]:
         harness.randomness(WINDOW),
     )
     groups = await harness.honest_groups(harness.mining_window(WINDOW), [0, 1])
-    return await judge.judge([(group, content_digest(group.to_frame())) for group in groups])
+    thresholds = harness.proof.row(harness.arithmetic, judge.arithmetic)
+    return await judge.judge([(group, content_digest(group.to_frame())) for group in groups], thresholds)
 
 
 def test_the_event_loop_runs_while_a_judge_computes(harness: TrialHarness) -> None:

@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from protocol.judging.evidence import compute_evidence
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters
+from tests.support.builders.proofs import packaged_thresholds
 from tests.support.builders.seeds import seeds
 
 _LENGTHS = [60, 60]
@@ -22,7 +21,7 @@ def _misses(count: int) -> tuple[int, bool]:
     positions = torch.cat([torch.arange(length) for length in _LENGTHS])
     choice = sampling.choose(logits, words, positions, 1.0, Filters(top_k=count))
     margins = sampling.batch_margins(logits, choice, seeds(2), _LENGTHS, 1.0).numpy()
-    proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+    proof = packaged_thresholds()
     evidence = compute_evidence(np.zeros(tokens, np.int16), margins, _LENGTHS, proof)
     return evidence.margin_misses, evidence.wrong_sampling(proof)
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 import trio
 
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.node.canary import CanaryProducer
 from protocol.judging.report import is_false_group
 from protocol.judging.verdict import Judgement, Reason
@@ -20,8 +18,9 @@ from roles.miner.produce import MiningWindow
 from roles.policy.assignment import Assignment
 from tests.support.adversaries.harness import key
 from tests.support.adversaries.key_histories import packaged_policy_harness
+from tests.support.builders.proofs import packaged_thresholds
 
-HARNESS = packaged_policy_harness(proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds)
+HARNESS = packaged_policy_harness(packaged_thresholds())
 TRAINER = key("trainer")
 GROUPS = 48
 TEMPERATURE = 3.0  # the packaged policy is certain of its answers; at this temperature its tokens depend on the noise

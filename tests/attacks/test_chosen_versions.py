@@ -1,5 +1,6 @@
 """Miners that choose among the versions of the policy: after R0 is out, too old ones, or ones that do not exist."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,8 +66,9 @@ async def judge(testbed: AttackedValidator, versions: ServingVersions, newest: i
     (case,) = (await read_window_cases(node, WINDOW, {MINER.public: pledge})).cases
     queue = CaseQueue(node, await Ledger.open(MemoryStore(), node.run), bytes(32))
     chain: Any = Chain(newest)
-    engine: Any = None
-    auditor = AcceptingAuditor(node, engine, Roster((node.key.public,), 1), bytes(32), {})
+    engine: Any = SimpleNamespace(checking_arithmetic="torch-float32")
+    judge: Any = SimpleNamespace(arithmetic="torch-float32")
+    auditor = AcceptingAuditor(node, judge, Roster((node.key.public,), 1), bytes(32), {})
     scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, versions)
     ((verdict, _),) = await scheduler.judge([case], 60.0)
     return {judgement.reason for judgement in verdict.judgements}
@@ -80,7 +82,7 @@ def test_only_the_version_that_the_pledge_binds_counts(version: int) -> None:
         pledges = await testbed.pledges.read(versions=ALLOWED)
         await testbed.commit(version=version)
         cases = await read_window_cases(testbed.validator, WINDOW, pledges)
-        assert (cases.cases, cases.undelivered) == ((), {MINER.public: Pledge(2, 6)})
+        assert (cases.cases, cases.undelivered) == ((), {MINER.public: Pledge(2, 6, "torch-float32")})
         await testbed.commit(version=6)
         cases = await read_window_cases(testbed.validator, WINDOW, pledges)
         assert [case.commitment.record.version for case in cases.cases] == [6]
@@ -103,7 +105,7 @@ def test_a_version_that_became_too_old_is_nobodys_fault(version: int, was_allowe
     async def scenario() -> None:
         testbed = AttackedValidator()
         await testbed.commit(version=version)
-        assert await judge(testbed, ALLOWED, 7, Pledge(2, version, was_allowed)) == reasons
+        assert await judge(testbed, ALLOWED, 7, Pledge(2, version, "torch-float32", was_allowed)) == reasons
 
     simulate(scenario)
 
@@ -112,9 +114,9 @@ def test_a_version_that_became_too_old_is_nobodys_fault(version: int, was_allowe
 async def test_a_version_that_came_after_the_pledge_was_read_may_be_used_and_makes_none_too_old():
     testbed = AttackedValidator()
     await testbed.commit(version=9)
-    assert await judge(testbed, ALLOWED, 9, Pledge(2, 9, was_allowed=False)) == set()
+    assert await judge(testbed, ALLOWED, 9, Pledge(2, 9, "torch-float32", was_allowed=False)) == set()
     await testbed.commit(version=5)
-    assert await judge(testbed, ALLOWED, 9, Pledge(2, 5)) == set()
+    assert await judge(testbed, ALLOWED, 9, Pledge(2, 5, "torch-float32")) == set()
 
 
 @simulated
@@ -123,9 +125,11 @@ async def test_a_pledge_of_a_version_that_is_too_old_is_none():
     await testbed.announce(version=4)
     assert await testbed.pledges.read(versions=ALLOWED) == {}
     await testbed.announce(version=8)
-    assert await testbed.pledges.read(versions=ALLOWED) == {MINER.public: Pledge(2, 8, was_allowed=False)}
+    assert await testbed.pledges.read(versions=ALLOWED) == {
+        MINER.public: Pledge(2, 8, "torch-float32", was_allowed=False)
+    }
     await testbed.announce(version=4)
-    assert await testbed.pledges.read() == {MINER.public: Pledge(2, 4, was_allowed=False)}
+    assert await testbed.pledges.read() == {MINER.public: Pledge(2, 4, "torch-float32", was_allowed=False)}
 
 
 @simulated
@@ -134,7 +138,7 @@ async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledg
     await testbed.announce(version=6, expires_ms=int(testbed.clock.now() * 1000) + HOUR_MS)
     await testbed.pledges.read()
     await testbed.announce(version=5, expires_ms=int(testbed.clock.now() * 1000) + HOUR_MS - 1)
-    assert await testbed.pledges.read(versions=ALLOWED) == {MINER.public: Pledge(2, 6)}
+    assert await testbed.pledges.read(versions=ALLOWED) == {MINER.public: Pledge(2, 6, "torch-float32")}
 
 
 def test_a_lapsed_window_changes_no_score_and_no_history() -> None:
@@ -147,7 +151,7 @@ def test_a_lapsed_window_changes_no_score_and_no_history() -> None:
         without = samples.summary(window=7)
         assert balances([before, after], scoring, proof) == balances([before, without], scoring, proof)
         assert clean_windows([before, after]) == clean_windows([before])
-        assert histories([before, after]) == histories([before])
+        assert histories([before, after], proof) == histories([before], proof)
         assert balances([after], scoring, proof) == {samples.MINER.public: 0.0}
 
 

@@ -12,13 +12,14 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
 from protocol.judging.verdict import Reason
+from protocol.proof import EXACT_PROOF
 from protocol.rollout.batch import Group, assemble
-from protocol.run import EXACT_PROOF
 from roles.miner.produce import MiningWindow
 from roles.policy.sequences import Tokens
 from roles.ports import Engine, Request
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome
 from tests.support.adversaries.miners.registry import assignments_of, complete_group, honest_groups_of
+from tests.support.builders.proofs import with_thresholds
 from tests.support.simulation.virtual_clock import simulate
 
 WINDOWS = 1
@@ -105,7 +106,7 @@ def judge(harness: TrialHarness, behaviour: Behaviour, window: int) -> tuple[lis
     async def scenario() -> tuple[list[Group], TrialOutcome]:
         harness.accepted_work.clear()
         groups = await behaviour(harness, harness.mining_window(window), range(harness.groups))
-        return groups, await harness.judge(*assemble(groups), harness.miner)
+        return groups, await harness.judge(*assemble(groups, "exact"), harness.miner)
 
     result: tuple[list[Group], TrialOutcome] = simulate(scenario)
     return result
@@ -138,7 +139,7 @@ def test_honest_work_is_accepted_whole(harness: TrialHarness) -> None:
 def test_an_exact_run_that_tolerates_something_is_no_run(harness: TrialHarness, change: dict[str, float]) -> None:
     run = harness.task.run
     with pytest.raises(ValidationError, match="tolerate something"):
-        type(run)(**(dict(run) | {"proof": run.proof.model_copy(update=change)}))
+        type(run)(**(dict(run) | {"proof": with_thresholds(run.proof, **change)}))
 
 
 def test_an_exact_run_has_no_filters(harness: TrialHarness) -> None:

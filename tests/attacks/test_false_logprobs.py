@@ -7,10 +7,13 @@ from protocol.judging.verdict import Verdict
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, decide
 from tests.support.builders.samples import VALIDATOR, judgement, verdict
 
-TOLERANCE = 0.01
 PAYING = {VALIDATOR.public}
 TRUE = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
 HALF = TRUE - np.float32(np.log(2.0))  # every token half as likely: its ratio in the loss would double
+
+
+def tolerance(one: str, other: str) -> float:
+    return 0.01
 
 
 def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
@@ -20,7 +23,7 @@ def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
 
 def decision(*logprobs: np.ndarray, quorum: int = 2, outstanding: int = 0) -> Decision:
     awaited = {bytes([number]) * 32 for number in range(outstanding)}
-    (result,) = decide(verdicts(*logprobs), quorum, awaited, TOLERANCE, PAYING, lambda group: PAYING | awaited)
+    (result,) = decide(verdicts(*logprobs), quorum, awaited, tolerance, PAYING, lambda group: PAYING | awaited)
     return result
 
 
@@ -81,5 +84,5 @@ def test_values_that_are_no_log_probabilities_agree_with_nobody(value: float) ->
 
 def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
     other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes(), positions=2))
-    (refused,) = decide([*verdicts(TRUE), other], 2, set(), TOLERANCE, PAYING, lambda group: PAYING)
+    (refused,) = decide([*verdicts(TRUE), other], 2, set(), tolerance, PAYING, lambda group: PAYING)
     assert refused.reason == LOGPROBS_DISAGREE

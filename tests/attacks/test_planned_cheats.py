@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import SCORING
-from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold
+from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold
 from protocol.judging.ledger import LedgerRow, Summary, histories
 from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import PLANS, PlannedCheat, gain
+from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import row
 
-PROOF = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+PROOF = packaged_thresholds()
 MIXED = alter(PROOF, sketch_rate=0.016, margin_rate=0.0015)
 SUBTLE = next(plan for plan in PLANS if plan.groups == 1 and plan.tokens == 24 and not plan.sacrifice)
 
@@ -34,7 +33,9 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     """The miner shows little in each window, and a plainly false group just before its history would refuse it."""
 
     def summary(result: LedgerRow) -> Summary:
-        return Summary.model_construct(roster=(bytes(32),), judges=1, rows=(result,), amendments=())
+        return Summary.model_construct(
+            arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(result,), amendments=()
+        )
 
     little: dict[str, Any] = {
         "submitted": 1,
@@ -47,7 +48,8 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     cheat = summary(row(**little, accepted=1, margin_misses=1))
     none = little | {"tokens": 0, "positions": 0}
     sacrifice = summary(row(**none, accepted=0, rejected=1, margin_misses=0))
-    (history,) = histories([*[cheat] * 5, sacrifice]).values()
+    (history,) = histories([*[cheat] * 5, sacrifice], proof_of(PROOF)).values()
     threshold = surprisal_threshold(PROOF)
-    assert history_surprisal([Counts(24, 24, 0, 1)], PROOF) < threshold
-    assert history_surprisal([*history, Counts(24, 24, 0, 1)], PROOF) > threshold
+    window = CountedWindow(Counts(24, 24, 0, 1), PROOF)
+    assert history_surprisal([window]) < threshold
+    assert history_surprisal([*history, window]) > threshold

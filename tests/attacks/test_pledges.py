@@ -196,7 +196,7 @@ async def test_withheld_commitment_counts_as_undelivered_and_an_unreadable_one_d
 
 async def read_cases_of_two(testbed: AttackedValidator) -> WindowCases:
     """Return the cases, read from the deadline on, if the miner and a stranger who has delivered have pledged."""
-    data = sign(assemble([testbed.group(0, miner=STRANGER.public)])[1], STRANGER)
+    data = sign(assemble([testbed.group(0, miner=STRANGER.public)], "torch-float32")[1], STRANGER)
     await testbed.store.put(paths.commitment(STRANGER.public, WINDOW), data)
     await testbed.commit()
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
@@ -239,7 +239,7 @@ def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...
 @simulated
 async def test_duplicated_commitment_of_a_neighbour():
     testbed = AttackedValidator()
-    data = sign(assemble([testbed.group(0, miner=STRANGER.public)])[1], STRANGER)
+    data = sign(assemble([testbed.group(0, miner=STRANGER.public)], "torch-float32")[1], STRANGER)
     await testbed.store.put(paths.commitment(MINER.public, WINDOW), data)
     cases = await testbed.read_cases()
     assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})

@@ -12,6 +12,7 @@ from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import SigningKey, sign
+from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
@@ -54,6 +55,14 @@ class PlainEngine:
     @property
     def takes_patches(self) -> bool:
         return False
+
+    @property
+    def generating_arithmetic(self) -> Arithmetic:
+        return "torch-float32"
+
+    @property
+    def checking_arithmetic(self) -> Arithmetic:
+        return "torch-float32"
 
     async def stage(self, version: int, weights: Weights) -> None:
         await trio.lowlevel.checkpoint()

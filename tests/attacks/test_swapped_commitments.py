@@ -77,7 +77,7 @@ def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_j
         groups = await committed_groups(network, commitment.record)
         rollouts = tuple(rollout.model_copy(update={"reward": 1.0 - rollout.reward}) for rollout in groups[0].rollouts)
         false = groups[0].model_copy(update={"rollouts": rollouts})
-        batch, second = assemble([false, *groups[1:]])
+        batch, second = assemble([false, *groups[1:]], "torch-float32")
         await network.store.put(paths.batch(miner.public, window, second.batch), batch)
         await network.store.put(path, sign(second, miner))
         reference = GroupReference(miner.public.hex(), window, 0)

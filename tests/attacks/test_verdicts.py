@@ -284,7 +284,7 @@ async def test_withheld_until_the_other_seals_are_revealed():
 @simulated
 async def test_withheld_batch_is_recorded_as_missing_in_the_end():
     testbed = await make_honest_testbed()
-    batch, commitment = assemble(testbed.groups)
+    batch, commitment = assemble(testbed.groups, "torch-float32")
     await testbed.store.delete(paths.batch(MINER.public, WINDOW, commitment.batch))
     await testbed.collect(until=testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) - 0.5)
     assert await testbed.outcomes() == set()
@@ -333,7 +333,7 @@ async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
 @simulated
 async def test_another_batch_after_the_verdict():
     testbed = await make_honest_testbed()
-    batch, commitment = assemble(testbed.groups)
+    batch, commitment = assemble(testbed.groups, "torch-float32")
     await testbed.store.put(paths.batch(MINER.public, WINDOW, commitment.batch), bytes(reversed(batch)))
     await testbed.collect()
     assert await testbed.outcomes() == {"changed-after-verdict"}

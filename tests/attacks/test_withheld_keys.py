@@ -2,8 +2,6 @@
 
 import pytest
 
-from grailnode.calibration import proof_file
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import SCORING
 from protocol import paths
 from roles.trainer.collect.quorum import BELOW_DEPOSIT, decide
@@ -11,13 +9,18 @@ from roles.trainer.verified_batch import USED
 from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
+from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulate, simulated
 
-PROOF = proof_file.read(PACKAGED_POLICY / proof_file.NAME).thresholds
+PROOF = proof_of(packaged_thresholds())
 SCORED = ((MINER.public, 0.5),)
+
+
+def tolerance(one: str, other: str) -> float:
+    return 1.0
 
 
 @simulated
@@ -55,11 +58,11 @@ def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], .
 def test_a_rejection_is_the_reason_where_there_is_one() -> None:
     accepting, rejecting = verdict(judgement(0)), verdict(rejected(0), validator=bytes(32))
     both = {accepting.validator, rejecting.validator}
-    (decision,) = decide([rejecting], 1, set(), 1.0, set(), lambda group: both)
+    (decision,) = decide([rejecting], 1, set(), tolerance, set(), lambda group: both)
     assert decision.reason == "wrong-sketch"
-    (decision,) = decide([accepting], 1, {bytes(32)}, 1.0, set(), lambda group: both)
+    (decision,) = decide([accepting], 1, {bytes(32)}, tolerance, set(), lambda group: both)
     assert (decision.reason, decision.pending) == ("", True)  # the other validator's ledger may pay the miner
-    (decision,) = decide([accepting], 1, set(), 1.0, {accepting.validator}, lambda group: both)
+    (decision,) = decide([accepting], 1, set(), tolerance, {accepting.validator}, lambda group: both)
     assert (decision.reason, decision.pending) == ("", False)
 
 

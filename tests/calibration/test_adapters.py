@@ -95,13 +95,13 @@ def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Pa
     quick = ("--rollouts", "400", "--pairs", "same,eager-checked", "--adapter-share", "0.1", "--out", str(out))
     result = CliRunner().invoke(cli, ["calibrate", *quick, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    measured = proof_file.read(out).measured.lora
+    measured = proof_file.read(out).subject.lora
     assert measured is not None
     assert (measured.rank, measured.alpha, measured.targets, measured.share) == (4, 8.0, ("q_proj", "v_proj"), SHARE)
     run = Choices(lora_rank=4, lora_targets=("q_proj", "v_proj"))
     workspace.create(tmp_path / "run", run, workspace.Pace(), proof=out)
     manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
-    assert manifest.proof == proof_file.read(out).thresholds
+    assert manifest.proof.table == tuple(row.thresholds for row in proof_file.read(out).table)
     for choices, proof, message in (
         (Choices(), out, r"with adapters of rank 4.*the run computes without.*calibrate` without --lora-rank"),
         (replace(run, lora_alpha=4.0), out, "alpha 8, of q_proj, v_proj, the run computes with .* rank 4, alpha 4"),
@@ -119,9 +119,10 @@ def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Pa
         ({"lora_targets": "q_proj"}, "--lora-rank and --lora-targets go together"),
         ({"lora_alpha": 4.0}, "--lora-alpha belongs to adapters"),
         ({"lora_rank": 4, "lora_targets": "q proj"}, "--lora-targets: String should match"),
+        ({"lora_rank": 4, "lora_targets": "q_proj", "miner": "vllm-float32"}, "vLLM serves no adapters"),
         ({"lora_rank": 65, "lora_targets": "v_proj"}, "rank 65 is more than model.layers.0"),
     ],
 )
-def test_adapters_that_cannot_be_are_refused(changes: dict[str, str], message: str) -> None:
+def test_adapters_that_cannot_be_are_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises((CalibrationError, PolicyError), match=message):
-        make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
+        make_job(replace(OPTIONS, **changes), tmp_path)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,14 +13,16 @@ from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.cli.actions.calibration_run import make_job
 from grailnode.cli.main import cli
-from grailnode.engine.policy import Policy
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
 from grailnode.run.requirements import RequirementError
 from protocol import environments
+from protocol.proof import Arithmetic
 from tests.calibration.options import OPTIONS
 from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.proofs import FLOAT32
 from tests.support.builders.tasks import MATH
 
 
@@ -44,13 +47,15 @@ def test_the_packaged_policy_is_calibrated(tmp_path: Path, sketch: str) -> None:
     ):
         assert part in text
     proof = proof_file.read(out)
-    assert [pair.name for pair in proof.measured.pairs] == ["same", "small-batches", "eager-checked"]
-    assert proof.thresholds.sketch == sketch
-    assert proof.thresholds.sketch_rate < 0.1
-    assert proof.thresholds.margin_limit < 1e-3
+    (row,) = (item for item in proof.table if item.thresholds.pair == FLOAT32)
+    assert [pair.name for pair in row.measured.pairs] == ["same", "small-batches", "eager-checked"]
+    assert proof.subject.sketch == sketch
+    assert row.thresholds.pair == FLOAT32
+    assert row.thresholds.sketch_rate < 0.1
+    assert row.thresholds.margin_limit < 1e-3
     workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=out)
     manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
-    assert manifest.proof == proof.thresholds
+    assert (manifest.proof.sketch, manifest.proof.table) == (sketch, (row.thresholds,))
 
 
 def test_another_policy_is_calibrated_with_prompts_of_a_file(policy: Policy, tmp_path: Path) -> None:
@@ -58,14 +63,37 @@ def test_another_policy_is_calibrated_with_prompts_of_a_file(policy: Policy, tmp
     (tmp_path / "prompts.jsonl").write_text(lines)
     text = invoke(
         *("--policy", policy.directory, "--prompts", tmp_path / "prompts.jsonl", "--rollouts", 96, "--seed", 3),
-        *("--pairs", "same,bfloat16-generated", "--temperature", 0.7, "--max-tokens", 5),
+        *("--pairs", "same", "--temperature", 0.7, "--max-tokens", 5),
     )
     proof = proof_file.read(policy.directory / proof_file.NAME)
     assert "written: " in text
-    assert (proof.measured.prompts, proof.measured.seed) == ("prompts.jsonl", 3)
-    assert (proof.measured.temperature, proof.measured.max_tokens) == (0.7, 5)
-    wide = {pair.name: pair.largest_shift for pair in proof.measured.pairs}
-    assert wide["bfloat16-generated"] > 100 * wide["same"]
+    assert (proof.subject.prompts, proof.table[0].measured.seed) == ("prompts.jsonl", 3)
+    assert (proof.subject.temperature, proof.subject.max_tokens) == (0.7, 5)
+
+
+def test_each_pair_of_arithmetics_gets_a_row_of_its_own(tmp_path: Path) -> None:
+    """A row is added to those that were measured on the same subject; other subjects begin a new table."""
+    out = tmp_path / "proof.json"
+    across: tuple[Arithmetic, Arithmetic] = ("torch-float32", "torch-bfloat16")
+    packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+    quick = ("--rollouts", 160, "--pairs", "same", "--out", out)
+    invoke(*quick, "--validator", "torch-bfloat16")
+    proof = proof_file.read(out)
+    rows = {row.thresholds.pair: row.thresholds for row in proof.table}
+    measured = rows.pop(across)
+    assert {row.thresholds.pair: row.thresholds for row in packaged.table if row.thresholds.pair != across} == rows
+    assert measured.margin_limit > 100 * rows[FLOAT32].margin_limit
+    assert measured.logprob_tolerance > 100 * rows[FLOAT32].logprob_tolerance
+    assert "replaced: " in invoke(*quick, "--temperature", 0.9)
+    assert [row.thresholds.pair for row in proof_file.read(out).table] == [FLOAT32]
+
+
+def test_a_file_of_another_format_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "proof.json"
+    out.write_text('{"thresholds": {}}')
+    with pytest.raises(CalibrationError, match=r"not an object with a table.*move it away"):
+        invoke("--rollouts", 160, "--pairs", "same", "--out", out)
+    assert out.read_text() == '{"thresholds": {}}'
 
 
 def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> None:
@@ -83,13 +111,15 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
     [
         ({"environment": "multiplication"}, "unknown environment 'multiplication'"),
         ({"environment": "math"}, "takes its problems from a data file: --data FILE"),
-        ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, all, same, small-batches"),
+        ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, same, small-batches"),
+        ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: needs --python, the interpreter of vLLM's environment"),
+        ({"validator": "vllm-float32", "python": Path("nowhere")}, "--python nowhere: no such file"),
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),
     ],
 )
-def test_invalid_options_are_refused(changes: dict[str, str], message: str) -> None:
+def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((CalibrationError, RequirementError)) as error_info:
-        make_job(replace(OPTIONS, **changes))  # type: ignore[arg-type]
+        make_job(replace(OPTIONS, **changes), Path())
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)
 
@@ -98,7 +128,7 @@ def test_prompts_come_from_the_problems_of_a_data_file(tmp_path: Path) -> None:
     data = tmp_path / "problems.jsonl"
     data.write_bytes(MATH)
     write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"])
-    work = make_job(replace(OPTIONS, policy=tmp_path / "policy", environment="math", data=data)).work
+    work = make_job(replace(OPTIONS, policy=tmp_path / "policy", environment="math", data=data), Path()).work
     problems = environments.dataset("math", MATH)
     seeds = [bytes([number]) * 32 for number in range(100)]
     assert {work.prompt(seed) for seed in seeds} == {problem.prompt for problem in problems.training_problems}
@@ -111,11 +141,11 @@ def test_prompts_are_conversations_with_the_policys_chat_template(tmp_path: Path
     policy = write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"], template)
     options = replace(OPTIONS, policy=policy.directory, chat=True, system_prompt="Add.", environment="addition")
     for source in (options, replace(options, prompts=tmp_path / "prompts.jsonl")):
-        work = make_job(source).work
+        work = make_job(source, Path()).work
         assert work.chat is not None
         assert work.chat.prompt("1+1=") == "[system]Add.[user]1+1=[assistant]"
     with pytest.raises(CalibrationError, match="--system-prompt belongs to a conversation"):
-        make_job(replace(options, chat=None))
+        make_job(replace(options, chat=None), Path())
 
 
 def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -128,4 +158,4 @@ def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:
         raise AssertionError(f"{name} is measured")
 
     with pytest.raises(CalibrationError, match=r"^a pair needs at least 8 groups; ask for more --rollouts$"):
-        trio.run(calibrate, make_job(replace(OPTIONS, rollouts=14)), progress, print)
+        trio.run(calibrate, make_job(replace(OPTIONS, rollouts=14), Path()), progress, print)

@@ -23,7 +23,7 @@ async def measure(
 
 @pytest.mark.trio
 async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
-    for pair in run_pairs(BASE, policy):
+    for pair in run_pairs(BASE, BASE, policy):
         groups = await measure(work, pair, weights)
         assert len(groups) == 6
         for group in groups:
@@ -40,7 +40,7 @@ async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights
 
 @pytest.mark.trio
 async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
-    (pair,) = select("bfloat16-generated", BASE, policy)
+    (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE, policy)
     groups = await measure(work, pair, weights)
     assert np.concatenate([group.distances for group in groups]).any()
     assert np.concatenate([group.shifts for group in groups]).max() > 1e-3

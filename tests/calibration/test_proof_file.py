@@ -15,6 +15,7 @@ from grailnode.run.creation import Choices, open_run
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from tests.support.builders.policies import write_policy
+from tests.support.builders.proofs import packaged_thresholds
 
 PACKAGED = PACKAGED_POLICY / proof_file.NAME
 
@@ -27,9 +28,10 @@ def test_the_packaged_policy_has_a_proof() -> None:
     proof = proof_file.read(PACKAGED)
     choices = Choices()
     proof.check(digest_weights(load_weights(PACKAGED_POLICY)), choices.temperature, choices.max_tokens, chat=False)
-    assert proof.thresholds.positions == sum(pair.positions for pair in proof.measured.pairs) > 20_000
-    assert all(copy.windows == 1.0 for copy in proof.measured.copies if copy.bits <= 4)
-    assert proof.measured.window <= choices.groups * choices.audit_ppm / 1_000_000
+    for row in proof.table:
+        assert row.thresholds.positions == sum(pair.positions for pair in row.measured.pairs) > 20_000
+        assert all(copy.windows == 1.0 for copy in row.measured.copies if copy.bits <= 4)
+        assert row.measured.window <= choices.groups * choices.audit_ppm / 1_000_000
 
 
 def test_a_proof_round_trips(tmp_path: Path) -> None:
@@ -44,44 +46,52 @@ def test_thresholds_are_copied_into_the_manifest(tmp_path: Path) -> None:
     workspace.create(tmp_path, choices, workspace.Pace())
     manifest = open_run((tmp_path / "run.manifest").read_bytes()).record
     assert (manifest.proof.audit_ppm, manifest.proof.audit_floor_ppm) == (500_000, 100_000)
-    thresholds = packaged()["thresholds"]
-    assert thresholds == {name: getattr(manifest.proof, name) for name in thresholds}
-    assert set(thresholds) | set(proof_file.AUDIT) == set(type(manifest.proof).model_fields)
+    assert manifest.proof.table == (packaged_thresholds(),)
+    assert (manifest.proof.miners, manifest.proof.validators) == (("torch-float32",), ("torch-float32",))
 
 
 def with_changes(**changes: Any) -> bytes:
-    """Return the packaged file with some values replaced, by path with `__` between its parts."""
+    """Return the packaged file with some values replaced, by path with `__` between its parts; `row` is the first row
+    of the table.
+    """
     value = packaged()
+    value["row"] = value["table"][0]
     for path, new in changes.items():
         *outer, last = path.split("__")
         inside = value
         for name in outer:
             inside = inside[name]
         inside[last] = new
+    del value["row"]
     return json.dumps(value).encode()
 
 
 INVALID_FILES = [
     (b"", "not JSON"),
     (b"\xff", "not JSON"),
-    (b"[]", "not an object with thresholds"),
+    (b"[]", "not an object with a table"),
     (b"[" * 100_000, "nested deeper"),
-    (b'{"thresholds": {}}', "Field required"),
+    (b'{"table": [{}]}', "Field required"),
+    (b'{"thresholds": {}}', "not an object with a table"),
+    (with_changes(table=[]), "table: "),
+    (with_changes(table=2 * packaged()["table"]), "rows must ascend by pair"),
+    (with_changes(row__thresholds__miner="exact"), "exact arithmetic has no measured thresholds"),
+    (with_changes(row__thresholds__validator="torch-float16"), "validator: "),
     (b" " * ((1 << 20) + 1), "larger than"),
-    (with_changes(measured=None), "measured"),
-    (with_changes(thresholds__margin=-1.0), "margin: "),
-    (with_changes(thresholds__margin=float("nan")), "margin: "),
-    (with_changes(thresholds__sketch="rank"), "sketch: "),
-    (with_changes(thresholds__sketch_rate=0.0), "sketch_rate: "),
-    (with_changes(thresholds__sketch_tolerance="1"), "sketch_tolerance: "),
-    (with_changes(thresholds__positions=1 << 60), "positions: "),
-    (with_changes(thresholds__margin=1.0, thresholds__margin_limit=0.5), "margin_limit lies below margin"),
-    (with_changes(thresholds__extra=1), "extra"),
-    (with_changes(thresholds__audit_ppm=1), "thresholds.audit_ppm: the audit shares are options"),
-    (with_changes(measured__policy="df11"), "measured.policy: "),
-    (with_changes(measured__pairs=[]), "measured.pairs: "),
-    (with_changes(measured__pairs=[1]), "measured.pairs.0: "),
-    (with_changes(measured__prompts="\x1b[2J"), "measured.prompts: "),
+    (with_changes(row__measured=None), "measured"),
+    (with_changes(row__thresholds__margin=-1.0), "margin: "),
+    (with_changes(row__thresholds__margin=float("nan")), "margin: "),
+    (with_changes(subject__sketch="rank"), "sketch: "),
+    (with_changes(row__thresholds__sketch_rate=0.0), "sketch_rate: "),
+    (with_changes(row__thresholds__sketch_tolerance="1"), "sketch_tolerance: "),
+    (with_changes(row__thresholds__positions=1 << 60), "positions: "),
+    (with_changes(row__thresholds__margin=1.0, row__thresholds__margin_limit=0.5), "margin_limit lies below margin"),
+    (with_changes(row__thresholds__extra=1), "extra"),
+    (with_changes(row__thresholds__audit_ppm=1), "audit_ppm: Extra inputs"),
+    (with_changes(subject__policy="df11"), "subject.policy: "),
+    (with_changes(row__measured__pairs=[]), "measured.pairs: "),
+    (with_changes(row__measured__pairs=[1]), "measured.pairs.0: "),
+    (with_changes(subject__prompts="\x1b[2J"), "subject.prompts: "),
 ]
 
 

@@ -19,16 +19,17 @@ from grailnode.calibration.thresholds import (
     surprisals,
 )
 from protocol.judging.evidence import surprisal_threshold
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
 from tests.calibration.synthetic import COPY, groups
+from tests.support.builders.proofs import FLOAT32
 
 DEMANDS = ThresholdDemands(headroom=1.0)
 
 
 def thresholds(
     honest: Honest, copies: Sequence[Sequence[GroupMeasurement]] = (COPY,), demands: ThresholdDemands = DEMANDS
-) -> ProofSpec:
-    return choose_thresholds(honest, copies, "projection", demands)
+) -> Thresholds:
+    return choose_thresholds(honest, copies, FLOAT32, demands)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-3, 0.02, 0.3])

@@ -15,7 +15,7 @@ from tests.support.simulation.virtual_clock import simulate
 def test_in_an_exact_run_honest_work_is_trained_on():
     async def scenario() -> None:
         network = Network(replace(CHOICES, numerics="exact"), validators=2, quorum=2)
-        assert network.run.proof.logprob_tolerance == 0.0
+        assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
         network.compute = Compute(causal_model.build_exact(network.policy), max_batch_tokens=64)
         async with run_nodes(network, miners=1):
             await network.until_window(4)

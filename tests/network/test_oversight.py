@@ -29,6 +29,7 @@ from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
 from tests.network.unreachable_store import UnreachableStore
+from tests.support.builders.proofs import with_thresholds
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulate
@@ -288,7 +289,7 @@ def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer
 
         async def run_lenient_validator() -> None:
             node = network.node("validator-1")
-            lenient_run = node.run.model_copy(update={"proof": node.run.proof.model_copy(update=LENIENT_PROOF)})
+            lenient_run = node.run.model_copy(update={"proof": with_thresholds(node.run.proof, **LENIENT_PROOF)})
             settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
             lenient_node = replace(node, run=lenient_run)
             await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)

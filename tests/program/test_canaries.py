@@ -55,7 +55,7 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
     async def announce() -> list[bytes]:
         reader = make_node(config, "validator-1", NodeTelemetry("test"))
         await refresh_authority(reader)
-        record = await canary.announcement("miner", canary.clock.now() + 60.0, 4)
+        record = await canary.announcement("miner", canary.clock.now() + 60.0, 4, 0, "torch-float32")
         await canary.store.put(paths.participant(canary.key.public), sign(record, canary.key))
         return [item.key for item in await find_participants(reader, "miner")]
 

@@ -13,7 +13,7 @@ from grailnode.run import creation, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
 from grailnode.run.workspace import WorkspaceError
-from protocol.run import EXACT_PROOF
+from protocol.proof import EXACT_PROOF
 from tests.support.processes.command_line import run_command
 
 

@@ -33,8 +33,8 @@ def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
     """Write the packaged policy's thresholds as if they had been measured with adapters."""
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     adapters = MeasuredAdapters(rank=rank, alpha=2.0 * rank, targets=targets, share=ADAPTER_SHARE)
-    measured = proof.measured.model_copy(update={"lora": adapters})
-    path.write_text(proof.model_copy(update={"measured": measured}).to_json())
+    subject = proof.subject.model_copy(update={"lora": adapters})
+    path.write_text(proof.model_copy(update={"subject": subject}).to_json())
     return path
 
 

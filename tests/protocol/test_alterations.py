@@ -123,7 +123,7 @@ def test_an_object_signed_by_another_key_is_refused(record: Record) -> None:
     assert isinstance(refusal(sign(record, VALIDATOR), record), SignatureError)
 
 
-BATCH, COMMITMENT = assemble([samples.group(0), samples.group(1)])
+BATCH, COMMITMENT = assemble([samples.group(0), samples.group(1)], "torch-float32")
 FRAMES = [BATCH[offset : offset + size] for offset, size in map(COMMITMENT.extent, range(2))]
 
 

@@ -25,6 +25,7 @@ def commitment_to(*frames: bytes) -> Commitment:
         window=group.window,
         version=group.version,
         miner=group.miner,
+        arithmetic="torch-float32",
         batch=content_digest(b"".join(frames)),
         groups=tuple((content_digest(frame), len(frame)) for frame in frames),
     )
@@ -53,7 +54,7 @@ def test_a_frame_round_trips(prompt: list[int], rollouts: list[tuple[list[int], 
 
 def test_extents_cut_the_batch_into_its_frames() -> None:
     groups = [samples.group(index) for index in range(5)]
-    batch, commitment = assemble(groups)
+    batch, commitment = assemble(groups, "torch-float32")
     assert commitment.batch == content_digest(batch)
     assert commitment.batch_bytes == len(batch)
     for index, group in enumerate(groups):
@@ -62,7 +63,7 @@ def test_extents_cut_the_batch_into_its_frames() -> None:
 
 
 def test_a_frame_with_any_flipped_bit_is_refused() -> None:
-    batch, commitment = assemble([samples.group()])
+    batch, commitment = assemble([samples.group()], "torch-float32")
     for bit in range(len(batch) * 8):
         alteration = bytearray(batch)
         alteration[bit // 8] ^= 1 << (bit % 8)

@@ -17,10 +17,11 @@ from protocol.judging.evidence import (
     surprisal_threshold,
     window_surprisal,
 )
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
 from tests.support.builders import samples
+from tests.support.builders.proofs import windows_of
 
-PROOF: ProofSpec = samples.run_manifest().proof  # tolerance 2, margin 0.02, limit 0.5, rates 1e-3, level 1e-9
+PROOF: Thresholds = samples.thresholds()  # tolerance 2, margin 0.02, limit 0.5, rates 1e-3, level 1e-9
 ROLLOUTS, TOKENS = 8, 200
 LENGTHS = [TOKENS] * ROLLOUTS
 N = ROLLOUTS * TOKENS
@@ -132,7 +133,7 @@ def test_surprisal_increases_with_the_misses(misses: int, trials: int, rate: flo
 )
 def test_contradictory_thresholds_are_invalid(changes: dict[str, float]):
     with pytest.raises(ValueError):
-        ProofSpec(**(PROOF.model_dump() | changes))
+        Thresholds(**(PROOF.model_dump() | changes))
 
 
 TINY = 24  # tokens of a window of one group of three-token answers
@@ -147,7 +148,11 @@ def windows(seed: int, count: int, rate: float) -> list[Counts]:
 def first_rejection(history: list[Counts]) -> int | None:
     """Return the number of windows after which the history is rejected, or None if it never is."""
     return next(
-        (n for n in range(1, len(history) + 1) if history_surprisal(history[:n], PROOF) > surprisal_threshold(PROOF)),
+        (
+            n
+            for n in range(1, len(history) + 1)
+            if history_surprisal(windows_of(history[:n], PROOF)) > surprisal_threshold(PROOF)
+        ),
         None,
     )
 
@@ -176,7 +181,9 @@ def test_the_false_rejection_rate_of_a_history_is_bounded():
     rejections = 0
     for seed in range(miners):
         history = windows(seed, n, PROOF.margin_rate)
-        rejections += any(history_surprisal(history[:end], PROOF) > -np.log10(level) for end in range(1, n + 1))
+        rejections += any(
+            history_surprisal(windows_of(history[:end], PROOF)) > -np.log10(level) for end in range(1, n + 1)
+        )
     assert rejections <= miners * n * level
 
 
@@ -186,13 +193,13 @@ def test_the_surprisal_of_a_history_follows_its_formula():
     k = np.arange(1, 11)
     for t, x in ((40, 2), (24, 3)):
         R = (1.0 + R) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
-    assert history_surprisal(history, PROOF) == pytest.approx(np.log10(R.mean()))
-    assert history_surprisal([], PROOF) == 0.0
-    assert history_surprisal([Counts(10**6, 10**6, 10**6, 10**6)], PROOF) == MAX_SURPRISAL
+    assert history_surprisal(windows_of(history, PROOF)) == pytest.approx(np.log10(R.mean()))
+    assert history_surprisal(windows_of([], PROOF)) == 0.0
+    assert history_surprisal(windows_of([Counts(10**6, 10**6, 10**6, 10**6)], PROOF)) == MAX_SURPRISAL
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9), st.floats(1e-9, 0.999))
 def test_any_history_has_a_surprisal(trials: list[tuple[int, int]], rate: float) -> None:
     proof = PROOF.model_copy(update={"margin_rate": rate, "sketch_rate": rate})
     history = [Counts(max(pair), max(pair), min(pair), min(pair)) for pair in trials]
-    assert 0.0 <= history_surprisal(history, proof) <= MAX_SURPRISAL
+    assert 0.0 <= history_surprisal(windows_of(history, proof)) <= MAX_SURPRISAL

@@ -52,7 +52,7 @@ TYPES: tuple[type[Record], ...] = (
     RoundContribution,
     RoundPointer,
 )
-_, COMMITMENT = assemble([samples.group()])
+_, COMMITMENT = assemble([samples.group()], "torch-float32")
 PARSERS: dict[str, Parser] = {
     "unpack": unpack,
     "decompress": lambda data: decompress(data, 10_000),
@@ -121,7 +121,7 @@ def test_altered_objects(name: str) -> None:
 
 
 def test_a_batch_is_no_group() -> None:
-    batch, commitment = assemble([samples.group(0), samples.group(1)])
+    batch, commitment = assemble([samples.group(0), samples.group(1)], "torch-float32")
     for data in mutations(batch, random.Random(0), 200):
         check_parser(lambda frame: open_group(frame, commitment, 1), data)
 

@@ -23,6 +23,7 @@ from protocol.judging.ledger import (
 from protocol.judging.roster import Roster
 from protocol.run import ScoringSpec
 from tests.support.builders import samples
+from tests.support.builders.proofs import windows_of
 from tests.support.builders.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
 
 WORTH = st.floats(-1e4, 1e4)
@@ -192,7 +193,7 @@ def test_balances_decay_and_end() -> None:
 
 
 def test_misses_beyond_the_honest_rate_have_a_price() -> None:
-    scoring, rate = STEADY.model_copy(update={"miss_price": 0.5}), PROOF.sketch_rate
+    scoring, rate = STEADY.model_copy(update={"miss_price": 0.5}), samples.thresholds().sketch_rate
     few, many = row(sketch_misses=0, margin_misses=0), row(sketch_misses=6, margin_misses=0)  # 4 of 16 groups audited
     assert worth(summary(few), scoring=scoring) == 16.0
     assert worth(summary(many), scoring=scoring) == round(16.0 - 0.5 * 4 * (6 - rate * 16), 2)
@@ -275,6 +276,9 @@ def test_a_rejection_does_not_end_a_history() -> None:
         summary(good, window=3),
         summary(unaudited, window=4),
     ]
-    assert histories(ledger) == {A.public: [good.counts, bad.counts, good.counts], B.public: [row(B).counts]}
+    counts = {A.public: [good.counts, bad.counts, good.counts], B.public: [row(B).counts]}
+    assert histories(ledger, PROOF) == {
+        miner: windows_of(items, samples.thresholds()) for miner, items in counts.items()
+    }
     amendment = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
-    assert histories([*ledger, summary(window=5, amendments=(amendment,))]) == histories(ledger)
+    assert histories([*ledger, summary(window=5, amendments=(amendment,))], PROOF) == histories(ledger, PROOF)

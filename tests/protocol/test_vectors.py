@@ -24,9 +24,10 @@ from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.dealing import owner, turn_of
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
+from protocol.proof import ProofSpec
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
-from protocol.run import ProofSpec, RunManifest, ScoringSpec
+from protocol.run import RunManifest, ScoringSpec
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
 
@@ -247,7 +248,7 @@ def test_weights(item: dict[str, Any]) -> None:
 def test_scores() -> None:
     item = case("ledger", "scores")
     ledger = [Summary.from_bytes(bytes.fromhex(entry)) for entry in item["ledger"]]
-    scoring, proof = ScoringSpec(**item["scoring"]), ProofSpec(**item["proof"])
+    scoring, proof = ScoringSpec(**item["scoring"]), ProofSpec.model_validate_json(json.dumps(item["proof"]))
     balances_by_miner = {miner.hex(): value for miner, value in balances(ledger, scoring, proof).items()}
     assert balances_by_miner == pytest.approx(dict(item["balances"]))
     assert {miner.hex(): share for miner, share in scores(ledger, scoring, proof)} == pytest.approx(

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.judging.verdict import Judgement, Reason, joint_rejection, unpack_logprobs
-from tests.support.builders.samples import judgement, rejected, run_manifest, verdict
+from tests.support.builders.samples import judgement, rejected, thresholds, verdict
 
-PROOF = run_manifest().proof  # rates 1e-3, level 1e-9
+PROOF = thresholds()  # rates 1e-3, level 1e-9
 
 
 def test_a_judgement_without_a_reason_accepts() -> None:

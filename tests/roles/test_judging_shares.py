@@ -87,7 +87,7 @@ async def judged(
     ledger = await Ledger.open(MemoryStore(), node.run.model_copy(update={"scoring": scoring}))
     await record_histories(ledger, keys)
     await testbed.clock.sleep_until(node.run.beacon.round_time(node.run.schedule.audit(WINDOW)))
-    commitment = assemble(testbed.groups)[1]
+    commitment = assemble(testbed.groups, "torch-float32")[1]
     cases = [
         Case(Signed(commitment.model_copy(update={"miner": miner}), (miner,), bytes(32), b""), 2, 0.0)
         for group in keys.values()
@@ -120,6 +120,7 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
     return LedgerRow(
         miner=miner,
         verdict=bytes(32),
+        arithmetic="torch-float32",
         pledged=groups,
         submitted=groups,
         dealt=groups,

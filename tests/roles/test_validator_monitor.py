@@ -12,6 +12,7 @@ from roles.ports import StoreError
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
 from roles.trainer.spool import canary_path
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
+from tests.support.builders.proofs import with_thresholds
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.trio_clock import TrioClock
@@ -57,7 +58,7 @@ def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(chan
     async def scenario() -> None:
         log, state = Log("trainer"), MemoryStore()
         run_id, run = small_run(digest_weights(small_weights(0)))
-        run = run.model_copy(update={"proof": run.proof.model_copy(update={"logprob_tolerance": 0.005})})
+        run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=0.005)})
         node = make_node(run_id, run, MemoryStore(), state, log, TRAINER, clock=TrioClock(BEGIN))
         monitor = ValidatorMonitor(node, canaries=1)
         truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)

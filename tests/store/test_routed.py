@@ -74,6 +74,7 @@ class World:
     def announcement(self, key: SigningKey, space: str, seconds: float = HOUR, run: bytes = RUN) -> bytes:
         expires = int((self.clock.moment + seconds) * 1000)
         fields = {"run": run, "key": key.public, "role": "miner", "name": "x", "groups": 4, "version": 0}
+        fields["arithmetic"] = "torch-float32"
         fields["credential"] = b""
         record = Announcement.model_validate(fields | {"space": space, "expires_ms": expires})
         return sign(record, key)

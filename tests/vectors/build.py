@@ -294,12 +294,15 @@ def ledger() -> list[Case]:
         [samples.row(miners[0]), samples.row(miners[1], audited=16, accepted=16)],
         [
             samples.row(miners[0], submitted=12),
-            samples.row(miners[1], audited=16, accepted=13, rejected=3),
-            samples.row(miners[2], verdict=b"", submitted=0, audited=0, accepted=0),
+            samples.row(miners[1], arithmetic="torch-bfloat16", audited=16, accepted=13, rejected=3, margin_misses=1),
+            samples.row(miners[2], verdict=b"", arithmetic="", submitted=0, audited=0, accepted=0),
         ],
     )
     amendment = Amendment(window=7, miner=miners[0].public, verdict=b"", accepted=9, rejected=1)
-    proof = samples.run_manifest().proof
+    wide = samples.thresholds(miner="torch-bfloat16", sketch_rate=0.01, margin_rate=0.02)
+    proof = samples.run_manifest().proof.model_copy(
+        update={"miners": ("torch-bfloat16", "torch-float32"), "table": (wide, samples.thresholds())}
+    )
     entries = [
         samples.summary(*rows[0], window=7, scores=()),
         samples.summary(*rows[1], window=9, scores=(), amendments=(amendment,)),

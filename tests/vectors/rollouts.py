@@ -100,6 +100,7 @@ def rollout() -> list[Case]:
         window=7,
         version=3,
         miner=MINER.public,
+        arithmetic="torch-float32",
         batch=content_digest(batch),
         groups=tuple((content_digest(frame), len(frame)) for frame in frames),
     )

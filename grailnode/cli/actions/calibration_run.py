@@ -1,5 +1,6 @@
 """`grailnode calibrate`: measure how far honest nodes differ on a policy, and write the thresholds."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from grailnode.calibration.adapters import ADAPTER_SHARE
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
-from grailnode.calibration.proof_file import PairRow
+from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
-from grailnode.calibration.variants import DType, Pair, Variant, select
+from grailnode.calibration.variants import AnyVariant, Pair, Variant, select
+from grailnode.calibration.vllm_variant import VllmVariant
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import requirements
@@ -28,6 +30,7 @@ from grailnode.run.creation import Choices
 from grailnode.run.files import write_whole
 from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.lora import LoraSpec
+from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ChatSpec
@@ -42,7 +45,8 @@ class Options:
     prompts: Path | None
     rollouts: int
     pairs: str
-    dtype: DType
+    miner: Arithmetic
+    validator: Arithmetic
     device: str
     temperature: float | None
     max_tokens: int | None
@@ -58,6 +62,7 @@ class Options:
     lora_alpha: float | None = None
     lora_targets: str | None = None
     adapter_share: float = ADAPTER_SHARE
+    python: Path | None = None
 
 
 def calibrate(**parameters: Any) -> None:
@@ -67,13 +72,33 @@ def calibrate(**parameters: Any) -> None:
     out = options.out or (options.policy or Path()) / proof_file.NAME
     if not out.absolute().parent.is_dir():
         raise CalibrationError(f"{out}: no such directory to write it to")
-    job = make_job(options)
-    with _Progress() as progress:
+    with tempfile.TemporaryDirectory(prefix="grailnode-calibrate-") as directory, _Progress() as progress:
+        job = make_job(options, Path(directory))
+        _earlier_file(out, job.work.policy.directory)  # an error is reported before anything is measured
         proof = trio.run(run_calibration, job, progress.show_rollouts, progress.show_pairs)
-    for line in threshold_lines(proof):
+    for line in threshold_lines(proof.table[0]):
         click.echo(line)
+    earlier = _earlier_file(out, job.work.policy.directory)  # another calibration may have written it meanwhile
+    if earlier is not None and earlier.subject == proof.subject:
+        proof = proof.with_rows_of(earlier)
+    elif out.is_file():
+        click.echo("replaced: thresholds that were measured on another policy, or other prompts or sampling")
     write_whole(out, proof.to_json().encode())
-    click.echo(f"written: {out}")
+    pairs = (f"{miner} with {validator}" for miner, validator in (row.thresholds.pair for row in proof.table))
+    click.echo(f"written: {out}, with thresholds for miners and validators in {', '.join(pairs)}")
+
+
+def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
+    """Return the table to which a row is added: that of the file to write, or else of the policy; None for no table.
+
+    Raises:
+        CalibrationError: the file is no table of thresholds.
+    """
+    paths = [path for path in (out, policy / proof_file.NAME) if path.is_file()]
+    try:
+        return proof_file.read(paths[0]) if paths else None
+    except ProofFileError as error:
+        raise CalibrationError(f"{error}; move it away, or name another file with --out") from error
 
 
 class _Progress:
@@ -106,8 +131,11 @@ class _Progress:
         Console().print(pairs_table(rows))
 
 
-def make_job(options: Options) -> CalibrationJob:
+def make_job(options: Options, directory: Path) -> CalibrationJob:
     """Return the calibration that the options describe.
+
+    Args:
+        directory: for the files of servers of vLLM.
 
     Raises:
         CalibrationError, PolicyError, RequirementError, ChatTemplateError: an option cannot be used.
@@ -131,12 +159,13 @@ def make_job(options: Options) -> CalibrationJob:
         lora=_lora(options, policy),
     )
     _check_device(options.device)
-    base = Variant(dtype=options.dtype, device=options.device)
+    generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
     audited_groups = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
     return CalibrationJob(
         work=work,
         prompts=options.prompts.name if options.prompts else options.environment,
-        pairs=_pairs(options.pairs, base, policy),
+        arithmetics=(options.miner, options.validator),
+        pairs=_pairs(options.pairs, generating, checking, policy),
         rollouts=options.rollouts,
         demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
         adapter_share=options.adapter_share,
@@ -160,6 +189,8 @@ def _lora(options: Options, policy: Policy) -> LoraSpec | None:
     """Return the adapters that the options describe; None for a run that trains all weights."""
     if bool(options.lora_rank) != bool(options.lora_targets):
         raise CalibrationError("--lora-rank and --lora-targets go together")
+    if options.lora_rank and any(name.startswith("vllm") for name in (options.miner, options.validator)):
+        raise CalibrationError("vLLM serves no adapters: measure --miner and --validator with torch")
     if options.lora_alpha and not options.lora_rank:
         raise CalibrationError("--lora-alpha belongs to adapters: give --lora-rank as well")
     targets = (options.lora_targets or "").split(",")
@@ -178,8 +209,27 @@ def _check_device(name: str) -> None:
         raise CalibrationError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
 
 
-def _pairs(names: str, base: Variant, policy: Policy) -> tuple[Pair, ...]:
+def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:
+    """Return the default way of a node to compute in an arithmetic.
+
+    Args:
+        directory: for the files of a server of vLLM.
+    """
+    engine, _, dtype = arithmetic.partition("-")
+    if engine == "torch":
+        return Variant(dtype="float32" if dtype == "float32" else "bfloat16", device=options.device)
+    if options.python is None:
+        raise CalibrationError(
+            f"{arithmetic}: needs --python, the interpreter of vLLM's environment; `grailnode engine install DIR` "
+            "makes one"
+        )
+    if not options.python.is_file():
+        raise CalibrationError(f"--python {options.python}: no such file")
+    return VllmVariant(options.python, directory, dtype, options.device)
+
+
+def _pairs(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
     try:
-        return select(names, base, policy)
+        return select(names, generating, checking, policy)
     except ValueError as error:
         raise CalibrationError(f"--pairs: {error}") from error

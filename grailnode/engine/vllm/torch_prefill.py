@@ -12,6 +12,7 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.version_gate import VersionGate
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
+from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, EngineError, Forward, Generation, Request
 
@@ -41,6 +42,16 @@ class TorchPrefill:
     def takes_patches(self) -> bool:
         """Implements Engine.takes_patches."""
         return self._prefill.takes_patches or self._sampler.takes_patches
+
+    @property
+    def generating_arithmetic(self) -> Arithmetic:
+        """Implements Engine.generating_arithmetic: the sampler's, which decides the tokens."""
+        return self._sampler.generating_arithmetic
+
+    @property
+    def checking_arithmetic(self) -> Arithmetic:
+        """Implements Engine.checking_arithmetic."""
+        return self._prefill.checking_arithmetic
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Implements Engine.stage.

@@ -28,6 +28,7 @@ from grailnode.engine.vllm.vllm_server import Server
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ProtocolError
+from protocol.proof import Arithmetic, arithmetic_of
 from protocol.rollout import sampling
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
@@ -119,6 +120,16 @@ class VllmEngine:
     def takes_patches(self) -> bool:
         """Implements Engine.takes_patches."""
         return True
+
+    @property
+    def generating_arithmetic(self) -> Arithmetic:
+        """Implements Engine.generating_arithmetic."""
+        return self.checking_arithmetic
+
+    @property
+    def checking_arithmetic(self) -> Arithmetic:
+        """Implements Engine.checking_arithmetic."""
+        return arithmetic_of("vllm", str(self._dtype).removeprefix("torch."))
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served; whole weights travel through a file.

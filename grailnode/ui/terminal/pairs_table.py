@@ -5,7 +5,7 @@ from typing import Final
 
 from rich.table import Table
 
-from grailnode.calibration.proof_file import PairRow, ProofFile
+from grailnode.calibration.proof_file import MeasuredRow, PairRow
 from grailnode.calibration.thresholds import WIDEST_MARGIN
 
 _UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
@@ -32,13 +32,14 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
     return table
 
 
-def threshold_lines(proof: ProofFile) -> list[str]:
-    """Return the thresholds and what they refuse, in lines."""
-    spec = proof.thresholds
-    certainty = f"with {spec.confidence:.0%} confidence, were misses {proof.measured.headroom:g} times as frequent"
+def threshold_lines(row: MeasuredRow) -> list[str]:
+    """Return the thresholds of a row and what they refuse, in lines."""
+    spec = row.thresholds
+    certainty = f"with {spec.confidence:.0%} confidence, were misses {row.measured.headroom:g} times as frequent"
     tail = _UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ""
     lines = [
-        f"sketch ({spec.sketch}): a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
+        f"miners in {spec.miner}, validators in {spec.validator}",
+        f"sketch: a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
         f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
         f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
         f"({certainty}); none beyond {spec.margin_limit:.3g}{tail}",
@@ -46,7 +47,7 @@ def threshold_lines(proof: ProofFile) -> list[str]:
     ]
     lines += [
         f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.rollouts:.1%} of rollouts, "
-        f"{copy.groups:.1%} of groups, {copy.windows:.1%} of windows of {proof.measured.window} groups"
-        for copy in proof.measured.copies
+        f"{copy.groups:.1%} of groups, {copy.windows:.1%} of windows of {row.measured.window} groups"
+        for copy in row.measured.copies
     ]
     return lines

@@ -224,7 +224,9 @@ class Collector:
         tolerance, paying = self._node.run.proof.logprob_tolerance, reader.paying(miner)
         judges_of = await self._judges_of(window, miner)
         decisions = decide(verdicts, authority.quorum, outstanding, tolerance, paying, judges_of)
-        decisions = refuse_improbable_window(decisions, self._node.run.proof)
+        declared = {verdict.miner_arithmetic for verdict in verdicts}  # several only if a validator lies
+        if declared:
+            decisions = refuse_improbable_window(decisions, self._node.run.proof.widest(*declared))
         return [decision for decision in decisions if decision.group not in logged_groups]
 
     async def _judges_of(self, window: int, miner: bytes) -> Callable[[int], Set[bytes]]:

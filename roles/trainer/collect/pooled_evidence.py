@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
 from protocol.judging.verdict import Judgement, Reason
-from protocol.run import ProofSpec
+from protocol.proof import Thresholds
 from roles.trainer.collect.quorum import Decision
 
 
-def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) -> list[Decision]:
+def refuse_improbable_window(decisions: Sequence[Decision], thresholds: Thresholds) -> list[Decision]:
     """Return the decisions on a miner's window; the accepted ones are refused if honest work would not give all of
     them together.
 
@@ -21,14 +21,15 @@ def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) ->
 
     Args:
         decisions: on all groups of the window, those included that were carried out before.
+        thresholds: within which those lie by which the misses were counted.
     """
     accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
     sole_judges = {decision.validators for decision in accepted if len(decision.validators) == 1}
     evidence = [
-        window_surprisal([_smallest_counts(item) for item in accepted if item.validators != left_out], proof)
+        window_surprisal([_smallest_counts(item) for item in accepted if item.validators != left_out], thresholds)
         for left_out in sole_judges or [()]
     ]
-    if min(evidence) <= surprisal_threshold(proof):
+    if min(evidence) <= surprisal_threshold(thresholds):
         return list(decisions)
     reason = Reason.WINDOW.value
     return [replace(decision, reason=decision.reason or reason, pending=False) for decision in decisions]

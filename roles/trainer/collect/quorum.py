@@ -17,6 +17,25 @@ BELOW_DEPOSIT = "below-deposit"
 """The reason against a group of a miner that earns nothing by the ledgers of validators that accept it."""
 
 
+LogprobTolerance = Callable[[str, str], float]
+"""Returns the largest mean absolute difference of log-probabilities that agree, for the arithmetics of two nodes."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """A validator's judgement on a group.
+
+    Attributes:
+        validator: whose it is; arithmetic: how the validator computed.
+        pays: whether the miner earns something by its ledger.
+    """
+
+    judgement: Judgement
+    validator: bytes
+    arithmetic: str
+    pays: bool = True
+
+
 @dataclass(frozen=True)
 class Decision:
     """What the validators' verdicts decide about one group.
@@ -52,7 +71,7 @@ def decide(
     verdicts: Sequence[Verdict],
     quorum: int,
     outstanding: Set[bytes],
-    tolerance: float,
+    tolerance: LogprobTolerance,
     paying: Container[bytes],
     judges_of: Callable[[int], Set[bytes]],
 ) -> list[Decision]:
@@ -67,28 +86,29 @@ def decide(
         verdicts: at most one from each validator.
         quorum: how many validators must accept a group.
         outstanding: the validators that may still give a verdict.
-        tolerance: the largest mean absolute difference of log-probabilities that agree.
+        tolerance: how far the log-probabilities of validators that agree may differ.
         paying: the validators by whose ledgers the miner earns something.
         judges_of: returns the validators to which a group (its index) was dealt.
     """
-    judgements_by_group: dict[tuple[bytes, int, bytes], list[tuple[Judgement, bytes]]] = {}
+    opinions_by_group: dict[tuple[bytes, int, bytes], list[Opinion]] = {}
     for verdict in verdicts:
         for judgement in verdict.judgements:
             group = (verdict.commitment, judgement.index, judgement.digest)
-            judgements_by_group.setdefault(group, []).append((judgement, verdict.validator))
+            pays = verdict.validator in paying
+            opinion = Opinion(judgement, verdict.validator, verdict.validator_arithmetic, pays)
+            opinions_by_group.setdefault(group, []).append(opinion)
     decisions = []
-    for (commitment, index, digest), all_judgements in sorted(judgements_by_group.items()):
+    for (commitment, index, digest), all_opinions in sorted(opinions_by_group.items()):
         judges = judges_of(index)
-        validators = {id(judgement): validator for judgement, validator in all_judgements}
-        judgements = [
-            (judgement, validator in paying) for judgement, validator in all_judgements if validator in judges
-        ]
+        opinions = [opinion for opinion in all_opinions if opinion.validator in judges]
         awaited = len(outstanding & judges)
-        accepting = [judgement for judgement, pays in judgements if judgement.accepted and pays]
+        accepting = [opinion for opinion in opinions if opinion.judgement.accepted and opinion.pays]
         agreeing, others = split_by_logprobs(accepting, tolerance)
         contested = len(split_by_logprobs(others, tolerance)[0]) >= quorum
         reasons = Counter(
-            judgement.reason or BELOW_DEPOSIT for judgement, pays in judgements if judgement.reason or not pays
+            opinion.judgement.reason or BELOW_DEPOSIT
+            for opinion in opinions
+            if opinion.judgement.reason or not opinion.pays
         )
         has_quorum = len(agreeing) >= quorum
         can_have_quorum = len(agreeing) + awaited >= quorum and not contested
@@ -101,32 +121,30 @@ def decide(
                 commitment=commitment,
                 index=index,
                 digest=digest,
-                accepting=tuple(agreeing),
+                accepting=tuple(opinion.judgement for opinion in agreeing),
                 reason="" if can_have_quorum else main_reason,
                 pending=can_have_quorum and not has_quorum,
-                dissenting=tuple(others),
-                validators=tuple(validators[id(judgement)] for judgement in agreeing),
+                dissenting=tuple(opinion.judgement for opinion in others),
+                validators=tuple(opinion.validator for opinion in agreeing),
             )
         )
     return decisions
 
 
-def split_by_logprobs(accepting: Sequence[Judgement], tolerance: float) -> tuple[list[Judgement], list[Judgement]]:
-    """Return the largest set of judgements found whose log-probabilities agree with each other, and the others.
+def split_by_logprobs(accepting: Sequence[Opinion], tolerance: LogprobTolerance) -> tuple[list[Opinion], list[Opinion]]:
+    """Return the largest set of opinions found whose log-probabilities agree with each other, and the others.
 
-    A judgement whose values cannot be log-probabilities agrees with none.
+    An opinion whose values cannot be log-probabilities agrees with none.
 
     Args:
-        accepting: judgements of one group that accept it.
-        tolerance: the largest mean absolute difference of two that agree.
+        accepting: opinions on one group that accept it.
+        tolerance: how far two that agree may differ.
     """
-    numbers_by_values: dict[bytes, list[int]] = {}  # engines of one kind give equal values, which are compared once
-    for number, judgement in enumerate(accepting):
-        numbers_by_values.setdefault(judgement.logprobs, []).append(number)
+    numbers_by_values: dict[tuple[str, bytes], list[int]] = {}  # equal values are compared once
+    for number, opinion in enumerate(accepting):
+        numbers_by_values.setdefault((opinion.arithmetic, opinion.judgement.logprobs), []).append(number)
     counts = np.array([len(numbers) for numbers in numbers_by_values.values()])
-    neighbors = _agreements(
-        [np.frombuffer(data, dtype="<f4").astype(np.float64) for data in numbers_by_values], tolerance
-    )
+    neighbors = _agreements(list(numbers_by_values), tolerance)
     neighbor_counts = neighbors @ counts
     largest, largest_count = np.empty(0, dtype=np.int64), 0
     for row in np.argsort(-neighbor_counts, kind="stable"):
@@ -144,8 +162,14 @@ def split_by_logprobs(accepting: Sequence[Judgement], tolerance: float) -> tuple
     return [accepting[i] for i in sorted(indices)], [item for i, item in enumerate(accepting) if i not in indices]
 
 
-def _agreements(values: Sequence[NDArray[np.float64]], tolerance: float) -> NDArray[np.bool_]:
-    """Return which of these log-probabilities agree: booleans of shape [len(values), len(values)]."""
+def _agreements(opinions: Sequence[tuple[str, bytes]], tolerance: LogprobTolerance) -> NDArray[np.bool_]:
+    """Return which log-probabilities agree: booleans of shape [N, N].
+
+    Args:
+        opinions: N arithmetics, each with the log-probabilities that were computed in it.
+    """
+    values = [np.frombuffer(data, dtype="<f4").astype(np.float64) for _, data in opinions]
+    arithmetics = [arithmetic for arithmetic, _ in opinions]
     result = np.zeros((len(values), len(values)), dtype=np.bool_)
     rows_by_length: dict[int, list[int]] = {}
     for row, array in enumerate(values):
@@ -154,11 +178,12 @@ def _agreements(values: Sequence[NDArray[np.float64]], tolerance: float) -> NDAr
     for length, rows in rows_by_length.items():
         table = np.stack([values[row] for row in rows])
         for row in rows:
-            result[row, rows] = np.abs(table - values[row]).sum(axis=1) <= tolerance * length
+            tolerances = {name: tolerance(arithmetics[row], name) for name in set(arithmetics)}
+            limits = np.array([tolerances[arithmetics[other]] for other in rows])
+            result[row, rows] = np.abs(table - values[row]).sum(axis=1) <= limits * length
     return result
 
 
 def logprobs_agree(one: bytes, other: bytes, tolerance: float) -> bool:
-    """Return whether two validators' log-probabilities of a group's tokens agree; false if either cannot be right."""
-    values = [np.frombuffer(data, dtype="<f4").astype(np.float64) for data in (one, other)]
-    return bool(_agreements(values, tolerance)[0, 1])
+    """Return whether two nodes' log-probabilities of a group's tokens agree; false if either cannot be right."""
+    return bool(_agreements([("", one), ("", other)], lambda *_: tolerance)[0, 1])

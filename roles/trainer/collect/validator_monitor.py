@@ -14,7 +14,7 @@ from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.limits import MAX_GROUPS, MAX_VERDICT_BYTES
 from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.collect.quorum import logprobs_agree, split_by_logprobs
+from roles.trainer.collect.quorum import Opinion, logprobs_agree, split_by_logprobs
 from roles.trainer.spool import CANARIES, canary_path
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
@@ -77,6 +77,10 @@ class ValidatorMonitor:
             and not (false and item.reason in _JOINT_REASONS)  # a true group that was rejected with the false ones
         ]
 
+    def _tolerance(self, verdict: Verdict) -> float:
+        """Return how far the log-probabilities of a canary and of a verdict on it may differ."""
+        return self._node.run.proof.logprob_tolerance(verdict.miner_arithmetic, verdict.validator_arithmetic)
+
     async def _logprob_failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
         """Return the true groups that a validator accepts with other log-probabilities than the canary computed."""
         failures = []
@@ -84,7 +88,7 @@ class ValidatorMonitor:
             if item.accepted and not is_false_group(self._node.key, window, item.index):
                 with suppress(NotFoundError):
                     truth = await self._node.state.get(canary_path(window, item.index, item.digest), MAX_VERDICT_BYTES)
-                    if not logprobs_agree(truth, item.logprobs, self._node.run.proof.logprob_tolerance):
+                    if not logprobs_agree(truth, item.logprobs, self._tolerance(verdict)):
                         failures.append(_failure(validator, verdict.miner, item, "logprobs"))
         return failures
 
@@ -100,21 +104,22 @@ class ValidatorMonitor:
         if miner in self._compared_miners.setdefault(window, set()):
             return
         self._compared_miners[window].add(miner)
-        opinions: dict[tuple[int, bytes], list[tuple[bytes, Judgement]]] = {}
+        opinions: dict[tuple[int, bytes], list[tuple[bytes, Opinion]]] = {}
         for validator, verdict in sorted(verdicts.items()):
             for judgement in verdict.judgements:
-                opinions.setdefault((judgement.index, judgement.digest), []).append((validator, judgement))
-        tolerance = self._node.run.proof.logprob_tolerance
-        for (index, digest), judgements in sorted(opinions.items()):
-            accepting = [(validator, judgement) for validator, judgement in judgements if judgement.accepted]
-            rejecting = [validator for validator, judgement in judgements if judgement.rejected]
+                opinion = Opinion(judgement, validator, verdict.validator_arithmetic)
+                opinions.setdefault((judgement.index, judgement.digest), []).append((validator, opinion))
+        for (index, digest), group_opinions in sorted(opinions.items()):
+            accepting = [(validator, opinion) for validator, opinion in group_opinions if opinion.judgement.accepted]
+            rejecting = [validator for validator, opinion in group_opinions if opinion.judgement.rejected]
             if accepting and rejecting:
                 self._add(window, miner, index, digest, "verdict", [key for key, _ in accepting], rejecting)
-            _, others = split_by_logprobs([judgement for _, judgement in accepting], tolerance)
+            tolerance = self._node.run.proof.logprob_tolerance
+            _, others = split_by_logprobs([opinion for _, opinion in accepting], tolerance)
             if others:
-                dissenting = {id(judgement) for judgement in others}
-                agreeing_keys = [key for key, judgement in accepting if id(judgement) not in dissenting]
-                other_keys = [key for key, judgement in accepting if id(judgement) in dissenting]
+                dissenting = {id(opinion) for opinion in others}
+                agreeing_keys = [key for key, opinion in accepting if id(opinion) not in dissenting]
+                other_keys = [key for key, opinion in accepting if id(opinion) in dissenting]
                 self._add(window, miner, index, digest, "logprobs", agreeing_keys, other_keys)
 
     def _add(

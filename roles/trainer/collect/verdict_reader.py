@@ -251,6 +251,7 @@ class VerdictReader:
                 signed = await fetch_record(self._node, Verdict, path, self._node.run.verdict_bytes)
                 if signed.digest != row.verdict:
                     raise MalformedError("not the verdict that the summary lists", path)
+                self._check_arithmetics(signed.record, self._summaries[validator])
             except NotFoundError:
                 return
             except (ProtocolError, TooLargeError) as error:
@@ -260,6 +261,16 @@ class VerdictReader:
             self._missing(ignored).get(validator, set()).discard(row.miner)
 
         await gather(read, missing_rows)
+
+    def _check_arithmetics(self, verdict: Verdict, summary: Summary) -> None:
+        """Refuse a verdict by thresholds that are not those of the miner and of this validator.
+
+        Raises:
+            ProtocolError: the run does not admit the pair, or the validator's summary names another arithmetic.
+        """
+        self._node.run.proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
+        if verdict.validator_arithmetic != summary.arithmetic:
+            raise MalformedError("in another arithmetic than its summary", verdict.path)
 
     def _report_once(self, event: str, path: str, error: Exception) -> None:
         """Log an error, once for each path."""

@@ -7,6 +7,7 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, Forward, Generation, Request
 
@@ -36,6 +37,16 @@ class BatchedEngine:
     def takes_patches(self) -> bool:
         """Implements Engine.takes_patches."""
         return self._engine.takes_patches
+
+    @property
+    def generating_arithmetic(self) -> Arithmetic:
+        """Implements Engine.generating_arithmetic."""
+        return self._engine.generating_arithmetic
+
+    @property
+    def checking_arithmetic(self) -> Arithmetic:
+        """Implements Engine.checking_arithmetic."""
+        return self._engine.checking_arithmetic
 
     async def stage(self, version: int, weights: Any) -> None:
         """Implements Engine.stage."""

@@ -25,13 +25,14 @@ from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.evidence import Counts
+from protocol.judging.evidence import CountedWindow, Counts
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
+from protocol.proof import Arithmetic, ProofSpec
 from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.run import EvaluationSpec, FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec
+from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec
 from protocol.window import Schedule
 from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
@@ -123,6 +124,7 @@ class TrialHarness:
         batched: whether concurrent trials share the batches of an engine (batched_engine.py).
         filters: the filters of the run's sampling.
         exact: whether all compute in exact arithmetic.
+        declaration: how the miner declares to compute; None for how the validator does.
     """
 
     policy_history: PolicyHistory
@@ -135,6 +137,7 @@ class TrialHarness:
     batched: bool = False
     filters: Filters = EVERY_TOKEN
     exact: bool = False
+    declaration: Arithmetic | None = None
     miner: SigningKey = field(default_factory=lambda: key("adversary miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -199,6 +202,16 @@ class TrialHarness:
             head_ttl=choices.head_ttl,
         )
 
+    @property
+    def own_arithmetic(self) -> Arithmetic:
+        """How the validator computes."""
+        return "exact" if self.exact else "torch-float32"
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How the miner declares to compute."""
+        return self.declaration or self.own_arithmetic
+
     def share_engines(self, other: "TrialHarness") -> None:
         """Use the engines and honest groups of another harness, whose run differs in its thresholds alone."""
         self._engines, self._group_cache = other._engines, other._group_cache
@@ -256,28 +269,30 @@ class TrialHarness:
         """Judge one window of a producer. The validator knows no other work than what the producer shows it."""
         self.accepted_work.clear()
         groups = await producer.produce(self.mining_window(window), range(self.groups))
-        batch, commitment = assemble(groups)
+        batch, commitment = assemble(groups, self.arithmetic)
         return await self.judge(batch, commitment, self.miner)
 
     async def windows_until_refusal(self, producer: Producer, max_windows: int) -> tuple[int, Counter[str]]:
         """Return how many windows of one group are accepted before the first refusal, and its reasons."""
-        history: list[Counts] = []
+        history: list[CountedWindow] = []
         for window in range(max_windows):
             self.accepted_work.clear()
-            batch, commitment = assemble(await producer.produce(self.mining_window(window), [0]))
+            batch, commitment = assemble(await producer.produce(self.mining_window(window), [0]), self.arithmetic)
             outcome = await self.judge(batch, commitment, self.miner, history)
             if outcome.reasons:
                 return window, outcome.reasons
-            history.append(outcome.counts)
+            history.append(CountedWindow(outcome.counts, self.proof.row(self.arithmetic, self.own_arithmetic)))
         return max_windows, Counter()
 
     async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:
         """Judge one window of an honest miner, whose accepted work the validator remembers."""
-        batch, commitment = assemble(await self.honest_groups(self.mining_window(window, miner), range(self.groups)))
+        batch, commitment = assemble(
+            await self.honest_groups(self.mining_window(window, miner), range(self.groups)), self.arithmetic
+        )
         return await self.judge(batch, commitment, miner)
 
     async def judge(
-        self, batch: bytes, commitment: Commitment, miner: SigningKey, history: Sequence[Counts] = ()
+        self, batch: bytes, commitment: Commitment, miner: SigningKey, history: Sequence[CountedWindow] = ()
     ) -> TrialOutcome:
         """Return the validator's verdict on a batch that is in storage in time, given the miner's earlier windows."""
         window = commitment.window

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold, window_surprisal
+from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold, window_surprisal
 from protocol.judging.ledger import LedgerRow, Summary, balances, histories
-from protocol.run import ProofSpec, ScoringSpec
+from protocol.proof import Thresholds
+from protocol.run import ScoringSpec
+from tests.support.builders.proofs import proof_of
 
 _MINER = bytes(32)
 
@@ -44,7 +46,9 @@ PLANS = (
 )
 
 
-def gain(plan: PlannedCheat, rate: float, scoring: ScoringSpec, proof: ProofSpec, audited: float, seed: int) -> float:
+def gain(
+    plan: PlannedCheat, rate: float, scoring: ScoringSpec, thresholds: Thresholds, audited: float, seed: int
+) -> float:
     """Return what cheating gains, in shares of an honest miner's balance: the work it saves minus the credit it loses.
 
     Args:
@@ -59,19 +63,22 @@ def gain(plan: PlannedCheat, rate: float, scoring: ScoringSpec, proof: ProofSpec
     for window in range(windows):
         cheating = rng.random() < rate
         sacrificed = bool(plan.sacrifice) and window % plan.sacrifice == plan.sacrifice - 1
-        row = _row(plan, cheating, sacrificed, cheats, proof, audited, rng)
+        row = _row(plan, cheating, sacrificed, cheats, thresholds, audited, rng)
         cheats.append(_summary(window, row))
         honest.append(_summary(window, _accepted(plan, Counts(plan.groups * plan.tokens, plan.groups * plan.tokens))))
         decay = 0.5 ** ((windows - 1 - window) / scoring.half_life)
         worth += decay
         saved += decay * (plan.saved if cheating else 0.0)
+    proof = proof_of(thresholds)
     lost = balances(honest, scoring, proof)[_MINER] - balances(cheats, scoring, proof)[_MINER]
     return (saved - lost / plan.groups) / worth
 
 
-def mean_gain(plan: PlannedCheat, rate: float, scoring: ScoringSpec, proof: ProofSpec, audited: float = 1.0) -> float:
+def mean_gain(
+    plan: PlannedCheat, rate: float, scoring: ScoringSpec, thresholds: Thresholds, audited: float = 1.0
+) -> float:
     """Return the mean of `gain` over some seeds."""
-    return float(np.mean([gain(plan, rate, scoring, proof, audited, seed) for seed in range(8)]))
+    return float(np.mean([gain(plan, rate, scoring, thresholds, audited, seed) for seed in range(8)]))
 
 
 def _row(
@@ -79,7 +86,7 @@ def _row(
     cheating: bool,
     sacrificed: bool,
     ledger: list[Summary],
-    proof: ProofSpec,
+    thresholds: Thresholds,
     audited: float,
     rng: random.Random,
 ) -> LedgerRow:
@@ -93,9 +100,9 @@ def _row(
         return _accepted(plan, Counts(whole, whole))
     misses = sum(rng.random() < plan.misses for _ in range(whole)) if cheating else 0
     counts = Counts(whole, whole, margin_misses=misses)
-    history = histories(ledger).get(_MINER, [])
-    worst = max(window_surprisal([counts], proof), history_surprisal([*history, counts], proof))
-    return _rejected(plan, plan.groups) if worst > surprisal_threshold(proof) else _accepted(plan, counts)
+    history = [*histories(ledger, proof_of(thresholds)).get(_MINER, []), CountedWindow(counts, thresholds)]
+    worst = max(window_surprisal([counts], thresholds), history_surprisal(history))
+    return _rejected(plan, plan.groups) if worst > surprisal_threshold(thresholds) else _accepted(plan, counts)
 
 
 def _accepted(plan: PlannedCheat, counts: Counts) -> LedgerRow:
@@ -111,6 +118,7 @@ def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
     return LedgerRow.model_construct(
         miner=_MINER,
         verdict=bytes(32),
+        arithmetic="torch-float32",
         pledged=plan.groups,
         submitted=plan.groups,
         dealt=plan.groups,
@@ -125,4 +133,6 @@ def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
-    return Summary.model_construct(window=window, roster=(bytes(32),), judges=1, rows=(row,), amendments=())
+    return Summary.model_construct(
+        window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(row,), amendments=()
+    )

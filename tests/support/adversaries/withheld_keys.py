@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from protocol.judging.ledger import LedgerRow, Summary, balances, shares
-from protocol.run import ProofSpec, ScoringSpec
+from protocol.proof import ProofSpec
+from protocol.run import ScoringSpec
 
 _MINER = bytes(32)
 _NORMAL = NormalDist()
@@ -78,6 +79,7 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
     return LedgerRow.model_construct(
         miner=_MINER,
         verdict=bytes(32),
+        arithmetic="torch-float32",
         pledged=groups,
         submitted=groups,
         dealt=groups,
@@ -92,4 +94,6 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
 
 
 def _summary(window: int, row: LedgerRow) -> Summary:
-    return Summary.model_construct(window=window, roster=(bytes(32),), judges=1, rows=(row,), amendments=())
+    return Summary.model_construct(
+        window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(row,), amendments=()
+    )

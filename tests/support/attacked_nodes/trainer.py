@@ -68,7 +68,7 @@ class AttackedTrainer:
 
     async def deliver(self, groups: Sequence[Group] | None = None, window: int = WINDOW) -> None:
         """Put the miner's batch and commitment."""
-        batch, commitment = assemble(groups or self.groups)
+        batch, commitment = assemble(groups or self.groups, "torch-float32")
         await self.store.put(paths.batch(MINER.public, commitment.window, commitment.batch), batch)
         await self.store.put(paths.commitment(MINER.public, window), sign(commitment, MINER))
 
@@ -90,7 +90,7 @@ class AttackedTrainer:
             "version": 0,
             "miner": MINER.public,
             "validator": validator.public,
-            "commitment": content_digest(assemble(self.groups)[1].to_bytes()),
+            "commitment": content_digest(assemble(self.groups, "torch-float32")[1].to_bytes()),
         }
         return samples.verdict(*(judgements or (self.judgement(0), self.judgement(1))), **(fields | changes))
 

@@ -14,7 +14,7 @@ from tests.support.builders.chains import MINER, make_node
 from tests.support.simulation.network import Log
 
 HOUR_MS = 3_600_000
-PLEDGE = Pledge(groups=2, version=0)
+PLEDGE = Pledge(groups=2, version=0, arithmetic="torch-float32")
 
 
 class AttackedValidator(AttackedTrainer):
@@ -37,6 +37,7 @@ class AttackedValidator(AttackedTrainer):
             "space": "",
             "groups": 2,
             "version": 0,
+            "arithmetic": "torch-float32",
             "credential": b"",
             "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
         }
@@ -49,7 +50,7 @@ class AttackedValidator(AttackedTrainer):
 
     async def commit(self, signer: SigningKey = MINER, **changes: Any) -> Commitment:
         """Put a commitment at the miner's path, and return it."""
-        commitment = assemble(self.groups)[1].model_copy(update=changes)
+        commitment = assemble(self.groups, "torch-float32")[1].model_copy(update=changes)
         await self.store.put(paths.commitment(MINER.public, WINDOW), sign(commitment, signer))
         return commitment
 

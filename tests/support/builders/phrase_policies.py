@@ -55,6 +55,6 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str], chat_template
         "policy": digest_weights(load_weights(directory)).hex(),
         "max_tokens": 512,
     }
-    measurement = proof.measured.model_copy(update=own_proof)
-    (directory / proof_file.NAME).write_text(proof.model_copy(update={"measured": measurement}).to_json())
+    subject = proof.subject.model_copy(update=own_proof)
+    (directory / proof_file.NAME).write_text(proof.model_copy(update={"subject": subject}).to_json())
     return Policy.load(directory)

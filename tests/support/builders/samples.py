@@ -26,8 +26,9 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
+from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
-from protocol.run import EvaluationSpec, FileRef, ModelSpec, ProofSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
 
 # Quicknet's public key: a point of the curve that every implementation of the beacon knows.
@@ -99,6 +100,24 @@ def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revis
     return Revision(**(fields | changes))
 
 
+def thresholds(**changes: Any) -> Thresholds:
+    fields: dict[str, Any] = {
+        "miner": "torch-float32",
+        "validator": "torch-float32",
+        "sketch_tolerance": 2,
+        "sketch_rate": 1e-3,
+        "sketch_median": 1,
+        "margin": 0.02,
+        "margin_rate": 1e-3,
+        "margin_limit": 0.5,
+        "logprob_tolerance": 0.05,
+        "level": 1e-9,
+        "confidence": 0.99,
+        "positions": 100_000,
+    }
+    return Thresholds(**(fields | changes))
+
+
 def run_manifest(**changes: Any) -> RunManifest:
     fields: dict[str, Any] = {
         "name": "sample",
@@ -123,16 +142,8 @@ def run_manifest(**changes: Any) -> RunManifest:
         ),
         "proof": ProofSpec(
             sketch="projection",
-            sketch_tolerance=2,
-            sketch_rate=1e-3,
-            sketch_median=1,
-            margin=0.02,
-            margin_rate=1e-3,
-            margin_limit=0.5,
-            logprob_tolerance=0.05,
-            level=1e-9,
-            confidence=0.99,
-            positions=100_000,
+            miners=("torch-float32",),
+            table=(thresholds(),),
             audit_ppm=250_000,
             audit_floor_ppm=50_000,
             audit_halving=8,
@@ -173,6 +184,19 @@ def head(**changes: Any) -> Head:
         "expires_ms": 4_000_000,
     }
     return Head(**(fields | changes))
+
+
+def commitment(groups: tuple[tuple[bytes, int], ...], **changes: Any) -> Commitment:
+    fields: dict[str, Any] = {
+        "run": RUN_ID,
+        "window": 7,
+        "version": 3,
+        "miner": MINER.public,
+        "arithmetic": "torch-float32",
+        "batch": digest("batch"),
+        "groups": groups,
+    }
+    return Commitment(**(fields | changes))
 
 
 def rollout(*tokens: int, reward: float = 0.5) -> Rollout:
@@ -223,6 +247,8 @@ def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
         "miner": MINER.public,
         "validator": VALIDATOR.public,
         "commitment": digest("commitment"),
+        "miner_arithmetic": "torch-float32",
+        "validator_arithmetic": "torch-float32",
         "pledged": 16,
         "submitted": 16,
         "dealt": changes.get("submitted", 16),
@@ -236,6 +262,7 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
     fields: dict[str, Any] = {
         "miner": miner.public,
         "verdict": digest("verdict"),
+        "arithmetic": "torch-float32",
         "pledged": 16,
         "submitted": 16,
         "dealt": changes.get("submitted", 16),
@@ -261,6 +288,7 @@ def summary(*rows: LedgerRow, **changes: Any) -> Summary:
         "weights": digest("weights 3"),
         "roster": (changes.get("validator", VALIDATOR.public),),
         "judges": 1,
+        "arithmetic": "torch-float32",
         "rows": tuple(sorted(rows, key=lambda item: item.miner)),
         "amendments": (),
         "scores": ((MINER.public, 0.5),),
@@ -303,6 +331,7 @@ def announcement(**changes: Any) -> Announcement:
         "space": "https://north.example.org/run",
         "groups": 16,
         "version": 3,
+        "arithmetic": "torch-float32",
         "expires_ms": 99,
         "credential": b"",
     }
@@ -412,7 +441,7 @@ def every_record() -> list[Record]:
         ProofOfWorkSolution(expires_ms=5, nonce=7),
         Invite(run=RUN_ID, key=MINER.public, expires_ms=99),
         group(),
-        Commitment(run=RUN_ID, window=7, version=3, miner=MINER.public, batch=digest("batch"), groups=frames),
+        commitment(frames),
         verdict(judgement(0), rejected(3)),
         ReauditVerdict(**dict(verdict(judgement(1)))),
         summary(

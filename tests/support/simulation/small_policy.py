@@ -40,7 +40,7 @@ def proof(policy_directory: Path) -> ProofFile:
         return proof_file.read(own_file)
     packaged_proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     digest = digest_weights(policy.load_weights(policy_directory)).hex()
-    return packaged_proof.model_copy(update={"measured": packaged_proof.measured.model_copy(update={"policy": digest})})
+    return packaged_proof.model_copy(update={"subject": packaged_proof.subject.model_copy(update={"policy": digest})})
 
 
 if __name__ == "__main__":

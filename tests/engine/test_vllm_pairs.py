@@ -1,0 +1,39 @@
+"""Calibration with the real vLLM on one side of a pair."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from grailnode.calibration.pairs import CalibrationTask, measure_pair
+from grailnode.calibration.variants import Variant, run_pairs
+from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from protocol import environments
+from protocol.rollout.sampling import SamplingParams
+from tests.engine.vllm_site import vllm_python
+
+
+@pytest.mark.vllm
+def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
+    """vLLM in float32 is as far from torch as another batch is, and serves a copy as well as the policy."""
+    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    prompts = environments.get("addition")
+    work = CalibrationTask(policy, SamplingParams(1.0, 8, policy.stops), 8, lambda seed: prompts.problem(seed).prompt)
+    pair = run_pairs(VllmVariant(vllm_python(), tmp_path), Variant(), policy)[0]
+
+    async def scenario() -> tuple[float, float]:
+        servers = VllmServers()
+        try:
+            honest = [group async for group in measure_pair(work, pair, weights, 8, servers=servers)]
+            other = {name: tensor * 1.05 for name, tensor in weights.items()}
+            copied = [group async for group in measure_pair(work, pair, weights, 8, copy=other, servers=servers)]
+        finally:
+            await servers.close()
+        return (
+            max(float(group.shifts.max()) for group in honest),
+            max(float(group.shifts.max()) for group in copied),
+        )
+
+    honest, copied = trio.run(scenario)
+    assert honest < 1e-3 < copied

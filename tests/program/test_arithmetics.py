@@ -1,0 +1,94 @@
+"""How nodes may compute: what `init` signs, and what a node whose engine the run does not admit says at its start."""
+
+from pathlib import Path
+
+import pytest
+
+from grailnode.calibration import proof_file
+from grailnode.calibration.proof_file import ProofFile, ProofFileError
+from grailnode.config import ConfigError
+from grailnode.engine.compute import config_arithmetics
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.node.role_processes import check_start
+from grailnode.run import creation, workspace
+from grailnode.run.creation import open_run
+from grailnode.run.joining import open_config
+from tests.support.processes.command_line import run_command
+
+BFLOAT16 = "engine.dtype='bfloat16'"
+VLLM = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
+
+
+def new_run(directory: Path) -> str:
+    """Create a run that admits float32 in torch alone, and return its run.toml."""
+    return str(workspace.create(directory, creation.Choices(), workspace.Pace()).config)
+
+
+def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(tmp_path: Path) -> None:
+    new_run(tmp_path)
+    proof = open_run((tmp_path / "run.manifest").read_bytes()).record.proof
+    assert (proof.miners, proof.validators) == (("torch-float32",), ("torch-float32",))
+
+
+@pytest.mark.parametrize(
+    ("role", "overrides", "own", "command"),
+    [
+        ("miner", (BFLOAT16,), "torch-bfloat16", "--miner torch-bfloat16 --validator torch-float32"),
+        ("validator", (BFLOAT16,), "torch-bfloat16", "--miner torch-float32 --validator torch-bfloat16"),
+        ("miner", VLLM, "vllm-float32", "--miner vllm-float32 --validator torch-float32"),
+        ("validator", VLLM, "vllm-float32", "--miner torch-float32 --validator vllm-float32"),
+        ("trainer", (BFLOAT16, "trainer.canaries=1"), "torch-bfloat16", "--miner torch-bfloat16"),
+    ],
+)
+def test_a_node_without_thresholds_is_refused_with_the_command_that_measures_them(
+    tmp_path: Path, role: str, overrides: tuple[str, ...], own: str, command: str
+) -> None:
+    config = open_config(new_run(tmp_path), overrides)
+    with pytest.raises(ConfigError) as error_info:
+        check_start(config, role, "miner-1" if role == "miner" else role, print)  # type: ignore[arg-type]
+    line = str(error_info.value)
+    assert "\n" not in line
+    assert f"this node would compute in {own}, for which it has no thresholds" in line
+    assert f"`grailnode calibrate {command}" in line
+
+
+def test_init_refuses_a_pair_that_was_not_measured(tmp_path: Path) -> None:
+    packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+    path = tmp_path / "proof.json"
+    path.write_text(packaged.model_copy(update={"table": packaged.table[-1:]}).to_json())
+    assert ProofFile.parse(path.read_bytes()).table[0].thresholds.pair == ("torch-float32", "torch-float32")
+    choices = creation.Choices(miner_arithmetics=("torch-float32", "torch-bfloat16"))
+    with pytest.raises(ProofFileError, match=r"`grailnode calibrate --miner torch-bfloat16 --validator torch-float32`"):
+        workspace.create(tmp_path / "run", choices, workspace.Pace(), proof=path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
+    run_directory = tmp_path / "run"
+    result = run_command("init", str(run_directory), "--miner-arithmetic", "torch-float32", "--miner-arithmetic",
+                         "torch-bfloat16")  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    proof = open_run((run_directory / "run.manifest").read_bytes()).record.proof
+    assert (proof.miners, proof.validators) == (("torch-bfloat16", "torch-float32"), ("torch-float32",))
+    packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+    for miner in proof.miners:
+        assert proof.row(miner, "torch-float32") == packaged.row(miner, "torch-float32")
+    assert (
+        proof.row("torch-bfloat16", "torch-float32").margin_limit
+        > 100 * proof.row("torch-float32", "torch-float32").margin_limit
+    )
+
+
+def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[engine]\ndtype = "bfloat16"\n')
+    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
+    assert result.returncode == 0, result.stderr
+    proof = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record.proof
+    assert (proof.miners, proof.validators) == (("torch-bfloat16",), ("torch-bfloat16",))
+
+
+def test_an_engine_that_computes_states_apart_checks_in_torchs_arithmetic() -> None:
+    assert config_arithmetics("torch", "bfloat16", "vllm") == ("torch-bfloat16", "torch-bfloat16")
+    assert config_arithmetics("vllm", "float32", "vllm") == ("vllm-float32", "vllm-float32")
+    assert config_arithmetics("vllm", "bfloat16", "torch") == ("vllm-bfloat16", "torch-bfloat16")

@@ -1,0 +1,51 @@
+"""Thresholds and rules of the check for tests and benches."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from grailnode.calibration import proof_file
+from grailnode.calibration.variants import Pair, Variant
+from grailnode.engine.policy import PACKAGED_POLICY
+from protocol.judging.evidence import CountedWindow, Counts
+from protocol.proof import Arithmetic, ProofSpec, Thresholds
+
+FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
+"""The arithmetics of a miner and a validator, as nodes have them by default."""
+
+
+def packaged_thresholds(miner: Arithmetic = "torch-float32") -> Thresholds:
+    """Return the thresholds of the packaged policy for miners in an arithmetic and validators in float32."""
+    return proof_file.read(PACKAGED_POLICY / proof_file.NAME).row(miner, "torch-float32")
+
+
+def proof_of(*rows: Thresholds, **changes: Any) -> ProofSpec:
+    """Return the rules of a run that admits the miners of these rows, and audits everything."""
+    fields: dict[str, Any] = {
+        "sketch": "projection",
+        "miners": tuple(sorted({row.miner for row in rows})),
+        "table": tuple(sorted(rows, key=lambda row: row.pair)),
+        "audit_ppm": 1_000_000,
+        "audit_floor_ppm": 1_000_000,
+        "audit_halving": 16,
+    }
+    return ProofSpec(**(fields | changes))
+
+
+def with_thresholds(proof: ProofSpec, **changes: Any) -> ProofSpec:
+    """Return rules with other values in every row."""
+    return proof.model_copy(update={"table": tuple(row.model_copy(update=changes) for row in proof.table)})
+
+
+def windows_of(counts: Iterable[Counts], thresholds: Thresholds) -> list[CountedWindow]:
+    """Return windows that were counted by the same thresholds."""
+    return [CountedWindow(item, thresholds) for item in counts]
+
+
+def bfloat16_pairs() -> tuple[Pair, ...]:
+    """Return pairs of which one side or both compute in bfloat16, to measure thresholds for all of them together."""
+    base, other = Variant(), Variant(dtype="bfloat16")
+    return (
+        Pair("bfloat16-generated", other, base),
+        Pair("bfloat16-checked", base, other),
+        Pair("bfloat16-both", Variant(dtype="bfloat16", batch_tokens=512), other),
+    )
