@@ -29,7 +29,7 @@ class Rosters:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._rosters: dict[int, Roster] = {}
-        self._lock = trio.Lock()
+        self._locks: defaultdict[int, trio.Lock] = defaultdict(trio.Lock)  # of the windows that are being read
         self._absent: list[str] = []
         self._shown_windows: defaultdict[bytes, set[int]] = defaultdict(set)  # by validator, in which it judged
 
@@ -40,9 +40,10 @@ class Rosters:
             if authority.quorum + spares >= len(authority.validators):
                 self._rosters[window] = Roster.of(authority.validators, (), authority.quorum, spares)
             else:
-                async with self._lock:
+                async with self._locks[window]:
                     if window not in self._rosters:
                         await self._read(window)
+                self._locks.pop(window, None)
         return self._rosters[window]
 
     def forget(self, window: int) -> None:
