@@ -57,6 +57,9 @@ def weight_of(code: int) -> int:
     return (_eighths[code & 7] << (code >> 3)) >> 16
 
 
+_WEIGHTS: Final = tuple(map(weight_of, range(MAX_CODE + 1)))  # a frame's tables need hundreds of them
+
+
 def code_of(probability: float) -> int:
     """Return the code whose weight fits a probability of change best."""
     ticks = -math.log2(max(1.0 - probability, 2.0**-16)) * HALF_LIFE
@@ -119,7 +122,7 @@ class Model:
         return [gap_widths(weight_of(group.code)) for group in self.groups]
 
     def _step_widths(self) -> list[tuple[int, ...]]:
-        return [step_widths(tuple(map(weight_of, group.steps))) for group in self.groups]
+        return [step_widths(tuple([_WEIGHTS[code] for code in group.steps])) for group in self.groups]
 
     def encoder_tables(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Build the encoder tables of gaps and of steps, by group: uint64 [groups, 2 * symbols]; see `fill_entries`."""
