@@ -2,6 +2,7 @@
 
     python -m bench.quantized steps
     python -m bench.quantized demo
+    python -m bench.quantized policy DIR --precision fp8
 
 `steps` takes one matrix of bench.checkpoints (60 steps of AdamW) at several learning rates, and publishes the last two
 masters in each precision. `as values` is the patch of the same values in BF16. It also counts the rows that get another
@@ -10,17 +11,24 @@ largest weight over the largest code. 20 CPU seconds and 1 GB with the defaults.
 
 `demo` lets the packaged policy learn by bench.learning's simulation and publishes each of its masters in each
 precision; then it learns with each precision. About 15 CPU seconds a row.
+
+`policy` writes the packaged policy with the values of its codes, for `grailnode calibrate --policy DIR`, which measures
+how far honest nodes of a quantized run differ.
 """
 
 import argparse
+import json
 import statistics
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from bench.checkpoints import simulate
+from grailnode.engine import policy as policies
+from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from protocol import patch
 from protocol.digest import Weights
 from protocol.patch.values import bits_of
@@ -128,10 +136,20 @@ def _demo(windows: int, rate: float, seeds: list[int]) -> None:
             print(f"{row}  seed {seed}: {first:.3f} {last:.3f}  {cost}", flush=True)
 
 
+def _write_policy(directory: Path, precision: Precision) -> None:
+    """Write the packaged policy with the values of its codes."""
+    config, tokenizer = ((PACKAGED_POLICY / name).read_text() for name in ("config.json", "tokenizer.json"))
+    policies.save(
+        directory, json.loads(config), tokenizer, dequantize(quantize(load_weights(PACKAGED_POLICY), precision))
+    )
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["steps", "demo"])
+    parser.add_argument("command", choices=["steps", "demo", "policy"])
+    parser.add_argument("directory", nargs="?", type=Path, help="that `policy` writes")
+    parser.add_argument("--precision", choices=_QUANTIZED, default="fp8", help="of `policy`")
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--columns", type=int, default=2048)
     parser.add_argument("--rates", default=",".join(f"{rate:g}" for rate in _RATES), help="learning rates of `steps`")
@@ -143,6 +161,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.command == "steps":
         _steps(arguments.rows, arguments.columns, [float(rate) for rate in arguments.rates.split(",")], arguments.seed)
+    elif arguments.command == "policy":
+        _write_policy(arguments.directory, arguments.precision)
     else:
         _demo(arguments.windows, arguments.rate, [int(seed) for seed in arguments.seeds.split(",")])
 
