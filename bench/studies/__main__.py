@@ -8,8 +8,8 @@
 Each command prints tables and draws figures (SVG) into `--figures`. Two workloads take the place of a large model: the
 packaged policy, which learns from rollouts of its own with the product's learner, and a matrix with the weights of a
 real layer under gradients of noise. With `--results FILE` each run is written there as soon as it has ended, and runs
-that are there are not made again: the first three commands share theirs. A run takes about 20 CPU seconds; `rates` has
-14, `optimizer` 10, `staleness` 25. The commands need the `test` extra.
+that are there are not made again: the first three commands share theirs. A run takes 5 to 20 CPU seconds; `rates` has
+14, `optimizer` 6, `staleness` 25. The commands need the `test` extra.
 """
 
 import argparse

@@ -52,6 +52,7 @@ class EffectMeter:
     _lengths: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._sample: Tensor | None = None
         self._past: deque[tuple[Tensor, Tensor]] = deque(maxlen=self.distances[-1] + 1)  # masters and views, float32
 
     def add(self, state: State) -> None:
@@ -87,7 +88,9 @@ class EffectMeter:
             self._note("non-zero", float((gradient != 0).float().mean()))
             self._note("gradient in changed", float(squares[changed].sum() / squares.sum()))
         ratio = update / self.rate
-        sample = ratio[torch.randperm(len(ratio), generator=torch.Generator().manual_seed(0))[:_SAMPLES]]
+        if self._sample is None:
+            self._sample = torch.randperm(len(ratio), generator=torch.Generator().manual_seed(0))[:_SAMPLES]
+        sample = ratio[self._sample]
         self._note("mean", float(ratio.mean()))
         self._note("median", float(sample.quantile(0.5)))
         self._note("99%", float(sample.quantile(0.99)))

@@ -85,5 +85,5 @@ class Records:
     def _layer(self, recipe: Recipe) -> Iterator[State]:
         unit = replace(recipe, rate=1.0)
         if unit not in self._layers:
-            self._layers = {unit: Layer(unit)}  # one at a time: its drifts take 350 MB
+            self._layers = {unit: Layer(unit)}  # one at a time: its drifts take 180 MB
         return self._layers[unit].states(recipe.rate)

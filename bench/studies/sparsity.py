@@ -15,9 +15,7 @@ RATES: Final = (1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
 AGES: Final = (1, 8, 32)
 RECIPES: Final = {
     "betas 0.9, 0.95": Recipe(),
-    "betas 0.9, 0.99": Recipe(betas=(0.9, 0.99)),
     "betas 0.9, 0.999": Recipe(betas=(0.9, 0.999)),
-    "betas 0, 0.95": Recipe(betas=(0.0, 0.95)),
     "no warm-up": Recipe(warm_up=0),
 }
 _DRAWN: Final = ("betas 0.9, 0.95", "betas 0.9, 0.999")

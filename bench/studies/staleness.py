@@ -24,6 +24,7 @@ from tests.support.simulation import small_policy
 DELAYS: Final = (0, 2, 4, 8, 16)
 STEPS: Final = 80
 WARM_UP: Final = 10
+GROUPS: Final = 16
 POLICIES: Final = {"packaged": (PACKAGED_POLICY, 7e-6), "small": (small_policy.DIRECTORY, 1e-4)}
 """The directory and the learning rate of each policy."""
 _EVERY: Final = 16
@@ -58,7 +59,7 @@ class Outcome:
 def run_trial(name: str, delay: int, seed: int) -> Outcome:
     """Train one policy with one delay."""
     directory, rate = POLICIES[name]
-    policy = LearningPolicy(Recipe(rate, WARM_UP), directory, seed=seed, delay=delay, held_out=512)
+    policy = LearningPolicy(Recipe(rate, WARM_UP), directory, groups=GROUPS, seed=seed, delay=delay, held_out=512)
     shares, curve = None, []
     for state in policy.states(STEPS):
         if shares is None:

@@ -1,6 +1,6 @@
 """The workloads of the studies: a small policy that learns, and a matrix with the weights of a real layer.
 
-The policy is the packaged one. It learns sums from rollouts of its own with the product's learner: 16 groups of 8
+The policy is the packaged one. It learns sums from rollouts of its own with the product's learner: 8 groups of 8
 rollouts in a step, and a version after each step. Its gradients are real, but its weights are not those of a large
 model.
 
@@ -32,9 +32,9 @@ WARM_UP: Final = 20
 """Optimizer steps in which the learning rate grows (PULSE, F.4)."""
 STEPS: Final = 84
 """Optimizer steps of a run."""
-GROUPS: Final = 16
+GROUPS: Final = 8
 """Groups of 8 rollouts in a step of the policy."""
-ROWS, COLUMNS = 512, 2048
+ROWS, COLUMNS = 256, 2048
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,22 @@ class LearningPolicy(Simulation):
 
     Args:
         directory: of the policy.
+        groups: of 8 rollouts in a step.
         delay: how many steps older the policy is that samples a step's rollouts.
         held_out: problems on which pass@1 is measured.
     """
 
     def __init__(
-        self, recipe: Recipe, directory: Path = PACKAGED_POLICY, *, seed: int = 0, delay: int = 0, held_out: int = 256
+        self,
+        recipe: Recipe,
+        directory: Path = PACKAGED_POLICY,
+        *,
+        groups: int = GROUPS,
+        seed: int = 0,
+        delay: int = 0,
+        held_out: int = 256,
     ) -> None:
-        super().__init__(Setup(policy=str(directory), seed=seed, groups=GROUPS, held_out=held_out))
+        super().__init__(Setup(policy=str(directory), seed=seed, groups=groups, held_out=held_out))
         self._delay = delay
         model = build(Policy.load(directory))
         self._learner = Learner(model, self.versions[0], LearnerSettings(optimizer=recipe.settings()))
