@@ -19,7 +19,7 @@ from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Assignment, Task
 from roles.ports import Engine, Forward, Generation, ObjectStore
-from roles.trainer.spool import canary_path
+from roles.trainer.spool import canary_path, pack_canary_note
 from roles.validator.judge import Judge
 
 _PLAIN_FACTOR = 2.0  # times `margin_limit` or `sketch_median`, which no honest group exceeds
@@ -88,7 +88,8 @@ class CanaryProducer(HonestProducer):
             judgement = await self._judge(mining_window, group)
             if judgement.accepted:
                 path = canary_path(mining_window.window, group.index, judgement.digest)
-                await self._trainer_state.put(path, judgement.logprobs)
+                note = pack_canary_note(self.engine.generating_arithmetic, judgement.logprobs)
+                await self._trainer_state.put(path, note)
         return group
 
     async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:

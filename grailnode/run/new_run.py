@@ -244,6 +244,10 @@ def _choices(options: InitOptions, rules: RulesSection, chain: ChainInfo | None,
             f"{options.quorum} of {validators} validators can never accept; lower --quorum, or name more with "
             "--validator"
         )
+    if options.numerics == "exact" and (options.miner_arithmetics or options.validator_arithmetics):
+        raise WorkspaceError(
+            "--numerics exact: all nodes compute in exact arithmetic; drop --miner-arithmetic, --validator-arithmetic"
+        )
     generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
     choices = Choices(
         name=_title(options),

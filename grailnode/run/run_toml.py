@@ -74,7 +74,7 @@ relays = []
 
 [engine]
 device = "cpu"      # or "cuda"
-dtype = "float32"   # what BF16 weights are widened to; "bfloat16" on a GPU
+dtype = "float32"   # what BF16 weights are widened to; "bfloat16" on a GPU, where the run admits it
 threads = 1         # of torch, for each process
 
 [trainer]

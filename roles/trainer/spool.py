@@ -33,6 +33,17 @@ COLLECTOR_PROGRESS = "collector-progress"
 PUBLISHED_WEIGHTS = "chain/weights/"
 
 
+def pack_canary_note(arithmetic: str, logprobs: bytes) -> bytes:
+    """Return what a canary notes on a true group: how it computed, and the log-probabilities (float32 each)."""
+    return arithmetic.encode() + b"\n" + logprobs
+
+
+def unpack_canary_note(data: bytes) -> tuple[str, bytes]:
+    """Return the arithmetic and the log-probabilities that a canary has noted."""
+    arithmetic, _, logprobs = data.partition(b"\n")
+    return arithmetic.decode(), logprobs
+
+
 def canary_path(window: int, index: int, digest: bytes) -> str:
     """Return the path of the log-probabilities of a canary's true group.
 

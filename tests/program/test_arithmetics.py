@@ -79,6 +79,12 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     )
 
 
+def test_an_exact_run_has_one_arithmetic(tmp_path: Path) -> None:
+    result = run_command("init", str(tmp_path / "run"), "--numerics", "exact", "--miner-arithmetic", "torch-float32")
+    assert result.returncode == 1
+    assert "drop --miner-arithmetic" in result.stderr
+
+
 def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[engine]\ndtype = "bfloat16"\n')

@@ -10,7 +10,7 @@ from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
-from roles.trainer.spool import canary_path
+from roles.trainer.spool import canary_path, pack_canary_note
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
 from tests.support.builders.proofs import with_thresholds
 from tests.support.builders.samples import judgement, rejected, verdict
@@ -63,8 +63,10 @@ def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(chan
         monitor = ValidatorMonitor(node, canaries=1)
         truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
         opinion = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
-        await state.put(canary_path(WINDOW, 0, opinion.digest), truth.astype("<f4").tobytes())
-        canary_verdict = verdict(opinion, judgement(2), window=WINDOW, miner=CANARY)  # nothing is noted of group 2
+        note = pack_canary_note("torch-float32", truth.astype("<f4").tobytes())
+        await state.put(canary_path(WINDOW, 0, opinion.digest), note)
+        # The validator says that the canary computes more roughly than it does; nothing is noted of group 2.
+        canary_verdict = verdict(opinion, judgement(2), window=WINDOW, miner=CANARY, miner_arithmetic="torch-bfloat16")
         await monitor.examine(WINDOW, CANARY, {canary_verdict.validator: canary_verdict})
         assert monitor.distrusted_validators == ({canary_verdict.validator} if is_false else set())
         report = monitor.report(WINDOW)

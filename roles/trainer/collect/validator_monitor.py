@@ -15,7 +15,7 @@ from protocol.limits import MAX_GROUPS, MAX_VERDICT_BYTES
 from roles.node.identity import Node
 from roles.ports import NotFoundError
 from roles.trainer.collect.quorum import Opinion, logprobs_agree, split_by_logprobs
-from roles.trainer.spool import CANARIES, canary_path
+from roles.trainer.spool import CANARIES, canary_path, unpack_canary_note
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
 _MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
@@ -77,18 +77,16 @@ class ValidatorMonitor:
             and not (false and item.reason in _JOINT_REASONS)  # a true group that was rejected with the false ones
         ]
 
-    def _tolerance(self, verdict: Verdict) -> float:
-        """Return how far the log-probabilities of a canary and of a verdict on it may differ."""
-        return self._node.run.proof.logprob_tolerance(verdict.miner_arithmetic, verdict.validator_arithmetic)
-
     async def _logprob_failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
         """Return the true groups that a validator accepts with other log-probabilities than the canary computed."""
         failures = []
         for item in verdict.judgements:
             if item.accepted and not is_false_group(self._node.key, window, item.index):
                 with suppress(NotFoundError):
-                    truth = await self._node.state.get(canary_path(window, item.index, item.digest), MAX_VERDICT_BYTES)
-                    if not logprobs_agree(truth, item.logprobs, self._tolerance(verdict)):
+                    note = await self._node.state.get(canary_path(window, item.index, item.digest), MAX_VERDICT_BYTES)
+                    arithmetic, truth = unpack_canary_note(note)
+                    tolerance = self._node.run.proof.logprob_tolerance(arithmetic, verdict.validator_arithmetic)
+                    if not logprobs_agree(truth, item.logprobs, tolerance):
                         failures.append(_failure(validator, verdict.miner, item, "logprobs"))
         return failures
 
