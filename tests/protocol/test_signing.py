@@ -224,6 +224,7 @@ def test_each_altered_field_of_a_body_is_refused() -> None:
         "space": "https://south.example.org",
         "groups": 17,
         "version": 99,
+        "arithmetic": "torch-bfloat16",
         "expires_ms": 100,
         "credential": b"x",
     }
