@@ -56,13 +56,13 @@ class Rosters:
         present: set[bytes] = set()
 
         async def look(validator: bytes) -> None:
-            shown = self._shown_windows[validator]
+            seen_windows = self._shown_windows[validator]
             for number in reversed(windows):
-                if number in shown or await self._shows_work(validator, number):
-                    shown.add(number)
+                if number in seen_windows or await self._shows_work(validator, number):
+                    seen_windows.add(number)
                     present.add(validator)
                     break
-            shown.intersection_update(windows)
+            seen_windows.intersection_update(windows)
 
         seconds = _PATIENCE * node.run.schedule.audit_rounds * node.run.beacon.period_ms / 1000
         with trio.move_on_after(seconds):

@@ -111,8 +111,8 @@ def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> A
             value = W(values[at] | W(magnitude))
             values[at] = value
             in_range = in_range and W(magnitude) < W(INFINITE) and exact_rank(base[at], value) < S(0)
-            moved = bits_of_float(float_of(base[at]) - float_of(value))
-            visible = visible and view_of(moved) != view_of(base[at])
+            new_weight = bits_of_float(float_of(base[at]) - float_of(value))
+            visible = visible and view_of(new_weight) != view_of(base[at])
     state[0], state[1] = bits, left
     if not in_range:
         return I(LEAVES_DTYPE)

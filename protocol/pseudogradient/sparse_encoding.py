@@ -81,8 +81,8 @@ class Inputs:
         )
 
 
-class _Found:
-    """What the scan of a chunk has found so far; see `scanning.scan`.
+class _EntryList:
+    """The entries of a chunk as far as it was scanned; see `scanning.scan`.
 
     Args:
         changes: array for all entries.
@@ -138,8 +138,8 @@ class SparseEncoder:
         exponent = 134 + math.frexp(root_mean_square)[1] - 1 if root_mean_square else 0
         return min(254, max(MIN_FLOOR + self._coding.fraction, exponent))
 
-    def _scan(self, inputs: Inputs, residual: Floats, form: NDArray[np.uint64], found: _Found) -> int:
-        """Append the entries of some elements to those that were found; return their total number.
+    def _scan(self, inputs: Inputs, residual: Floats, form: NDArray[np.uint64], listing: _EntryList) -> int:
+        """Append the entries of some elements to the list; return their total number.
 
         Raises:
             ContributionError: the update is not finite.
@@ -152,9 +152,9 @@ class SparseEncoder:
                 continue
             own = inputs.slice(begin, end) if end == whole else inputs.slice(begin, end).padded(VECTOR_SIZE)
             out = residual[begin:end] if end == whole else np.empty(VECTOR_SIZE, np.float32)
-            arrays = (own.base, own.local, own.feedback, np.float32(own.decay), form, found.grid, out)
+            arrays = (own.base, own.local, own.feedback, np.float32(own.decay), form, listing.grid, out)
             scratch = (block.floats, block.flags, block.words, block.entries, block.classes)
-            results = (found.gaps, found.changes, found.counts, self._unranked, found.filled, found.squares)
+            results = (listing.gaps, listing.changes, listing.counts, self._unranked, listing.filled, listing.squares)
             count = scans().scan(*arrays, *scratch, *results)
             if count < 0:
                 raise ContributionError("values that are not finite", "an update")
@@ -168,17 +168,17 @@ class SparseEncoder:
         grid = np.array((reference, self._coding.fraction, self._coding.exact), np.uint64)
         changes = self._scratch.unsorted
         first, classes = self._classes(sample, grid)
-        found = _Found(grid, changes, squares)
-        count = self._scan(inputs, residual, form_of(WORDS, first, classes), found)
+        listing = _EntryList(grid, changes, squares)
+        count = self._scan(inputs, residual, form_of(WORDS, first, classes), listing)
         if count == 0:
             return 0, varint(0)
         statistics, kernels, ordered = Statistics(), coders_for(2), self._sorted[:count]
-        kernels.sort(changes, count, np.cumsum(found.counts) - found.counts, ordered)
+        kernels.sort(changes, count, np.cumsum(listing.counts) - listing.counts, ordered)
         kernels.tally(ordered, count, statistics.elements, statistics.steps)
-        statistics.elements[1:] -= found.gaps
+        statistics.elements[1:] -= listing.gaps
         model = statistics.model(LAYOUT, first, classes)
         head = varint(count) + (b"" if self._coding.exact else bytes((reference,))) + write_model(model)
-        return count, head + self._sections(ordered, found.counts, model, found.filled)
+        return count, head + self._sections(ordered, listing.counts, model, listing.filled)
 
     def _classes(self, sample: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
         """Choose the classes of a chunk by the exponents of the entries in a sample."""
