@@ -29,8 +29,8 @@ _VALIDATORS = (1, 2, 4, 8)
 _QUORUMS = (1, 2)
 _MINERS, _MINER_GROUPS = 17, 8
 _PREFILL_SECONDS = 0.12  # of a group: a validator judges sixteen in a window of two seconds
-_WARM_WINDOWS = 5  # in which prefills take no time, so that all validators get to know the miners
-_FIRST_WINDOW, _LAST_WINDOW = 7, 12
+_WARM_WINDOWS = 3  # in which prefills take no time, so that all validators get to know the miners
+_FIRST_WINDOW, _LAST_WINDOW = 4, 8
 _CHOICES = Choices(groups=_MINER_GROUPS, group_size=2, max_tokens=4)
 
 _DEALS = 20_000

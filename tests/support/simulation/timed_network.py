@@ -1,17 +1,22 @@
 """A network in which a validator's prefill takes a fixed time of the virtual clock."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import trio
 
 from grailnode.engine.compute import make_engine
+from grailnode.node.settings import TrainerSettings
 from grailnode.run.creation import Choices
 from roles.authority_updates import run_under_authority
+from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.ports import Engine, Forward
 from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator, ValidatorSettings
 from tests.support.simulation.network import Network
+
+_NEVER: Final = 1 << 20  # groups of a step
 
 
 class TimedEngine:
@@ -37,7 +42,8 @@ class TimedEngine:
 
 
 class TimedNetwork(Network):
-    """A network whose validators take some time for a prefill, and evaluate nothing.
+    """A network whose validators take some time for a prefill, and evaluate nothing. Its miners deliver as many groups
+    as the run allows. Its trainer takes no steps: new versions would make pledges lapse.
 
     Attributes:
         prefill_seconds: of a group.
@@ -46,6 +52,12 @@ class TimedNetwork(Network):
     def __init__(self, choices: Choices, validators: int, quorum: int) -> None:
         super().__init__(choices, validators, quorum)
         self.prefill_seconds = 0.0
+
+    def trainer_settings(self, groups_per_step: int = _NEVER, canaries: int = 0, **publisher: Any) -> TrainerSettings:
+        return super().trainer_settings(_NEVER, canaries, **publisher)
+
+    async def run_miner(self, name: str, groups: int = 0, producer: Any = HonestProducer) -> None:
+        await super().run_miner(name, self.run.groups, producer)
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
