@@ -138,12 +138,12 @@ class ProofSpec(Record):
         raise PairError(f"the run has no thresholds for miners in {miner} and validators in {validator}; {admitted}")
 
     def widest(self, *miners: str) -> Thresholds:
-        """Return thresholds for groups of miners' arithmetics within which those of every validator lie.
+        """Return thresholds for groups of one or more arithmetics of miners within which those of every validator lie.
 
         Raises:
             PairError: the run does not admit such miners.
         """
-        rows = [self.row(miner, validator) for miner in miners for validator in self.validators]
+        rows = [self.row(miner, validator) for miner in sorted(miners) for validator in self.validators]
         bounds = (name for name in Thresholds.model_fields if name not in ("miner", "validator", "confidence"))
         widest = {name: max(getattr(row, name) for row in rows) for name in bounds}
         return rows[0].model_copy(update=widest | {"level": min(row.level for row in rows)})

@@ -109,27 +109,31 @@ async def measure_pair(
     Raises:
         PolicyError, EngineError: one of the two cannot compute this policy.
     """
-    checking = await _serve(work, pair.checking, weights, work.lora, servers)
+    checking = await _serve(work.policy, pair.checking, weights, servers, work.lora)
     side = pair.generating
     if copy is not None and side == pair.checking and isinstance(side, VllmVariant):
         side = side.in_small_batches()
     if copy is None:
-        generating = await _serve(work, side, weights, work.lora, servers)
+        generating = await _serve(work.policy, side, weights, servers, work.lora)
     else:
-        generating = await _serve(work, side, copy, None, servers)
+        generating = await _serve(work.policy, side, copy, servers, None)
     async for group in measure(work, generating, checking, groups, first=first):
         yield group
 
 
 async def _serve(
-    work: CalibrationTask, side: AnyVariant, weights: Weights, lora: LoraSpec | None, servers: VllmServers | None
+    policy: Policy, side: AnyVariant, weights: Weights, servers: VllmServers | None, lora: LoraSpec | None
 ) -> Engine:
-    """Return an engine that computes as one side of a pair, and serves these weights."""
-    if not isinstance(side, VllmVariant):
-        return await side.serve(work.policy, weights, lora)
-    if servers is None or lora is not None:
-        raise ValueError("a pair with vLLM, and no servers for it, or adapters, which they do not serve")
-    return await servers.serve(side, work.policy, weights)
+    """Return an engine that computes as one side of a pair, and serves these weights.
+
+    Args:
+        lora: where the weights have adapters beside a base; None for weights without.
+    """
+    if isinstance(side, VllmVariant):
+        if servers is None or lora is not None:
+            raise ValueError("a pair with vLLM, and no servers, or adapters")
+        return await servers.serve(side, policy, weights)
+    return await side.serve(policy, weights, lora)
 
 
 async def measure(

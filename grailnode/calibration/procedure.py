@@ -23,9 +23,10 @@ from grailnode.calibration.proof_file import (
     Subject,
 )
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
-from grailnode.calibration.variants import Pair, Variant
+from grailnode.calibration.variants import Pair
 from grailnode.calibration.vllm_variant import VllmServers
 from grailnode.engine import policy as policies
+from grailnode.engine.causal_model import build
 from grailnode.engine.lora_model import merged_weights
 from protocol.digest import Weights, digest_weights
 from protocol.lora import PREFIX, LoraSpec
@@ -122,9 +123,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
 
 def _with_adapters(job: CalibrationJob, base: Weights, lora: LoraSpec) -> tuple[Weights, Weights]:
     """Return the weights of a base with random adapters: beside each other by the names of the modules, and merged."""
-    side = job.pairs[0].generating
-    assert isinstance(side, Variant), "vLLM serves no adapters"
-    shapes = side.model(job.work.policy, lora).shapes
+    shapes = build(job.work.policy, lora=lora).shapes
     adapters = random_adapters(base, shapes, lora.scale, job.adapter_share, job.work.seed)
     beside = {name.removeprefix(PREFIX): tensor for name, tensor in adapters.items()}
     return {**base, **beside}, merged_weights(base, adapters, lora.scale)
