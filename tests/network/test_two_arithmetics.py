@@ -21,7 +21,15 @@ from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulate
 
-WIDE = {"sketch_tolerance": 16, "sketch_median": 64, "margin": 0.5, "margin_limit": 100.0, "logprob_tolerance": 1.0}
+WIDE = {
+    "sketch_tolerance": 16,
+    "sketch_rate": 0.05,
+    "sketch_median": 64,
+    "margin": 0.5,
+    "margin_rate": 0.05,
+    "margin_limit": 100.0,
+    "logprob_tolerance": 1.0,
+}
 ADMITTED = ("torch-bfloat16", "torch-float32")
 
 
