@@ -16,7 +16,7 @@ from protocol.patch.sparse import chunks_of
 from protocol.patch.values import bits_of, copy_bits
 
 NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
-"""Returns contiguous tensors on the CPU, of the names, dtypes and shapes of others; their elements are arbitrary."""
+"""Returns tensors of the names, dtypes and shapes of others, contiguous and aligned on the CPU, with any elements."""
 
 
 def row_edges(shape: tuple[int, ...]) -> list[int]:
