@@ -193,7 +193,8 @@ class FaultyNetwork(Network):
     states: dict[str, RecordingStore]  # type: ignore[assignment]
 
     def __init__(self, fault_schedule: FaultSchedule) -> None:
-        choices = replace(CHOICES, spares=fault_schedule.spares)
+        # The name gives each seed problems of its own: if all had the same, one draw would decide what they learn.
+        choices = replace(CHOICES, name=f"seed {fault_schedule.seed}", spares=fault_schedule.spares)
         super().__init__(choices, fault_schedule.validators, fault_schedule.quorum, small_policy.DIRECTORY)
         self.fault_schedule = fault_schedule
         self.store = RecordingStore()
