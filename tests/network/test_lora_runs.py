@@ -34,7 +34,7 @@ from tests.support.simulation.network_runs import run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=4)
-LAST_WINDOW = 9
+LAST_WINDOW = 12
 OTHER_FUNCTIONS = {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
 
 

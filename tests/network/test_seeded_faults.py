@@ -1,6 +1,6 @@
 """Seeded simulations of a network under storage faults, cut links and killed processes.
 
-Every run takes 16 seeds, `pytest -m slow` takes 106, and `python -m bench.simulation` takes 2,000 more.
+Every run takes 16 seeds, `pytest -m slow` takes 66, and `python -m bench.simulation` takes 2,000 more.
 """
 
 import logging
@@ -16,10 +16,12 @@ from tests.support.simulation.sweep import SeedOutcome, run_seed, silence_beacon
 REGRESSIONS = (485, 641, 847, 922, 1782, 1839)
 """Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;
 nodes that waited for a future round after their clock, an hour ahead, was corrected; and a trainer that gave up a
-validator whose storage hid one object at each of the last reads, although each of them showed the one before.
+validator whose storage hid one object at each of the last reads, although each of them showed the one before. A run's
+manifest decides about its problems and its order, so with another format they are seeds like others; each error also
+has a test of its own.
 """
 SEEDS = (*range(0, 30, 3), *REGRESSIONS)
-ALL_SEEDS = (*range(100), *REGRESSIONS)
+ALL_SEEDS = (*range(60), *REGRESSIONS)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_no_seed_violates_an_invariant():
 
 
 @pytest.mark.slow
-def test_no_seed_of_a_hundred_violates_an_invariant():
+def test_no_seed_of_sixty_violates_an_invariant():
     outcomes = list(sweep(ALL_SEEDS, processes=min(4, os.cpu_count() or 1)))
     assert len(outcomes) == len(ALL_SEEDS)
     check_outcomes(outcomes)
@@ -61,7 +63,7 @@ def test_no_seed_of_a_network_that_deals_its_groups_violates_an_invariant():
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet_beacon")
 def test_no_seed_of_many_networks_that_deal_their_groups_violates_an_invariant():
-    check_outcomes([run_seed(seed, dealing=True) for seed in range(3, 15)])
+    check_outcomes([run_seed(seed, dealing=True) for seed in range(3, 11)])
 
 
 @pytest.mark.usefixtures("quiet_beacon")
