@@ -17,8 +17,7 @@ REGRESSIONS = (485, 641, 847, 922, 1782, 1839)
 """Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;
 nodes that waited for a future round after their clock, an hour ahead, was corrected; and a trainer that gave up a
 validator whose storage hid one object at each of the last reads, although each of them showed the one before. A run's
-manifest decides about its problems and its order, so with another format they are seeds like others; each error also
-has a test of its own.
+manifest decides about its problems and its order, so with another format they are seeds like others.
 """
 SEEDS = (*range(0, 30, 3), *REGRESSIONS)
 ALL_SEEDS = (*range(60), *REGRESSIONS)
