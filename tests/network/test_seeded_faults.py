@@ -55,8 +55,8 @@ def test_no_seed_of_sixty_violates_an_invariant():
 
 @pytest.mark.usefixtures("quiet_beacon")
 def test_no_seed_of_a_network_that_deals_its_groups_violates_an_invariant():
-    outcomes = [run_seed(seed, dealing=True) for seed in (0, 2)]
-    assert {item.seed: item.violations for item in outcomes} == {0: (), 2: ()}
+    outcomes = [run_seed(seed, dealing=True) for seed in (0, 2, 178)]  # in the last one a version lapses
+    assert {item.seed: item.violations for item in outcomes} == {0: (), 2: (), 178: ()}
 
 
 @pytest.mark.slow
