@@ -156,7 +156,7 @@ def _dealt_groups(network: FaultyNetwork, verdict: Verdict) -> Collection[int]:
     """Return the groups of a miner's window that were dealt to the validator, by the roster of its own summary; all if
     it has not revealed that, or if the miner's version has lapsed, of which each validator says so of all groups.
     """
-    if any(judgement.reason == Reason.LAPSED for judgement in verdict.judgements):
+    if verdict.lapsed:
         return range(verdict.submitted)
     for put in network.store.under(paths.summary(verdict.validator, verdict.window)):
         summary = open_signed(put.data, Summary, [verdict.validator]).record
