@@ -305,8 +305,9 @@ class Training:
             if newest > 0:
                 raise StateError(f"{NOTES} of this node's state", f"missing, but version {newest} was made from it")
             if newest < 0:
-                genesis = await node.run_sync(self._checked_genesis)
+                genesis = dict(await node.run_sync(self._checked_genesis))
                 await self._put_snapshot(SnapshotName(0, 0), TensorSource.of(genesis))
+                await node.run_sync(genesis.clear)  # on the event loop, giving back the memory takes long
             self._version = 0
             self._buffer.advance(self._version)
             return
