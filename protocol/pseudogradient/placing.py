@@ -95,15 +95,15 @@ def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> A
         base: bit patterns of the block's weights: uint32 [n].
         masks: which elements of each vector have such a value: uint64.
         unranked: their bits, followed by at least two integers: uint32.
-        state: the number of the next bit, and how many values are left: uint64[2].
+        state: the number of the next bit, and how many values remain: uint64[2].
         values: bit patterns of the block's values, which have the sign already: uint32 [n].
     """
-    bits, left, in_range, visible = state[0], state[1], True, True
+    bits, remaining, in_range, visible = state[0], state[1], True, True
     for vector in range(base.size // VECTOR_SIZE):
         rest = masks[vector]
-        if U(popcount(rest)) > left:
+        if U(popcount(rest)) > remaining:
             return I(CUT_OFF)
-        left -= U(popcount(rest))
+        remaining -= U(popcount(rest))
         while rest != U(0):
             at = U(vector) * U(VECTOR_SIZE) + lowest_bit(rest)
             rest &= rest - U(1)
@@ -113,7 +113,7 @@ def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> A
             in_range = in_range and W(magnitude) < W(INFINITE) and exact_rank(base[at], value) < S(0)
             new_weight = bits_of_float(float_of(base[at]) - float_of(value))
             visible = visible and view_of(new_weight) != view_of(base[at])
-    state[0], state[1] = bits, left
+    state[0], state[1] = bits, remaining
     if not in_range:
         return I(LEAVES_DTYPE)
     return I(0) if visible else I(LEAVES_CLASS)

@@ -126,9 +126,9 @@ def _place(
     ends = cursor + counts
     gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)[1:].copy()
     bits = np.frombuffer(bytes(unranked[0]) + bytes(8 + -len(unranked[0]) % 4), "<u4").astype(np.uint32)
-    left = np.array((0, unranked[1]), np.uint64)
+    position = np.array((0, unranked[1]), np.uint64)  # in the bits of values without a rank: read, remaining
     scratch = (out.block.words, out.block.entries, out.block.masks, out.block.classes)
-    state = (*forms, changes, cursor, gaps, *scratch, bits, left, out.squares)
+    state = (*forms, changes, cursor, gaps, *scratch, bits, position, out.squares)
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
     _check(placer()(base[:whole].view(np.uint32), *state, out.values[:whole]))
     if whole < base.size:
@@ -140,7 +140,7 @@ def _place(
         out.values[whole:] = values[: base.size - whole]
     if (cursor != ends).any():
         raise ContributionError(_reasons[PAST_THE_END], _WHERE)
-    if left[1]:
+    if position[1]:
         raise ContributionError(_reasons[LEFT_OVER], _WHERE)
 
 

@@ -149,12 +149,12 @@ def exact_rank(bits: Any, code: Any) -> Any:
     exponent = S(magnitude >> S(23))
     mantissa = S(S(magnitude & S(0x7FFFFF)) | S(S(exponent > S(0)) << S(23)))
     shift = S(max(exponent, S(1)) - exponent_of(bits))
-    left, right = min(max(shift, S(0)), S(1)), min(max(S(-shift), S(0)), S(31))
-    units = S(S(mantissa << left) >> right)
+    left_shift, right_shift = min(max(shift, S(0)), S(1)), min(max(S(-shift), S(0)), S(31))
+    units = S(S(mantissa << left_shift) >> right_shift)
     least_out, least_in = borders(bits, S(0))
     outwards = S(W(code ^ bits) >> W(31))
     least = least_out if outwards != S(0) else least_in
-    whole = S(S(units << right) == S(mantissa << left)) & S(shift <= S(1)) & S(units <= S(MAX_UNITS))
+    whole = S(S(units << right_shift) == S(mantissa << left_shift)) & S(shift <= S(1)) & S(units <= S(MAX_UNITS))
     has_rank = whole & S(units >= least)
     return rank_of(units, outwards, least_out, least_in) if has_rank != S(0) else S(-1)
 

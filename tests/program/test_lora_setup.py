@@ -13,16 +13,14 @@ from grailnode.engine.adapter_files import read_adapters
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
-from grailnode.node.role_processes import check_start
 from grailnode.node.run_model import check_lora, genesis_reader, trainer_model
-from grailnode.run import key_files, workspace
+from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
-from grailnode.run.joining import open_config
 from grailnode.run.recipe import read_recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
-from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
+from tests.program.start_refusals import check_canary_is_refused, check_site_is_refused
 from tests.support.builders.policies import write_policy
 from tests.support.processes.command_line import run_command
 
@@ -110,19 +108,11 @@ def local_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_canary_that_cannot_serve_adapters_is_refused_at_the_trainers_start(local_run: Path) -> None:
-    vllm = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
-    with pytest.raises(ConfigError, match='"vllm" cannot serve this run'):
-        check_start(open_config(str(local_run), ("trainer.canaries=1", *vllm)), "trainer", "trainer", print)
+    check_canary_is_refused(local_run)
 
 
 def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> None:
-    key_files.create(local_run.parent / "keys" / "worker-1.key")
-    with pytest.raises(ConfigError, match="sites train all weights"):
-        check_start(open_config(str(local_run)), "worker", "worker-1", print)
-    key = SigningKey(bytes([77]) * 32).public.hex()
-    granted = run_command("keys", "grant", key, "--role", "worker", "--run", str(local_run))
-    assert granted.returncode == 1
-    assert "sites train all weights" in granted.stderr
+    check_site_is_refused(local_run, "sites train all weights")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ are published in a report.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -102,23 +102,19 @@ class ValidatorMonitor:
         if miner in self._compared_miners.setdefault(window, set()):
             return
         self._compared_miners[window].add(miner)
-        opinions: dict[tuple[int, bytes], list[tuple[bytes, Opinion]]] = {}
+        opinions_by_group: dict[tuple[int, bytes], list[Opinion]] = {}
         for validator, verdict in sorted(verdicts.items()):
             for judgement in verdict.judgements:
                 opinion = Opinion(judgement, validator, verdict.validator_arithmetic)
-                opinions.setdefault((judgement.index, judgement.digest), []).append((validator, opinion))
-        for (index, digest), group_opinions in sorted(opinions.items()):
-            accepting = [(validator, opinion) for validator, opinion in group_opinions if opinion.judgement.accepted]
-            rejecting = [validator for validator, opinion in group_opinions if opinion.judgement.rejected]
+                opinions_by_group.setdefault((judgement.index, judgement.digest), []).append(opinion)
+        for (index, digest), opinions in sorted(opinions_by_group.items()):
+            accepting = [opinion for opinion in opinions if opinion.judgement.accepted]
+            rejecting = [opinion for opinion in opinions if opinion.judgement.rejected]
             if accepting and rejecting:
-                self._add(window, miner, index, digest, "verdict", [key for key, _ in accepting], rejecting)
-            tolerance = self._node.run.proof.logprob_tolerance
-            _, others = split_by_logprobs([opinion for _, opinion in accepting], tolerance)
+                self._add(window, miner, index, digest, "verdict", _validators(accepting), _validators(rejecting))
+            agreeing, others = split_by_logprobs(accepting, self._node.run.proof.logprob_tolerance)
             if others:
-                dissenting = {id(opinion) for opinion in others}
-                agreeing_keys = [key for key, opinion in accepting if id(opinion) not in dissenting]
-                other_keys = [key for key, opinion in accepting if id(opinion) in dissenting]
-                self._add(window, miner, index, digest, "logprobs", agreeing_keys, other_keys)
+                self._add(window, miner, index, digest, "logprobs", _validators(agreeing), _validators(others))
 
     def _add(
         self,
@@ -181,3 +177,7 @@ def _failure(
     return CanaryFailure(
         validator=validator, canary=canary, index=judgement.index, accepted=judgement.accepted, about=about
     )
+
+
+def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
+    return [opinion.validator for opinion in opinions]
