@@ -1,6 +1,5 @@
 """Sites and coordinator together: the state is the same everywhere, whatever becomes of a site."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +9,10 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from protocol.limits import MAX_ROUND_GROUPS
-from roles.ports import ObjectInfo, StoreError
+from roles.ports import StoreError
 from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
 from roles.trainer.outer.round_reader import HEAD_START
-from tests.support.builders.chains import TRAINER
+from tests.outer.testbed_helpers import StoreOfATestbed, equal_states
 from tests.support.builders.samples import digest, round_rules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import (
@@ -44,38 +43,6 @@ RULES = {
         quorum=2,
     ),
 }
-
-
-class StoreOfATestbed:
-    """The store of a testbed, for one process that reads something else."""
-
-    def __init__(self, testbed: OuterTestbed) -> None:
-        self._store = testbed.store
-
-    async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
-        await self._store.put(path, data)
-
-    async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
-        await self._store.delete(path)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
-        async for info in self._store.list(prefix, after=after):
-            yield info
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
-        return await self._store.get(path, max_bytes, offset=offset, size=size)
-
-
-def equal_states(testbed: OuterTestbed, rounds: int) -> None:
-    """Check that all sites applied the same states."""
-    tables = [testbed.applied(name) for name in testbed.names]
-    common = set.intersection(*(set(table) for table in tables))
-    assert len(common) >= rounds
-    assert all(len({table[number] for table in tables}) == 1 for number in common)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -391,152 +358,3 @@ async def test_a_poisoned_site_is_refused_and_the_others_learn_as_if_it_was_not_
     site = testbed.handles["site-3"].site
     assert site is not None and site.shared is not None
     assert loss(site.shared.weights) < 0.5 * loss(first_weights())
-
-
-@simulated
-async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> None:
-    testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
-        await testbed.until_round(6)
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
-        await testbed.until_round(9)
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    manifest = await testbed.manifest(9)
-    assert len(manifest.counted) == 3
-    assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
-    equal_states(testbed, 4)
-
-
-@simulated
-async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
-    testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed, 1)  # a site that comes later would use the old groups, too
-        nursery.start_soon(testbed.run_coordinator)
-        for name in testbed.names[:2]:
-            nursery.start_soon(testbed.run_site, testbed.handles[name])
-        await testbed.until_round(6)
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
-        await testbed.until_round(9)
-        nursery.cancel_scope.cancel()
-    manifests = await testbed.manifests()
-    reasons = {reason for manifest in manifests for reason in testbed.reasons(manifest).values()}
-    assert reasons <= {"lost", "quorum"}  # a site to which no group of a round is dealt is lost to that round
-    assert any(key("site-2").public in {item.worker for item in manifest.counted} for manifest in manifests[7:])
-
-
-@simulated
-async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
-    testbed = OuterTestbed(3, state_interval=2)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
-        async with trio.open_nursery() as absent:
-            absent.start_soon(testbed.run_site, testbed.handles["site-2"])
-            await testbed.until_round(2)
-            absent.cancel_scope.cancel()
-        await testbed.until_round(12)  # the manifests from round 3 on are deleted
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
-        closing = await testbed.until_round(15)
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert len(closing.counted) == 3
-    assert len(testbed.handles["site-2"].log.named("state-adopted")) == 2
-    assert testbed.applied("site-2")[15] == testbed.applied("site-0")[15]
-
-
-@simulated
-async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_the_state() -> None:
-    testbed = OuterTestbed(3, state_interval=6)
-    handle = testbed.handles["site-2"]
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
-        async with trio.open_nursery() as absent:
-            absent.start_soon(testbed.run_site, handle)
-            await testbed.until_round(5)
-            await trio.sleep(1)
-            absent.cancel_scope.cancel()
-        await testbed.until_round(18)  # manifest 6 is the oldest one, and the payloads from round 7 on are there
-        await trio.sleep(1)
-        assert max(testbed.applied("site-2")) == 5
-        assert (await testbed.manifest(6)).counted
-        nursery.start_soon(testbed.run_site, handle)
-        closing = await testbed.until_round(21)
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert handle.log.named("payload-unread")
-    assert len(closing.counted) == 3
-    assert testbed.applied("site-2")[21] == testbed.applied("site-0")[21]
-
-
-@simulated
-async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_while_the_trainer_is_silent() -> None:
-    testbed = OuterTestbed(3)
-    failures = 0
-
-    class FalseStore(StoreOfATestbed):
-        """Shows false bytes in the space of site-1, and does not answer for the trainer's copies three times."""
-
-        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            nonlocal failures
-            data = await testbed.store.get(path, max_bytes, offset=offset, size=size)
-            if path.startswith(paths.payloads(TRAINER.public)) and failures < 3:
-                failures += 1
-                raise StoreError("no answer")
-            return bytes(len(data)) if path.startswith(paths.payloads(key("site-1").public)) else data
-
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed))
-        await testbed.until_round(4)
-        await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
-    log = testbed.handles["site-2"].log
-    assert failures == 3 and len(log.named("payload-unread")) == 3
-    assert len(log.named("state-adopted")) == 1 and not log.named("round-not-applied")
-    equal_states(testbed, 4)
-
-
-@simulated
-async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state() -> None:
-    testbed = OuterTestbed(3)
-    handle = testbed.handles["site-2"]
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(2)
-        assert handle.site is not None and handle.site.shared is not None
-        handle.site.shared.weights["norm"][0] += 1.0  # memory that went bad
-        await testbed.until_round(9)
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert handle.log.named("alarm") or handle.log.named("round-not-applied")
-    assert len((await testbed.manifest(9)).counted) == 3
-    assert testbed.applied("site-2")[9] == testbed.applied("site-0")[9]
-
-
-@simulated
-async def test_a_site_follows_a_coordinator_of_a_higher_epoch_and_reports_two_histories_of_one() -> None:
-    testbed = OuterTestbed(2)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(3)
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert (await testbed.manifest(3)).epoch == 1
-    testbed.epoch = 2
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        manifest = await testbed.until_round(5)
-        nursery.cancel_scope.cancel()
-    assert manifest.epoch == 2 and len(manifest.counted) == 2
-    other = (await testbed.manifest(5)).model_copy(update={"number": 6, "previous": digest("another history")})
-    changed = other.model_copy(update={"beacon_round": other.closes, "closes": other.closes + 20})
-    handle = testbed.handles["site-0"]
-    await testbed.store.put(changed.path, sign(changed, TRAINER))
-    with pytest.raises(BaseExceptionGroup):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(testbed.run_site, handle)
-            await trio.sleep(60)
-            nursery.cancel_scope.cancel()
-    assert any("round manifests" in event["error"] for event in handle.log.named("alarm"))
