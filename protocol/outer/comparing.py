@@ -6,19 +6,13 @@ is the same modulo `PROJECTED` are added up. The inner product of two projection
 an error of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of the coordinator, so that no
 site can choose a direction that its projection does not show.
 
-A site is compared by the sum of what it sent with the sum of what the others sent *in the same rounds*. So it does not
-matter in how many rounds a site is away. The cosine of these sums depends on how much noise is left in them, which is
-more after few rounds than after many, and more with few others than with many. So lengths are computed without noise.
-Noise is independent between sites and between rounds, so on average it adds to one kind of product only: that of a
-contribution with itself. Its place takes the mean product with the others of the round. Then the cosine of an honest
-site is about 1, and that of a site that adds the same direction in each round is lower.
+What is computed from the projections of many rounds is in protocol/outer/drift.py.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +26,8 @@ Projections = NDArray[np.float32]
 PROJECTED: Final = 1 << 14
 """Numbers in a projection; also the elements of each contribution that are multiplied at a time, to fit in a cache."""
 
-DECAY: Final = 0.9
-"""What the contribution of a site counts in its sum for each contribution that it made later."""
-
-SETTLED: Final = 8
-"""Contributions of a site before its sum says something."""
-
 REMEMBERED_ROUNDS: Final = 64
-"""Rounds whose projections are remembered. A site that takes part in fewer than SETTLED of them is not compared."""
-
-CLEAR: Final = 0.25
-"""Share of the squared length of a sum that must not be noise; with less, its cosine says too little."""
+"""Rounds whose projections are remembered."""
 
 
 @dataclass(frozen=True)
@@ -71,62 +56,6 @@ class SentRound:
     workers: tuple[bytes, ...]
     projections: Projections
     refused: frozenset[bytes] = frozenset()
-
-    @cached_property
-    def products(self) -> Matrix:
-        """The inner products of the projections: float64 [R, R]."""
-        wide = self.projections.astype(np.float64)
-        products: Matrix = wide @ wide.T
-        return products
-
-    def places_for(self, worker: bytes) -> list[int]:
-        """Return what a worker is compared by: the places of its own contribution, and of the others that counted."""
-        return [place for place, own in enumerate(self.workers) if own == worker or own not in self.refused]
-
-    def noise(self, places: Sequence[int]) -> Matrix:
-        """Return what each of some contributions has in common with itself, but not with the mean of the others:
-        float64 [R].
-        """
-        products = self.products[np.ix_(places, places)]
-        own = np.diag(products)
-        noise: Matrix = own - (products.sum(axis=1) - own) / max(1, len(own) - 1)
-        return noise
-
-
-@dataclass(frozen=True)
-class SharedRounds:
-    """What all sites sent in the rounds in which one of them took part, as weighted sums over these rounds.
-
-    Attributes:
-        place: of that site in the arrays.
-        products: inner products of the sums: float64 [S, S].
-        noise: the part of their squared lengths that is noise of single rounds: float64 [S].
-    """
-
-    place: int
-    products: Matrix
-    noise: Matrix
-
-    def cosine(self, excluded: Collection[int] = ()) -> float | None:
-        """Return the cosine of the site's sum with the sum of the others, without noise in their lengths.
-
-        Args:
-            excluded: places of sites that do not count among the others.
-
-        Returns:
-            None if it says nothing, since one of the sums is noise for the most part. So who hides a drift in noise
-            has little length left for it.
-        """
-        lengths = np.sqrt(np.diag(self.products))
-        used = lengths > 0
-        bound = float(np.median(lengths[used])) if used.any() else 0.0
-        others: Any = np.where(used, np.minimum(1.0, bound / np.where(used, lengths, 1.0)), 0.0)
-        others[[self.place, *excluded]] = 0.0
-        whole = np.array([self.products[self.place, self.place], others @ self.products @ others])
-        clear = whole - (self.noise[self.place], others**2 @ self.noise)
-        if (clear <= CLEAR * whole).any():
-            return None
-        return float(self.products[self.place] @ others) / float(np.sqrt(clear.prod()))
 
 
 def compare(state: SharedState, payloads: Sequence[bytes], secret: bytes) -> Comparison:
@@ -166,43 +95,7 @@ class SentRounds:
 
     def __init__(self, rounds: Sequence[SentRound] = ()) -> None:
         self.rounds = tuple(rounds[-REMEMBERED_ROUNDS:])
-        self._sums: dict[tuple[tuple[int, ...], ...], tuple[Matrix, Matrix]] = {}  # of sites with the same rounds
 
     def after(self, sent: SentRound) -> "SentRounds":
         """Return these rounds with a new one."""
         return SentRounds((*self.rounds, sent))
-
-    def shared(self, worker: bytes) -> SharedRounds | None:
-        """Return what all sites sent in the rounds in which a worker took part; None if these are too few.
-
-        What was refused in its round counts in the sum of its own site alone. Rounds with fewer than two others are
-        left out: of two sites, none can be told apart. Places in the result are those in `sites`.
-        """
-        own = [(n, sent.places_for(worker)) for n, sent in enumerate(self.rounds) if worker in sent.workers]
-        own = [(number, places) for number, places in own if len(places) >= 3]
-        if len(own) < SETTLED:
-            return None
-        key = tuple((number, *places) for number, places in own)
-        if key not in self._sums:
-            self._sums[key] = self._added(own)
-        return SharedRounds(self.sites.index(worker), *self._sums[key])
-
-    def _added(self, own: Sequence[tuple[int, list[int]]]) -> tuple[Matrix, Matrix]:
-        """Add up contributions of some rounds; see `SharedRounds`.
-
-        Args:
-            own: numbers of rounds, and places of the contributions that count in them.
-        """
-        sites = self.sites
-        sums, noise = np.zeros((len(sites), PROJECTED)), np.zeros(len(sites))
-        for age, (number, places) in enumerate(reversed(own)):
-            sent, weight = self.rounds[number], DECAY**age
-            rows = [sites.index(sent.workers[place]) for place in places]
-            sums[rows] += weight * sent.projections[places]
-            noise[rows] += weight * weight * sent.noise(places)
-        return sums @ sums.T, noise
-
-    @cached_property
-    def sites(self) -> list[bytes]:
-        """All workers that sent something in these rounds, in ascending order."""
-        return sorted({worker for sent in self.rounds for worker in sent.workers})

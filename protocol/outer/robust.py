@@ -7,9 +7,9 @@ bounds apply, one after the other:
 2. A contribution must agree with the others: the cosine between it and the sum of the others (leave one out) is
    compared with the median of these cosines. The least agreeing one is removed, and the rest is compared again, as long
    as fewer than half of all are removed. Two contributions cannot be told apart, so this needs three.
-3. The same holds, with a higher share of the median, for the sums of what each site sent in many rounds
-   (protocol/outer/comparing.py). The noise of a round averages out in a sum, so the cosines of honest sites come close
-   to each other, and a small drift that a site adds in every round stands out.
+3. The same holds, with a higher share of the median, for cosines that show how much of what a site sent over many
+   rounds is a drift (protocol/outer/drift.py). They are without noise, so a small drift that a site adds in every round
+   stands out.
 4. No site has more than a share of the summed lengths.
 
 A contribution without values, or one that is much shorter than the median, is not compared, and counts as it is: its
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from protocol.outer.comparing import Comparison, Matrix, SentRound, SentRounds
+from protocol.outer.drift import drift_cosine
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class RobustSettings:
         clips: whether contributions are scaled down to the median length.
         agreement: share of the median cosine that a contribution must reach; 0 refuses only those that point away from
             the others; None refuses none.
-        long_agreement: the same for sums over rounds; None refuses none.
+        long_agreement: the same for what drifts leave over rounds; None refuses none.
         compared_length: share of the median length below which a contribution is not compared.
         share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
     """
 
     clips: bool = True
     agreement: float | None = 0.25
-    long_agreement: float | None = 0.88
+    long_agreement: float | None = 0.95
     compared_length: float = 0.1
     share: float = 0.5
 
@@ -58,11 +59,14 @@ class Weighting:
     Attributes:
         factors: of each contribution, in (0, 1]; 0 for a poisoned one.
         cosines: of each with the sum of the others, before any was removed.
+        drift_cosines: of each, from the rounds up to this one, before any was removed for it; None where they say
+            nothing.
         sent: what is remembered of the round.
     """
 
     factors: tuple[float, ...]
     cosines: tuple[float, ...]
+    drift_cosines: tuple[float | None, ...]
     sent: SentRound
 
 
@@ -83,17 +87,19 @@ def weigh_round(
     first_cosines = _cosines(products, factors, active)
     if settings.agreement is not None:
         _refuse(active, compared, settings.agreement, lambda rest: _cosines(products, factors, rest))
-    scales = np.array(_length_factors(lengths, clips=True), np.float32)[compared]
-    projections = comparison.projections[compared].astype(np.float32) * scales[:, None]
+    scales = np.array(_length_factors(lengths, clips=True))[compared]
+    projections = (comparison.projections[compared] * scales[:, None]).astype(np.float32)
     sent = SentRound(tuple(workers[place] for place in compared), projections)
+    over_rounds = _DriftCosines(workers, compared, earlier.after(sent))
+    drift_cosines = over_rounds.of([place for place in compared if place in active])
     if settings.long_agreement is not None:
-        long = _LongCosines(workers, compared, earlier.after(sent))
-        _refuse(active, compared, settings.long_agreement, long.of)
+        _refuse(active, compared, settings.long_agreement, over_rounds.of)
     _limit_shares(factors, lengths, active, settings.share)
     result = tuple(factors[place] if place in active else 0.0 for place in range(len(lengths)))
     refused = frozenset(worker for worker, factor in zip(workers, result, strict=True) if factor == 0)
     cosines = tuple(first_cosines[place] for place in range(len(lengths)))
-    return Weighting(result, cosines, replace(sent, refused=refused))
+    shown = tuple(drift_cosines.get(place) for place in range(len(lengths)))
+    return Weighting(result, cosines, shown, replace(sent, refused=refused))
 
 
 def _median_length(lengths: Sequence[float]) -> float:
@@ -154,8 +160,8 @@ def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) 
     return result
 
 
-class _LongCosines:
-    """The cosines of the sums over rounds.
+class _DriftCosines:
+    """The cosines that show the drifts of sites.
 
     Args:
         workers: of the contributions of this round; compared: their places that are compared.
@@ -163,15 +169,18 @@ class _LongCosines:
     """
 
     def __init__(self, workers: Sequence[bytes], compared: Sequence[int], sent: SentRounds) -> None:
-        self._row = {place: sent.sites.index(workers[place]) for place in compared}
-        self._rounds = {place: sent.shared(workers[place]) for place in compared}
+        self._workers = {place: workers[place] for place in compared}
+        self._rounds = sent.rounds
+        self._results: dict[frozenset[int], dict[int, float]] = {}
 
     def of(self, rest: Sequence[int]) -> dict[int, float]:
         """Return those that say something of the contributions that are left; the others of this round do not count."""
-        refused = [row for place, row in self._row.items() if place not in rest]
-        rounds = {place: own for place in rest if (own := self._rounds[place]) is not None}
-        cosines = {place: own.cosine(refused) for place, own in rounds.items()}
-        return {place: cosine for place, cosine in cosines.items() if cosine is not None}
+        key = frozenset(rest)
+        if key not in self._results:
+            refused = frozenset(worker for place, worker in self._workers.items() if place not in key)
+            cosines = {place: drift_cosine(self._rounds, self._workers[place], refused) for place in rest}
+            self._results[key] = {place: cosine for place, cosine in cosines.items() if cosine is not None}
+        return self._results[key]
 
 
 def _limit_shares(factors: list[float], lengths: Sequence[float], active: Sequence[int], share: float) -> None:

@@ -358,7 +358,8 @@ class Coordinator:
         comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
-        for worker, cosine in zip(workers, weighting.cosines, strict=True):
+        cosines = zip(workers, weighting.cosines, weighting.drift_cosines, strict=True)
+        for worker, cosine, drift_cosine in cosines:
             norm = attendance.contributions[worker].record.norm
             node.telemetry.event(
                 "contribution-weighed",
@@ -367,6 +368,7 @@ class Coordinator:
                 cosine=cosine,
                 norm=norm,
                 factor=factors[worker],
+                **({} if drift_cosine is None else {"drift_cosine": drift_cosine}),
             )
             if factors[worker] == 0:
                 attendance.refusals[worker] = RefusalReason.POISONED
