@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grailnode import UserError
 from protocol.identity.participant import SPACE_FORM
-from protocol.limits import MAX_WORKERS
+from protocol.limits import MAX_STREAMS, MAX_WORKERS
 from roles.trainer.learn.learning_rate import ScheduleName
 from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
 from roles.trainer.publish.retention import check_retention
@@ -174,13 +174,14 @@ class OuterSection(Section):
     All of it is the trainer's, whose coordinator puts it into the rounds' rules, but `upload_seconds`: so long before
     the end of a round a site stops its local steps. `momentum` and `outer_rate` are the method's own where they are
     missing. A round lasts `round_windows` windows, and counts with `quorum` contributions or more. With a `delay` of 1,
-    sites go on with their local steps while a round closes.
+    sites go on with their local steps while a round closes. With `streams`, each round has a part of the tensors.
     """
 
     method: OuterMethod = "pulseloco"
     local_steps: Annotated[int, Field(ge=1, le=1 << 16)] = 8
     quorum: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     delay: Annotated[int, Field(ge=0, le=1)] = 0
+    streams: Annotated[int, Field(ge=1, le=MAX_STREAMS)] = 1
     outer_rate: Annotated[float, Field(gt=0, le=10)] | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     fraction: Annotated[int, Field(ge=0, le=8)] = 3

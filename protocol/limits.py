@@ -86,6 +86,7 @@ MAX_CONTRIBUTION_BYTES: Final = 64 * GIB  # bytes of one contribution's frames
 
 # outer/round_records.py
 MAX_WORKERS: Final = 64  # sites that train together
+MAX_STREAMS: Final = 16  # parts of the weights that sites send in turn
 MAX_ROUND_GROUPS: Final = 4096  # groups that a site uses in one round
 MAX_ROUND_CONTRIBUTION_BYTES: Final = 256 * KIB  # bytes of one contribution's record
 MAX_ROUND_MANIFEST_BYTES: Final = 16 * MIB  # bytes of one round manifest: MAX_ROUND_GROUPS digests for each worker

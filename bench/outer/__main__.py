@@ -3,7 +3,7 @@
     python -m bench.outer learning      DDP, DiLoCo, PULSELoCo and SparseLoCo: end values, areas, bytes (15 minutes)
     python -m bench.outer bytes         bytes and the share that the gate sends, by learning rate and round
     python -m bench.outer poisoned      one poisoned site in four, with the robust aggregation and the plain mean
-    python -m bench.outer ablations     without error feedback or momentum, other quantizers, and a delay
+    python -m bench.outer ablations     without error feedback or momentum, other quantizers, a delay, and streams
     python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
     python -m bench.outer projection    a 7B model with H = 8 over 400 Mbit/s from measured rates
 
@@ -29,6 +29,7 @@ from bench.outer.projection import projection
 from bench.outer.results import Results
 from bench.outer.sizes import METHODS as SIZE_METHODS
 from bench.outer.sizes import sizes
+from bench.outer.trials import ROUNDS
 
 
 def main() -> None:
@@ -47,6 +48,7 @@ def main() -> None:
     command = commands.add_parser("ablations")
     _add_trial_options(command, seeds=2)
     command.add_argument("--local-steps", type=int, default=8, help="H")
+    command.add_argument("--rounds", type=int, default=ROUNDS, help="outer rounds")
     command.add_argument("--only", action="append", default=[], help="a method or variation to run; may be repeated")
     command = commands.add_parser("bytes")
     command.add_argument("--rates", default="1e-6,3e-7,3e-6,7e-6", help="learning rates of the sites' AdamW")
@@ -65,7 +67,7 @@ def main() -> None:
         names = arguments.methods.split(","), arguments.attacks.split(",")
         poisoned(_results(arguments), arguments.seeds, *names)
     if arguments.command == "ablations":
-        ablations(_results(arguments), arguments.seeds, arguments.local_steps, arguments.only)
+        ablations(_results(arguments), arguments.seeds, arguments.local_steps, arguments.only, arguments.rounds)
     if arguments.command == "bytes":
         rates = [float(rate) for rate in arguments.rates.split(",")]
         sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation, arguments.methods.split(","))

@@ -17,7 +17,7 @@ COMPARED: Final = {
     "grid": ("grid, no feedback", "grid, f = 0", "grid, f = 1", "grid, delay 1"),
     "sparse-128": (
         "sparse-32", "sparse-128, no feedback", "sparse-128, momentum", "sparse-128, 1 bit", "sparse-128, 3 bits",
-        "sparse-128, FP32 values",
+        "sparse-128, FP32 values", "sparse-128, 3 streams",
     ),
 }  # fmt: skip
 """A method, and what is varied. A variation has the method's learning rate, unless it changes the outer momentum or the

@@ -34,11 +34,13 @@ class Variant:
         delay: rounds that a site goes on with before it has the result of a round; 0 or 1.
         value_bits: bits of a chunked value, where they are not the format's 2; 32 for values as they are. The bench
             quantizes such values itself, and counts their bits.
+        streams: into how many parts the tensors are divided, one of which is sent in each round.
     """
 
     method: Method
     delay: int = 0
     value_bits: int | None = None
+    streams: int = 1
 
     def rules(self, local_steps: int, rounds: int) -> RoundRules:
         """Return the rules that a round manifest would give."""
@@ -54,6 +56,7 @@ class Variant:
             local_steps=local_steps,
             quorum=1,
             delay=self.delay,
+            streams=self.streams,
         )
 
 
@@ -79,6 +82,7 @@ VARIANTS: Final = {
     "grid, f = 0": Variant(_grid(0)),
     "grid, f = 1": Variant(_grid(1)),
     "sparse-128, no feedback": Variant(replace(SPARSELOCO, feedback_decay=0.0)),
+    "sparse-128, 3 streams": Variant(SPARSELOCO, streams=3),
     "sparse-128, momentum": Variant(replace(SPARSELOCO, momentum=0.9, outer_rate=0.7)),
     "sparse-128, 1 bit": Variant(SPARSELOCO, value_bits=1),
     "sparse-128, 3 bits": Variant(SPARSELOCO, value_bits=3),

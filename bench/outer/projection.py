@@ -79,7 +79,7 @@ def measure(run: Run, repeats: int) -> Stages:
         encode=best_of(encode, repeats) * scale,
         upload=payload / LINK,
         check=best_of(check, repeats) * scale,
-        weigh=best_of(lambda: compare(last.shared, last.payloads, bytes(32)), repeats) * scale,
+        weigh=best_of(lambda: compare(last.shared, last.payloads, rules, bytes(32)), repeats) * scale,
         step=step * scale,
         fetch=SITES * payload / LINK,
     )

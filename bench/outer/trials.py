@@ -25,7 +25,7 @@ from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DDP
 from roles.trainer.learn.learner import Learner
-from roles.trainer.outer.local_learner import masters, with_masters, without_masters
+from roles.trainer.outer.local_learner import begin_round, masters, own_state, without_masters
 from roles.trainer.verified_batch import VerifiedGroup
 
 SITES: Final = 4
@@ -99,15 +99,12 @@ class _Site:
     feedback: dict[str, Tensor] | None = None
     ahead: dict[str, Tensor] | None = None
 
-    def take_steps(
-        self, start: Weights, groups: Sequence[VerifiedGroup]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Take a round's local steps from some weights; return the new weights and the optimizer's state."""
-        self.learner.restore(with_masters(self.inner, start))
+    def take_steps(self, start: Weights, groups: Sequence[VerifiedGroup]) -> dict[str, Tensor]:
+        """Take a round's local steps from some weights; return the state of the learner."""
+        self.learner.restore(begin_round(self.inner, start))
         for begin in range(0, len(groups), GROUPS_PER_STEP):
             self.learner.step(groups[begin : begin + GROUPS_PER_STEP])
-        state = self.learner.state()
-        return masters(state), without_masters(state)
+        return self.learner.state()
 
 
 @dataclass(frozen=True)
@@ -176,7 +173,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
             attack = trial.attack if place == POISONED else ""
             if attack not in PART_TIME or number % 2 == 0:
                 sent[place] = _contribute(site, own, shared, rules, variant, attack, scene)
-        factors, earlier = _factors(shared, sent, earlier, trial)
+        factors, earlier = _factors(shared, sent, earlier, rules, trial)
         counted = [place for place, factor in factors.items() if factor > 0]
         shared = shared.after([sent[p].payload for p in counted], [factors[p] for p in counted], rules)
         for place, item in sent.items():
@@ -211,7 +208,8 @@ def _contribute(
     the difference to the shared weights when it has them.
     """
     start = shared.weights if site.ahead is None else site.ahead
-    local, inner = site.take_steps(start, groups)
+    state, stream = site.take_steps(start, groups), shared.stream(rules)
+    local, inner = masters(state), own_state(state, shared.weights, stream)
     if start is not shared.weights:
         local = {name: shared.weights[name] + (local[name] - start[name]) for name in local}
     ahead = local if variant.delay else None
@@ -220,13 +218,15 @@ def _contribute(
         poisoned = ATTACKS[attack](update, scene)
         local = {name: (shared.weights[name] - tensor).contiguous() for name, tensor in poisoned.items()}
     uses_feedback = rules.uses_feedback(shared.step)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in shared.weights.items()}
     decay = rules.feedback_decay if uses_feedback else 1.0
-    feedback = site.feedback if uses_feedback else None
+    feedback = site.feedback if uses_feedback and site.feedback is not None else zeros
     digest = shared.digests.weights
-    contribution = pseudogradient.encode(shared.weights, local, feedback, rules.coding, digest, decay=decay)
+    contribution = pseudogradient.encode(stream, local, feedback, rules.coding, digest, decay=decay)
+    feedback = {**feedback, **contribution.residual}
     entries = sum(contribution.head.entries)
     if variant.value_bits is None:
-        return _Sent(contribution.payload, len(contribution.payload), entries, contribution.residual, inner, ahead)
+        return _Sent(contribution.payload, len(contribution.payload), entries, feedback, inner, ahead)
     values, residual = requantized(shared.weights, contribution, digest, variant.value_bits)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
     payload = pseudogradient.encode(values, zeros, None, DDP.coding, digest).payload
@@ -235,12 +235,12 @@ def _contribute(
 
 
 def _factors(
-    shared: SharedState, sent: Mapping[int, _Sent], earlier: SentRounds, trial: Trial
+    shared: SharedState, sent: Mapping[int, _Sent], earlier: SentRounds, rules: RoundRules, trial: Trial
 ) -> tuple[dict[int, float], SentRounds]:
     """Return the factors of the contributions by site, those of protocol/outer/robust.py or ones, and the rounds."""
     if not trial.robust:
         return dict.fromkeys(sent, 1.0), earlier
     settings = RobustSettings() if trial.over_rounds else RobustSettings(long_agreement=None)
-    comparison = compare(shared, [item.payload for item in sent.values()], bytes(32))
+    comparison = compare(shared, [item.payload for item in sent.values()], rules, bytes(32))
     weighting = weigh_round([bytes([place]) for place in sent], comparison, earlier, settings)
     return dict(zip(sent, weighting.factors, strict=True)), earlier.after(weighting.sent)

@@ -61,6 +61,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
             "local_steps": section.local_steps,
             "quorum": section.quorum,
             "delay": section.delay,
+            "streams": section.streams,
         }
     )
 

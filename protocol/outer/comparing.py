@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import decode
 
@@ -37,10 +38,12 @@ class Comparison:
     Attributes:
         products: their inner products with each other: float64 [R, R].
         projections: float64 [R, PROJECTED].
+        stream: which of the streams they have.
     """
 
     products: Matrix
     projections: Matrix
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,35 +54,40 @@ class SentRound:
         workers: those whose contribution was long enough to be compared, in ascending order.
         projections: of their contributions, each scaled down to the median length: float32 [R, PROJECTED].
         refused: the workers whose contribution did not count.
+        stream: which of the streams they sent. Projections of different streams have nothing in common.
     """
 
     workers: tuple[bytes, ...]
     projections: Projections
     refused: frozenset[bytes] = frozenset()
+    stream: int = 0
 
 
-def compare(state: SharedState, payloads: Sequence[bytes], secret: bytes) -> Comparison:
+def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes) -> Comparison:
     """Compare the contributions of a round.
 
     Args:
-        state: with which the round began.
+        state: with which the round began; rules: of the round.
         secret: of the coordinator, for the signs: at least 16 bytes.
 
     Raises:
         MalformedError, LimitError, ContributionError: a payload is broken.
     """
     products, projections = np.zeros((len(payloads),) * 2), np.zeros((len(payloads), PROJECTED))
-    decoders = [decode(payload, state.weights, state.digests.weights) for payload in payloads]
+    stream, number_of_stream = state.stream(rules), state.stream_number(rules)
+    decoders = [decode(payload, stream, state.digests.weights) for payload in payloads]
     for number, rows in enumerate(zip(*decoders, strict=True)):
         size = rows[0][1].size
-        random = np.random.Philox(key=int.from_bytes(secret[:16], "little"), counter=number << 192)
+        random = np.random.Philox(
+            key=int.from_bytes(secret[:16], "little"), counter=(number_of_stream << 32 | number) << 192
+        )
         bits = np.frombuffer(np.random.Generator(random).bytes(-(-size // 8)), np.uint8)
         for begin, end in pairwise([*range(0, size, PROJECTED), size]):
             block = np.array([values[begin:end] for _, values in rows], np.float64)
             products += block @ block.T
             signs = np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin]
             projections[:, : end - begin] += np.where(signs, block, -block)
-    return Comparison(products, projections)
+    return Comparison(products, projections, number_of_stream)
 
 
 NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.outer.comparing import Matrix, SentRound
 
@@ -47,12 +48,14 @@ class _Projected:
         weights: of the rounds: float64 [N].
         own: projections of its contributions: float64 [N, PROJECTED].
         others: of the means of the others' contributions: float64 [N, PROJECTED].
+        streams: which the contributions have: int64 [N].
         agreement: mean product of two of the others: float64 [N], and its variance if they agreed by chance.
     """
 
     weights: Matrix
     own: Matrix
     others: Matrix
+    streams: NDArray[np.int64]
     agreement: Matrix
     variance: Matrix
 
@@ -77,7 +80,7 @@ def drift_cosine(rounds: Sequence[SentRound], worker: bytes, excluded: Collectio
         return None
     common = max(0.0, float(squares @ (projected.own * projected.others).sum(axis=1)))
     scale = common / agreement
-    drift = _least_drift(projected.weights, projected.own - scale * projected.others)
+    drift = _least_drift(projected.weights, projected.own - scale * projected.others, projected.streams)
     common_square = scale * common / float(squares.sum())
     if drift + common_square <= 0:
         return None
@@ -107,6 +110,7 @@ def _project(rounds: Sequence[SentRound], worker: bytes, excluded: Collection[by
         weights=DECAY ** np.arange(len(rows) - 1, -1, -1.0),
         own=np.array([sent.projections[place] for sent, place, _ in rows], np.float64),
         others=np.array([sent.projections[places].mean(axis=0, dtype=np.float64) for sent, _, places in rows]),
+        streams=np.array([sent.stream for sent, _, _ in rows]),
         agreement=agreements[:, 0],
         variance=agreements[:, 1],
     )
@@ -127,15 +131,17 @@ def _mean_of_pairs(products: Matrix) -> float:
     return float(products.sum() - np.trace(products)) / (2 * _pairs(len(products)))
 
 
-def _least_drift(weights: Matrix, rests: Matrix) -> float:
+def _least_drift(weights: Matrix, rests: Matrix, streams: NDArray[np.int64]) -> float:
     """Return the least squared length of a drift that rests show: at least 0.
 
     Args:
-        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first.
+        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first; streams: int64 [N].
     """
     order = np.arange(len(rests))
     apart = np.abs(order[:, None] - order) >= INDEPENDENT
-    pairs: Any = np.outer(weights, weights) * apart
+    pairs: Any = np.outer(weights, weights) * (apart & (streams[:, None] == streams))
+    if not pairs.any():
+        return 0.0
     estimate = (pairs * (rests @ rests.T)).sum()
     squares = rests**2
     deviation = np.sqrt(2 * (pairs**2 * (squares @ squares.T)).sum())  # each pair is there twice

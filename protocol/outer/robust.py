@@ -89,7 +89,7 @@ def weigh_round(
         _refuse(active, compared, settings.agreement, lambda rest: _cosines(products, factors, rest))
     scales = np.array(_length_factors(lengths, clips=True))[compared]
     projections = (comparison.projections[compared] * scales[:, None]).astype(np.float32)
-    sent = SentRound(tuple(workers[place] for place in compared), projections)
+    sent = SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
     over_rounds = _DriftCosines(workers, compared, earlier.after(sent))
     drift_cosines = over_rounds.of([place for place in compared if place in active])
     if settings.long_agreement is not None:

@@ -91,6 +91,7 @@ class RoundRules(Record):
         local_steps: local steps of a site that has the time and the groups.
         quorum: how many contributions a round needs.
         delay: 1 if a site goes on with local steps while a round closes, and 0 if it waits.
+        streams: into how many parts the tensors are divided, one of which is sent in each round (`streams_of`).
     """
 
     kind: ClassVar[str] = "round-rules"
@@ -104,6 +105,7 @@ class RoundRules(Record):
     local_steps: LocalSteps
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_WORKERS)]
     delay: Annotated[int, Field(ge=0, le=1)]
+    streams: Annotated[int, Field(ge=1, le=limits.MAX_STREAMS)]
 
     @model_validator(mode="after")
     def _codable(self) -> "RoundRules":

@@ -13,7 +13,7 @@ import torch
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ContributionError, MalformedError
 from protocol.outer.round_records import OuterState, RoundRules
-from protocol.pseudogradient import Part, decode, mean_of, parts_of
+from protocol.pseudogradient import Part, decode, mean_of, parts_of, streams_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class SharedState:
         """The parts in which contributions and shards come."""
         return parts_of({name: tensor.shape for name, tensor in self.weights.items()})
 
+    def stream_number(self, rules: RoundRules) -> int:
+        """Return which of the streams the contributions to the next round have."""
+        return self.step % len(streams_of(self.weights, rules.streams))
+
+    def stream(self, rules: RoundRules) -> dict[str, torch.Tensor]:
+        """Return the weights that the contributions to the next round can change."""
+        names = streams_of(self.weights, rules.streams)[self.stream_number(rules)]
+        return {name: self.weights[name] for name in names}
+
     def bf16_view(self) -> dict[str, torch.Tensor]:
         """Return the weights rounded to BF16, nearest, ties to even: the policy version of this state."""
         return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in self.weights.items()}
@@ -77,8 +86,9 @@ class SharedState:
         """
         if not payloads:
             return self
-        weights, momentum = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        decoders = [decode(payload, self.weights, self.digests.weights) for payload in payloads]
+        stream = self.stream(rules)
+        weights, momentum = dict(self.weights), dict(self.momentum or {})
+        decoders = [decode(payload, stream, self.digests.weights) for payload in payloads]
         for rows in zip(*decoders, strict=True):
             part = rows[0][0]
             mean = mean_of([values for _, values in rows], factors)

@@ -1,7 +1,7 @@
 """Weights as parts, which are coded one after the other (docs/spec/pseudogradient.md, section 1)."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -73,13 +73,14 @@ def parts_of(shapes: Mapping[str, Sequence[int]]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def streams_of(names: Sequence[str], count: int) -> tuple[tuple[str, ...], ...]:
-    """Distribute tensors over streams that are sent in turn (SparseLoCo, appendix D).
+def streams_of(names: Iterable[str], count: int) -> tuple[tuple[str, ...], ...]:
+    """Distribute tensors over at most `count` streams that are sent in turn (SparseLoCo, appendix D).
 
     The hidden layers are divided evenly, in their order. The layer is the first number among the dotted parts of a
     name. Of tensors outside of the layers, those whose name contains "head" or "norm" are in the last stream, and
-    others, such as the embedding, in the first.
+    others, such as the embedding, in the first. A stream without tensors is left out.
     """
+    names = sorted(names)
     layers = {name: int(match.group(1)) for name in names if (match := re.search(r"(?:^|\.)(\d+)\.", name))}
     total = max(layers.values(), default=-1) + 1
 
@@ -88,4 +89,5 @@ def streams_of(names: Sequence[str], count: int) -> tuple[tuple[str, ...], ...]:
             return layers[name] * count // total
         return count - 1 if "head" in name or "norm" in name else 0
 
-    return tuple(tuple(name for name in sorted(names) if stream(name) == number) for number in range(count))
+    streams = (tuple(name for name in names if stream(name) == number) for number in range(count))
+    return tuple(names for names in streams if names)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 import trio
 
-from protocol import paths, pseudogradient
+from protocol import pseudogradient
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
@@ -95,12 +95,11 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
     total: dict[str, torch.Tensor] = {}
     shared, steps = SharedState.begin(first_weights(), has_momentum=True), 0
     for opening, manifest in pairwise(manifests[: record.number + 1]):
-        paths_of = [paths.payload(item.worker, item.payload.digest) for item in manifest.counted]
-        payloads = [await testbed.store.get(path, 1 << 20) for path in paths_of]
+        payloads = [await testbed.payload(item) for item in manifest.counted]
         for item, payload in zip(manifest.counted, payloads, strict=True):
             if item.worker == key(name).public:
                 steps += (await testbed.contribution(name, manifest.number)).record.local_steps
-                for part, values in pseudogradient.decode(payload, shared.weights, opening.state.weights):
+                for part, values in pseudogradient.decode(payload, shared.stream(opening.rules), opening.state.weights):
                     for tensor_name, sent in part.scatter(values).items():
                         update = shared.weights[tensor_name] - handle.learner.ends[steps][tensor_name]
                         total[tensor_name] = total.get(tensor_name, torch.zeros_like(update)) + update - sent
@@ -110,3 +109,9 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
     feedback = await get_tensors(handle.state, numbered(FEEDBACK, record.feedback))
     for tensor_name, expected in total.items():
         assert torch.allclose(feedback[tensor_name], expected, atol=1e-6), tensor_name
+
+
+def equal_states(testbed: OuterTestbed) -> None:
+    """Check that all sites computed the states of the manifests' digests."""
+    tables = [testbed.applied(name) for name in testbed.names]
+    assert all(len({table[number] for table in tables if number in table}) == 1 for number in tables[0])

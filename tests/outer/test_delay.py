@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.outer.dealing import DELAYED_TURN, owner, turn_of
-from tests.outer.crash_matrix import DELAYED, check_sums, run
+from tests.outer.crash_matrix import DELAYED, check_sums, equal_states, run
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, first_weights, loss
 from tests.support.simulation.virtual_clock import simulate, simulated
@@ -15,12 +15,6 @@ from tests.support.simulation.virtual_clock import simulate, simulated
 def ahead(testbed: OuterTestbed, name: str) -> list[int]:
     """Return the rounds for which a site took steps while the round before was closing."""
     return [event["number"] for event in testbed.handles[name].log.named("local-step") if event["ahead"]]
-
-
-def equal_states(testbed: OuterTestbed) -> None:
-    """Check that all sites computed the states of the manifests' digests."""
-    tables = [testbed.applied(name) for name in testbed.names]
-    assert all(len({table[number] for table in tables if number in table}) == 1 for number in tables[0])
 
 
 @simulated

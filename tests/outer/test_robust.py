@@ -12,6 +12,7 @@ from protocol.outer.drift import SETTLED, drift_cosine
 from protocol.outer.robust import PLAIN_MEAN, RobustSettings, Weighting, weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, encode
+from tests.support.builders.samples import round_rules
 
 Vector = NDArray[np.float64]
 SIZE = 4000
@@ -290,7 +291,7 @@ def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
         own = common + torch.from_numpy(random.standard_normal((300, 200)).astype(np.float32))
         local = {"w": own, "x": torch.ones(7)}
         payloads.append(encode(shared.weights, local, None, DILOCO.coding, shared.digests.weights).payload)
-    first, second = (compare(shared, payloads, bytes([number] * 32)) for number in range(2))
+    first, second = (compare(shared, payloads, round_rules(), bytes([number] * 32)) for number in range(2))
     assert np.allclose(first.products, second.products)
     assert first.products[0, 1] == pytest.approx(60_000, rel=0.05)
     error = np.abs(first.projections @ first.projections.T - first.products) / first.products[0, 0]

@@ -355,7 +355,8 @@ class Coordinator:
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
         secret = node.key.derive(PROJECTIONS)
-        comparison = await node.run_sync(compare, self._shared, [payloads[worker] for worker in workers], secret)
+        in_order = [payloads[worker] for worker in workers]
+        comparison = await node.run_sync(compare, self._shared, in_order, rules, secret)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         cosines = zip(workers, weighting.cosines, weighting.drift_cosines, strict=True)

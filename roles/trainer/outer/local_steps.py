@@ -12,7 +12,7 @@ from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
 from roles.trainer.outer.group_pool import GroupPool
-from roles.trainer.outer.local_learner import LocalLearner, State, StepFigures, masters, with_masters
+from roles.trainer.outer.local_learner import LocalLearner, State, StepFigures, begin_round, masters, with_masters
 from roles.trainer.outer.site_settings import SiteSettings
 
 
@@ -42,9 +42,9 @@ class LocalSteps:
         self.number, self.count, self.groups, self._start = 0, 0, [], {}
 
     async def begin(self, number: int, inner: State, weights: Weights) -> None:
-        """Begin a round with the shared weights and the learner's own state."""
+        """Begin a round with the shared weights and the site's own state."""
         self.drop()
-        await self._node.run_sync(self._learner.restore, with_masters(inner, weights))
+        await self._node.run_sync(self._learner.restore, begin_round(inner, weights))
         self.number = number
 
     async def state(self) -> State:
@@ -73,7 +73,7 @@ class LocalSteps:
 
         Args:
             opening: the manifest that opened the present round.
-            start: the learner's FP32 weights.
+            start: FP32 weights; how far the learner goes from them is added to the shared weights of that round.
             used: the groups of this site's contribution to the present round.
         """
         self.drop()

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from protocol import pseudogradient
 from protocol.digest import Weights
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
-from roles.trainer.outer.local_learner import masters, without_masters
+from roles.trainer.outer.local_learner import masters, own_state
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ def encode_work(
         state: of the learner after the steps.
         feedback: the site's error feedback before the round; None for zeros.
     """
-    uses_feedback = rules.uses_feedback(shared.step)
+    uses_feedback, stream = rules.uses_feedback(shared.step), shared.stream(rules)
+    if feedback is None and len(stream) < len(shared.weights):
+        feedback = {name: torch.zeros_like(tensor) for name, tensor in shared.weights.items()}
     contribution = pseudogradient.encode(
-        shared.weights,
+        stream,
         masters(state),
         feedback,
         rules.coding,
@@ -47,6 +50,6 @@ def encode_work(
     return LocalWork(
         payload=contribution.payload,
         norm=contribution.head.squared_norm**0.5,
-        feedback=contribution.residual if uses_feedback else {},
-        inner=without_masters(state),
+        feedback={**(feedback or {}), **contribution.residual} if uses_feedback else {},
+        inner=own_state(state, shared.weights, stream),
     )

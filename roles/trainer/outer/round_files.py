@@ -88,10 +88,11 @@ class SentContribution(Record):
 
 
 class SentRoundRecord(Record):
-    """What all sites sent in a round."""
+    """What all sites sent in a round, and of which stream."""
 
     kind: ClassVar[str] = "sent-round"
     max_bytes: ClassVar[int] = (4 * PROJECTED + 128) * limits.MAX_WORKERS
+    stream: Annotated[int, Field(ge=0, lt=limits.MAX_STREAMS)]
     sent: Annotated[tuple[SentContribution, ...], Field(max_length=limits.MAX_WORKERS)]
 
 
@@ -166,10 +167,11 @@ async def put_sent(state: ObjectStore, number: int, sent: SentRound) -> None:
     """Store what the sites sent in a round."""
     rows = zip(sent.workers, sent.projections, strict=True)
     record = SentRoundRecord(
+        stream=sent.stream,
         sent=tuple(
             SentContribution(worker=worker, refused=worker in sent.refused, numbers=numbers.astype("<f4").tobytes())
             for worker, numbers in rows
-        )
+        ),
     )
     await state.put(numbered(SENT, number), record.to_bytes())
 
@@ -188,6 +190,7 @@ async def get_sent(state: ObjectStore, newest: int) -> dict[int, SentRound]:
             tuple(item.worker for item in record.sent),
             np.array(numbers, np.float32).reshape(len(numbers), PROJECTED),
             frozenset(item.worker for item in record.sent if item.refused),
+            record.stream,
         )
     return rounds
 

@@ -14,7 +14,7 @@ from protocol.objects import ObjectRef
 from protocol.outer.round_checks import RefusedContributionError, check_contribution
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import decode, read_head
+from protocol.pseudogradient import Part, decode, parts_of, read_head
 from protocol.pseudogradient.payload import FRAME_SLACK, largest_frame
 from roles.gather import gather
 from roles.node.identity import Node
@@ -127,24 +127,30 @@ async def fetch_payload(
         ProtocolError: it breaks the rules.
     """
     ref = contribution.payload
-    _check_size(ref, shared)
+    _check_size(ref, shared, rules)
     payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
     async with checks:
         await node.run_sync(_check_payload, payload, contribution.norm, shared, rules)
     return payload
 
 
-def _check_size(ref: ObjectRef, shared: SharedState) -> None:
-    largest = sum(largest_frame(part) + FRAME_SLACK for part in shared.parts)  # the head has less than that for a part
+def _check_size(ref: ObjectRef, shared: SharedState, rules: RoundRules) -> None:
+    parts = _stream_parts(shared, rules)
+    largest = sum(largest_frame(part) + FRAME_SLACK for part in parts)  # the head has less than that for a part
     if ref.size > largest:
         raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
 
 
+def _stream_parts(shared: SharedState, rules: RoundRules) -> tuple[Part, ...]:
+    """Return the parts of a contribution."""
+    return parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
+
+
 def _check_payload(payload: bytes, norm: float, shared: SharedState, rules: RoundRules) -> None:
-    head = read_head(payload, shared.parts)
+    head = read_head(payload, _stream_parts(shared, rules))
     if head.coding != rules.coding:
         raise RefusedContributionError("values of another kind than the round's rules say")
     if head.squared_norm**0.5 != norm:
         raise RefusedContributionError("another norm than the contribution states")
-    for _ in decode(payload, shared.weights, shared.digests.weights):
+    for _ in decode(payload, shared.stream(rules), shared.digests.weights):
         pass

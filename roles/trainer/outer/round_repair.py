@@ -150,7 +150,7 @@ async def _after(
     """
     payloads = await fetch_payloads(node, closing.trainer, closing.counted)
     factors = [item.factor for item in closing.counted]
-    comparison = await node.run_sync(compare, shared, payloads, node.key.derive(PROJECTIONS))
+    comparison = await node.run_sync(compare, shared, payloads, opening.rules, node.key.derive(PROJECTIONS))
     weighting = weigh_round([item.worker for item in closing.counted], comparison, SentRounds(), PLAIN_MEAN)
     after: SharedState = await node.run_sync(shared.after, payloads, factors, opening.rules)
     after = after.with_momentum(closing.rules)

@@ -261,7 +261,9 @@ class Site:
         )
         data = sign(contribution, node.key)
         await node.state.put(numbered(round_files.PREPARED, number), data)
-        self._end = masters(state) if opening.rules.delay else None
+        # What was not sent is counted from the shared weights on, which it does not change.
+        not_sent = {name: shared.weights[name] for name in shared.weights.keys() - shared.stream(opening.rules)}
+        self._end = {**masters(state), **not_sent} if opening.rules.delay else None
         return open_record(node, RoundContribution, contribution.path, data)
 
     # The end of a round

@@ -359,6 +359,7 @@ def round_rules(**changes: Any) -> RoundRules:
         "local_steps": 8,
         "quorum": 1,
         "delay": 0,
+        "streams": 1,
     }
     return RoundRules(**(fields | changes))
 

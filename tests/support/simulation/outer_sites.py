@@ -14,7 +14,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import Weights, digest_weights
 from protocol.identity.signing import Signed, SigningKey
-from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
+from protocol.outer.round_records import CountedContribution, RoundContribution, RoundManifest, RoundRules
 from roles.node.identity import Node
 from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_record
@@ -65,13 +65,15 @@ class SmallLearner:
     """A learner with momentum that walks towards the target; each group adds a noise of its own.
 
     Attributes:
-        ends: its weights after so many steps; the last ones, if it took the steps again.
+        begins, ends: its weights after so many steps, when it was restored and when its state was asked for; the last
+            ones, if it took the steps again.
         direction: 1; -1 for a learner that is poisoned.
     """
 
     def __init__(self, direction: float = 1.0) -> None:
         self._target = target_weights()
         self.direction = direction
+        self.begins: dict[int, dict[str, Tensor]] = {}
         self.ends: dict[int, dict[str, Tensor]] = {}
         self.start_again()
 
@@ -105,6 +107,7 @@ class SmallLearner:
         self._weights = {name: state[MASTER + name].clone() for name in SHAPES}
         self._moments = {name: state[f"moment/{name}"].clone() for name in SHAPES}
         self._steps = int(state["steps"])
+        self.begins[self._steps] = dict(self._weights)
 
 
 def loss(weights: Weights) -> float:
@@ -293,6 +296,10 @@ class OuterTestbed:
         """Return the contribution of a site to a round."""
         node = self.node(Log("reader"), MemoryStore(), key("reader"))
         return await fetch_record(node, RoundContribution, paths.contribution(key(name).public, number))
+
+    async def payload(self, item: CountedContribution) -> bytes:
+        """Return the payload of a contribution."""
+        return await self.store.get(paths.payload(item.worker, item.payload.digest), 1 << 20)
 
     async def until_round(self, number: int) -> RoundManifest:
         """Wait until a round is closed, and return its manifest."""
