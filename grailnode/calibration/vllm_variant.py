@@ -23,17 +23,19 @@ class VllmVariant:
     Attributes:
         python: the interpreter of its environment.
         directory: for the server's files.
+        version: of vLLM.
         dtype, device: of vLLM; sequences: that it computes at a time.
     """
 
     python: Path
     directory: Path
+    version: str
     dtype: str = "float32"
     device: str = "cpu"
     sequences: int = 256
 
     def __str__(self) -> str:
-        return f"vllm {self.dtype} on {self.device}, {self.sequences} sequences"
+        return f"vllm {self.version} {self.dtype} on {self.device}, {self.sequences} sequences"
 
     def in_small_batches(self) -> "VllmVariant":
         """Return the variant that computes few sequences at a time."""

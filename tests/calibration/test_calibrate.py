@@ -14,6 +14,7 @@ from grailnode.calibration.thresholds import CalibrationError
 from grailnode.cli.actions.calibration_run import make_job
 from grailnode.cli.main import cli
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.engine.vllm.installation import InstallationError
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
@@ -114,6 +115,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
         ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, same, small-batches"),
         ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: needs --python, the interpreter of vLLM's environment"),
         ({"validator": "vllm-float32", "python": Path("nowhere")}, "--python nowhere: no such file"),
+        ({"python": Path("/bin/true")}, "--python belongs to vLLM: give --miner or --validator vllm-bfloat16"),
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),
     ],
 )
@@ -122,6 +124,37 @@ def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> N
         make_job(replace(OPTIONS, **changes), Path())
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)
+
+
+def interpreter(path: Path, without_vllm: str, version: str = "") -> Path:
+    """Write a program in place of an interpreter, which says that it has a version of vLLM, or fails with a line."""
+    path.write_text(f"""#!/bin/sh
+test "$1" = -I && test "{version}" && echo "{version}" && exit
+echo "{without_vllm}" >&2
+exit 1
+""")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_interpreter_without_vllm_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    options = replace(OPTIONS, miner="vllm-float32", python=interpreter(tmp_path / "python", "KeyError: 'vllm'"))
+    with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM: KeyError: 'vllm'$"):
+        make_job(options, tmp_path)
+    (tmp_path / "python").chmod(0o644)
+    with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM: Permission denied$"):
+        make_job(options, tmp_path)
+
+
+def test_a_vllm_that_does_not_start_is_one_line_and_its_log_is_kept(tmp_path: Path) -> None:
+    out, python = tmp_path / "proof.json", interpreter(tmp_path / "python", "no kernels", "0.32.0")
+    with pytest.raises(CalibrationError) as error_info:
+        invoke("--miner", "vllm-float32", "--python", python, "--rollouts", 64, "--out", out)
+    assert explain(error_info.value) == (
+        f"vLLM's launcher ended while it imported vLLM; its log is {tmp_path / 'vllm.log'}"
+    )
+    assert (tmp_path / "vllm.log").read_text() == "no kernels\n"
+    assert not out.exists()
 
 
 def test_prompts_come_from_the_problems_of_a_data_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ TORCH = Variant()
 
 
 def test_pairs_with_vllm_vary_what_each_engine_can_vary(policy: Policy) -> None:
-    vllm = VllmVariant(Path("python"), Path("directory"))
+    vllm = VllmVariant(Path("python"), Path("directory"), "0.32.0")
     both, generating, checking = (
         {pair.name: pair for pair in run_pairs(one, other, policy)}
         for one, other in ((vllm, vllm), (vllm, TORCH), (TORCH, vllm))
@@ -18,8 +18,8 @@ def test_pairs_with_vllm_vary_what_each_engine_can_vary(policy: Policy) -> None:
     assert list(both) == ["same", "small-batches"]
     assert list(generating) == ["same", "small-batches", "alone-checked", "left-padding", "eager-checked"]
     assert generating["small-batches"].generating == VllmVariant(
-        Path("python"), Path("directory"), sequences=SMALL_BATCH
+        Path("python"), Path("directory"), "0.32.0", sequences=SMALL_BATCH
     )
     assert {"alone-generated", "eager-generated", "two-threads", "transformers"} < set(checking)
     assert {pair.checking for pair in checking.values()} == {vllm}
-    assert str(vllm) == "vllm float32 on cpu, 256 sequences"
+    assert str(vllm) == "vllm 0.32.0 float32 on cpu, 256 sequences"

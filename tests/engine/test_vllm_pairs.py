@@ -9,6 +9,7 @@ from grailnode.calibration.pairs import CalibrationTask, measure_pair
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.engine.vllm.installation import installed_version
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams
 from tests.engine.vllm_site import vllm_python
@@ -20,7 +21,9 @@ def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     prompts = environments.get("addition")
     work = CalibrationTask(policy, SamplingParams(1.0, 8, policy.stops), 8, lambda seed: prompts.problem(seed).prompt)
-    pair = run_pairs(VllmVariant(vllm_python(), tmp_path), Variant(), policy)[0]
+    python = vllm_python()
+    pair = run_pairs(VllmVariant(python, tmp_path, installed_version(python)), Variant(), policy)[0]
+    assert str(pair.generating).startswith("vllm 0.")
 
     async def scenario() -> tuple[float, float]:
         servers = VllmServers()

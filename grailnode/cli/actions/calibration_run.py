@@ -24,6 +24,8 @@ from grailnode.calibration.variants import AnyVariant, Pair, Variant, select
 from grailnode.calibration.vllm_variant import VllmVariant
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.engine.vllm.installation import installed_version
+from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
 from grailnode.run.creation import Choices
@@ -34,6 +36,7 @@ from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ChatSpec
+from roles.ports import EngineError
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Options:
     adapter_share: float = ADAPTER_SHARE
     python: Path | None = None
 
+    @property
+    def uses_vllm(self) -> bool:
+        """Whether miners or validators compute with vLLM."""
+        return any(name.startswith("vllm") for name in (self.miner, self.validator))
+
 
 def calibrate(**parameters: Any) -> None:
     """Run `grailnode calibrate`."""
@@ -75,7 +83,11 @@ def calibrate(**parameters: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="grailnode-calibrate-") as directory, _Progress() as progress:
         job = make_job(options, Path(directory))
         _earlier_file(out, job.work.policy.directory)  # an error is reported before anything is measured
-        proof = trio.run(run_calibration, job, progress.show_rollouts, progress.show_pairs)
+        try:
+            proof = trio.run(run_calibration, job, progress.show_rollouts, progress.show_pairs)
+        except EngineError as error:
+            reason = str(error).splitlines()[0].rstrip(":")
+            raise CalibrationError(f"{reason}{_copy_logs(Path(directory), out)}") from error
     for line in threshold_lines(proof.table[0]):
         click.echo(line)
     earlier = _earlier_file(out, job.work.policy.directory)  # another calibration may have written it meanwhile
@@ -99,6 +111,18 @@ def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
         return proof_file.read(paths[0]) if paths else None
     except ProofFileError as error:
         raise CalibrationError(f"{error}; move it away, or name another file with --out") from error
+
+
+def _copy_logs(directory: Path, out: Path) -> str:
+    """Copy what the servers of vLLM wrote to a file beside the output, and return a text that names it; empty if they
+    wrote nothing.
+    """
+    logs = [path.read_bytes() for path in sorted(directory.rglob(ChildServer.LOG))]
+    if not logs:
+        return ""
+    place = out.with_name(ChildServer.LOG)
+    place.write_bytes(b"".join(logs))
+    return f"; its log is {place}"
 
 
 class _Progress:
@@ -159,6 +183,8 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         lora=_lora(options, policy),
     )
     _check_device(options.device)
+    if options.python is not None and not options.uses_vllm:
+        raise CalibrationError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
     audited_groups = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
     return CalibrationJob(
@@ -189,7 +215,7 @@ def _lora(options: Options, policy: Policy) -> LoraSpec | None:
     """Return the adapters that the options describe; None for a run that trains all weights."""
     if bool(options.lora_rank) != bool(options.lora_targets):
         raise CalibrationError("--lora-rank and --lora-targets go together")
-    if options.lora_rank and any(name.startswith("vllm") for name in (options.miner, options.validator)):
+    if options.lora_rank and options.uses_vllm:
         raise CalibrationError("vLLM serves no adapters: measure --miner and --validator with torch")
     if options.lora_alpha and not options.lora_rank:
         raise CalibrationError("--lora-alpha belongs to adapters: give --lora-rank as well")
@@ -225,7 +251,7 @@ def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVa
         )
     if not options.python.is_file():
         raise CalibrationError(f"--python {options.python}: no such file")
-    return VllmVariant(options.python, directory, dtype, options.device)
+    return VllmVariant(options.python, directory, installed_version(options.python), dtype, options.device)
 
 
 def _pairs(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:

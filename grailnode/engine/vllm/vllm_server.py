@@ -128,6 +128,9 @@ class ChildServer:
     They are forked from a launcher (server_launcher.py).
     """
 
+    LOG: Final = "vllm.log"
+    """The name of the file with the server's output."""
+
     shares_files = True
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -154,7 +157,7 @@ class ChildServer:
     @property
     def log(self) -> Path:
         """The file with the server's output."""
-        return self.settings.directory / "vllm.log"
+        return self.settings.directory / self.LOG
 
     async def start(self) -> None:
         """Implements Server.start."""
@@ -164,7 +167,7 @@ class ChildServer:
                 # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
                 self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
                 self._socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
-                await self._launcher.fork(self.flags(self._socket))
+                await self._fork()
             async with self.client(5.0, 1) as client:
                 while not await _is_healthy(client):
                     if self.process_id is None:
@@ -173,6 +176,12 @@ class ChildServer:
         if scope.cancelled_caught:
             seconds = f"{self.settings.start_seconds:g} s"
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
+
+    async def _fork(self) -> None:
+        try:
+            await self._launcher.fork(self.flags(self._socket))
+        except EngineError as error:
+            raise EngineError(f"{error}:\n{self._last_lines()}") from error
 
     async def stop(self) -> None:
         """Implements Server.stop: what has imported vLLM stays for the next start."""
