@@ -185,8 +185,9 @@ class ProofFile(_Part):
             if item.thresholds.pair == (miner, validator):
                 return item.thresholds
         raise ProofFileError(
-            f"no thresholds for miners in {miner} and validators in {validator}: run `grailnode calibrate --miner "
-            f"{miner} --validator {validator}` with the policy, the prompts and the sampling of the others"
+            f"no thresholds for miners in {miner} and validators in {validator}: run "
+            f"`{calibration_command(miner, validator)}` with the policy, the prompts and the sampling of the others, "
+            "and give the file that it writes by --proof"
         )
 
     def spec(self, miners: Sequence[Arithmetic], validators: Sequence[Arithmetic], **audit: int) -> ProofSpec:
@@ -253,6 +254,12 @@ class ProofFile(_Part):
             f"the proof was measured {names[0]}, the run computes {names[1]}; run `grailnode calibrate` {options}, and "
             "give `grailnode init` the file that it writes by --proof"
         )
+
+
+def calibration_command(miner: Arithmetic, validator: Arithmetic) -> str:
+    """Return the command that measures the row of a pair."""
+    python = " --python PYTHON" if any(name.startswith("vllm") for name in (miner, validator)) else ""
+    return f"grailnode calibrate --miner {miner} --validator {validator}{python}"
 
 
 def read(path: Path) -> ProofFile:

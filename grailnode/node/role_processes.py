@@ -9,6 +9,7 @@ import torch
 import trio
 
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
+from grailnode.calibration import proof_file
 from grailnode.config import Config, ConfigError
 from grailnode.engine.compute import config_arithmetics, exact_refusal
 from grailnode.engine.policy import Policy
@@ -213,7 +214,7 @@ def _arithmetic_refusal(
         missing: the pairs of arithmetics for which the run has no thresholds.
     """
     own = missing[0][who == "validators"]
-    commands = " and ".join(f"`grailnode calibrate --miner {one} --validator {other}`" for one, other in missing)
+    commands = " and ".join(f"`{proof_file.calibration_command(*pair)}`" for pair in missing)
     return (
         f"this run admits {who} in {', '.join(admitted)}, and this node would compute in {own}, for which it has no "
         f"thresholds: change engine.kind or engine.dtype, or join a run that admits it, whose founder measures it by "

@@ -58,6 +58,8 @@ def test_init_refuses_a_pair_that_was_not_measured(tmp_path: Path) -> None:
     path.write_text(packaged.model_copy(update={"table": packaged.table[-1:]}).to_json())
     assert ProofFile.parse(path.read_bytes()).table[0].thresholds.pair == ("torch-float32", "torch-float32")
     choices = creation.Choices(miner_arithmetics=("torch-float32", "torch-bfloat16"))
+    with pytest.raises(ProofFileError, match=r"--validator torch-float32 --python PYTHON` with the policy.*by --proof"):
+        packaged.row("vllm-bfloat16", "torch-float32")
     with pytest.raises(ProofFileError, match=r"`grailnode calibrate --miner torch-bfloat16 --validator torch-float32`"):
         workspace.create(tmp_path / "run", choices, workspace.Pace(), proof=path)
     assert not (tmp_path / "run").exists()
