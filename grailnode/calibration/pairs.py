@@ -1,7 +1,12 @@
-"""Measures a pair: one way to compute generates, another checks, and the check yields a measurement for each group."""
+"""Measures a pair: one way to compute generates, another checks, and the check yields a measurement for each group.
+
+Of what was generated only the tokens, their log-probabilities and the sketches are needed, as of what miners submit. So
+several ways can check the same rollouts, one after the other.
+"""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -87,6 +92,23 @@ class GroupMeasurement:
         return compute_evidence(self.distances, self.margins, self.lengths, thresholds, self.repeats)
 
 
+@dataclass(frozen=True)
+class Submission:
+    """A group of N tokens as a miner submits it, without the hidden states.
+
+    Attributes:
+        requests, completions: one of each for every rollout.
+        sketch: of the states behind all tokens; projection: the seed with which it was computed.
+        logprobs: float32 [N], of the tokens.
+    """
+
+    requests: tuple[Request, ...]
+    completions: tuple[tuple[int, ...], ...]
+    sketch: bytes
+    projection: bytes
+    logprobs: np.ndarray
+
+
 async def measure_pair(
     work: CalibrationTask,
     pair: Pair,
@@ -104,30 +126,31 @@ async def measure_pair(
         groups: number of groups.
         copy: other weights without adapters for the generating side, which it passes off as the policy.
         first: number of the first group; the same numbers have the same prompts, noise and projections.
-        servers: of pairs with vLLM. Where both sides would have the same one, a copy has a server of its own.
+        servers: of pairs with vLLM; both sides may have the same one, because all groups are generated first.
 
     Raises:
         PolicyError, EngineError: one of the two cannot compute this policy.
     """
-    checking = await _serve(work.policy, pair.checking, weights, servers, work.lora)
-    side = pair.generating
-    if copy is not None and side == pair.checking and isinstance(side, VllmVariant):
-        side = side.in_small_batches()
-    if copy is None:
-        generating = await _serve(work.policy, side, weights, servers, work.lora)
-    else:
-        generating = await _serve(work.policy, side, copy, servers, None)
-    async for group in measure(work, generating, checking, groups, first=first):
-        yield group
+    lora = work.lora if copy is None else None
+    generating = await serve(work.policy, pair.generating, weights if copy is None else copy, servers, lora)
+    submissions = [part async for part in generate_groups(work, generating, groups, first=first)]
+    checking = await serve(work.policy, pair.checking, weights, servers, work.lora)
+    for part in submissions:
+        for group in await check_groups(work, checking, part):
+            yield group
 
 
-async def _serve(
-    policy: Policy, side: AnyVariant, weights: Weights, servers: VllmServers | None, lora: LoraSpec | None
+async def serve(
+    policy: Policy, side: AnyVariant, weights: Weights, servers: VllmServers | None, lora: LoraSpec | None = None
 ) -> Engine:
     """Return an engine that computes as one side of a pair, and serves these weights.
 
     Args:
+        servers: of vLLM, where the side has one.
         lora: where the weights have adapters beside a base; None for weights without.
+
+    Raises:
+        PolicyError, EngineError: it cannot compute this policy.
     """
     if isinstance(side, VllmVariant):
         if servers is None or lora is not None:
@@ -148,48 +171,72 @@ async def measure(
     Raises:
         EngineError: one of the two failed.
     """
-    for begin in range(first, first + groups, work.chunk):
-        numbers = range(begin, min(begin + work.chunk, first + groups))
-        for group in await _chunk(work, numbers, generating, checking):
+    async for submissions in generate_groups(work, generating, groups, first=first):
+        for group in await check_groups(work, checking, submissions):
             yield group
 
 
-async def _chunk(work: CalibrationTask, numbers: range, generating: Engine, checking: Engine) -> list[GroupMeasurement]:
-    randomness = work.seed.to_bytes(32, "little")
-    seeds = [challenge.group_seed(_RUN, 0, randomness, _RUN, number) for number in numbers]
-    requests = [
-        Request(prompt, challenge.rollout_seed(seed, index))
-        for seed in seeds
-        for prompt in [encode_prompt(work.policy.tokenizer, work.chat, work.prompt(seed))]
-        for index in range(work.group_size)
-    ]
-    generations = await generating.generate(requests, work.params)
-    forwards = await checking.forward([request.prompt for request in requests], [item.tokens for item in generations])
-    projection = challenge.sketch_seed(_RUN, numbers.start, randomness)
-    size = work.group_size
-    return [
-        _compare(work, requests[at : at + size], generations[at : at + size], forwards[at : at + size], projection)
-        for at in range(0, len(requests), size)
-    ]
+async def generate_groups(
+    work: CalibrationTask, generating: Engine, groups: int, *, first: int = 0
+) -> AsyncIterator[list[Submission]]:
+    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together.
+
+    Raises:
+        EngineError: the engine failed.
+    """
+    randomness, size = work.seed.to_bytes(32, "little"), work.group_size
+    for begin in range(first, first + groups, work.chunk):
+        numbers = range(begin, min(begin + work.chunk, first + groups))
+        seeds = [challenge.group_seed(_RUN, 0, randomness, _RUN, number) for number in numbers]
+        requests = [
+            Request(prompt, challenge.rollout_seed(seed, index))
+            for seed in seeds
+            for prompt in [encode_prompt(work.policy.tokenizer, work.chat, work.prompt(seed))]
+            for index in range(size)
+        ]
+        generations = await generating.generate(requests, work.params)
+        projection = challenge.sketch_seed(_RUN, begin, randomness)
+        yield [
+            _submit(work, requests[at : at + size], generations[at : at + size], projection)
+            for at in range(0, len(requests), size)
+        ]
 
 
-def _compare(
-    work: CalibrationTask,
-    requests: Sequence[Request],
-    generations: Sequence[Generation],
-    forwards: Sequence[Forward],
-    projection: bytes,
-) -> GroupMeasurement:
+async def check_groups(
+    work: CalibrationTask, checking: Engine, submissions: Sequence[Submission]
+) -> list[GroupMeasurement]:
+    """Check groups by a prefill of all of them, and return the measurements.
+
+    Raises:
+        EngineError: the engine failed.
+    """
+    requests = [request for submission in submissions for request in submission.requests]
+    completions = [completion for submission in submissions for completion in submission.completions]
+    forwards = iter(await checking.forward([request.prompt for request in requests], completions))
+    return [_compare(work, submission, list(islice(forwards, len(submission.requests)))) for submission in submissions]
+
+
+def _submit(
+    work: CalibrationTask, requests: Sequence[Request], generations: Sequence[Generation], projection: bytes
+) -> Submission:
+    return Submission(
+        requests=tuple(requests),
+        completions=tuple(item.tokens for item in generations),
+        sketch=sketch.commit(work.kind, torch.cat([item.hidden for item in generations]), projection),
+        projection=projection,
+        logprobs=np.array([value for item in generations for value in item.logprobs], dtype=np.float32),
+    )
+
+
+def _compare(work: CalibrationTask, submission: Submission, forwards: Sequence[Forward]) -> GroupMeasurement:
     """Compare the two sides, as roles/validator/judge.py does."""
-    submitted_sketch = sketch.commit(work.kind, torch.cat([item.hidden for item in generations]), projection)
-    whole = join_forwards(forwards)
-    recomputed_sketch = sketch.commit(work.kind, whole.hidden, projection)
-    completions, seeds = [item.tokens for item in generations], [request.seed for request in requests]
+    whole, completions = join_forwards(forwards), submission.completions
+    recomputed_sketch = sketch.commit(work.kind, whole.hidden, submission.projection)
+    seeds = [request.seed for request in submission.requests]
     margins, logprobs = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
     checked = logprobs.numpy()
-    generated = np.array([value for item in generations for value in item.logprobs], dtype=np.float32)
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
-    shifts = np.abs(checked - generated) / np.maximum(1.0 - np.exp(checked), _LEAST_RIVAL)
+    shifts = np.abs(checked - submission.logprobs) / np.maximum(1.0 - np.exp(checked), _LEAST_RIVAL)
     lengths = tuple(map(len, completions))
-    distances = sketch.distances(submitted_sketch, recomputed_sketch)
+    distances = sketch.distances(submission.sketch, recomputed_sketch)
     return GroupMeasurement(lengths, distances, repeated_positions(completions), margins.numpy(), shifts)

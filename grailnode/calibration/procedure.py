@@ -1,7 +1,7 @@
 """`grailnode calibrate` without the terminal: measures honest pairs and copies, then chooses thresholds or refuses."""
 
 import platform
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -12,7 +12,14 @@ import torch
 from grailnode.calibration import separation, thresholds
 from grailnode.calibration.adapters import ADAPTER_SHARE, random_adapters
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
+from grailnode.calibration.pairs import (
+    CalibrationTask,
+    GroupMeasurement,
+    Submission,
+    check_groups,
+    generate_groups,
+    serve,
+)
 from grailnode.calibration.proof_file import (
     CopyRow,
     MeasuredAdapters,
@@ -23,7 +30,7 @@ from grailnode.calibration.proof_file import (
     Subject,
 )
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
-from grailnode.calibration.variants import Pair
+from grailnode.calibration.variants import AnyVariant, Pair
 from grailnode.calibration.vllm_variant import VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.causal_model import build
@@ -38,11 +45,15 @@ _COPY_GROUPS: Final = 64
 _GROUPED: Final = 4  # one of so many honest rollouts is in a whole group, where rollouts share most of their states
 
 
+Copies = dict[tuple[int, str], list[GroupMeasurement]]
+"""Measurements of copies, by the bits of their weights and the name of a pair."""
+
+
 class Progress(Protocol):
     """Shows the progress of a measurement."""
 
     def __call__(self, name: str, rollouts: int, total: int, /) -> None:
-        """Show that `rollouts` of `total` are measured, of a pair or of a copy by a pair."""
+        """Show that `rollouts` of `total` are generated in some way, or checked by a pair; copies have their own."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,26 @@ class CalibrationJob:
         return grouped, max(0, self.rollouts - grouped * self.work.group_size)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Some groups of one task, from a number on."""
+
+    work: CalibrationTask
+    groups: int
+    first: int = 0
+
+    @property
+    def rollouts(self) -> int:
+        """The number of rollouts."""
+        return self.groups * self.work.group_size
+
+
+def _honest_parts(job: CalibrationJob) -> list[_Part]:
+    """Return what each honest pair generates: whole groups, and rollouts with a prompt for each."""
+    grouped, single = job.groups
+    return [_Part(job.work, grouped), _Part(replace(job.work, group_size=1), single, grouped)]
+
+
 async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> ProofFile:
     """Measure, choose the thresholds of a row, and test them on copies; return a file with this row.
 
@@ -87,9 +118,10 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     base, lora = policies.load_weights(job.work.policy.directory), job.work.lora
     weights, merged = (base, base) if lora is None else _with_adapters(job, base, lora)
     servers = VllmServers()
+    measurer = _Measurer(job, weights, servers, progress)
     try:
-        honest = {pair.name: await _honest(job, pair, weights, progress, servers) for pair in job.pairs}
-        copies = await _copies(job, honest, weights, merged, progress, servers)
+        honest = await measurer.measure(job.pairs, _honest_parts(job))
+        copies = await _copies(measurer, honest, merged)
     finally:
         await servers.close()
     required = [groups for (bits, _), groups in copies.items() if bits == separation.REQUIRED_BITS]
@@ -129,57 +161,85 @@ def _with_adapters(job: CalibrationJob, base: Weights, lora: LoraSpec) -> tuple[
     return {**base, **beside}, merged_weights(base, adapters, lora.scale)
 
 
-async def _honest(
-    job: CalibrationJob, pair: Pair, weights: Weights, progress: Progress, servers: VllmServers
-) -> list[GroupMeasurement]:
-    grouped, single = job.groups
-    total = grouped * job.work.group_size + single
-    single_work = replace(job.work, group_size=1)
-    parts = (
-        measure_pair(job.work, pair, weights, grouped, servers=servers),
-        measure_pair(single_work, pair, weights, single, first=grouped, servers=servers),
-    )
-    return await _collect(parts, pair.name, total, progress)
+@dataclass(frozen=True)
+class _Measurer:
+    """Measures pairs.
+
+    Attributes:
+        job: the calibration.
+        weights: of the policy, with its adapters if the run trains some.
+        servers: of vLLM.
+        progress: shows progress.
+    """
+
+    job: CalibrationJob
+    weights: Weights
+    servers: VllmServers
+    progress: Progress
+
+    async def measure(
+        self, pairs: Iterable[Pair], parts: Sequence[_Part], *, copy: Weights | None = None, name: str = ""
+    ) -> dict[str, list[GroupMeasurement]]:
+        """Measure pairs, by their names. Those that generate in one way check the same rollouts.
+
+        Args:
+            copy: other weights without adapters for the generating sides; name: what begins the names of progress.
+        """
+        measurements = {}
+        by_side: dict[AnyVariant, list[Pair]] = {}
+        for pair in pairs:
+            by_side.setdefault(pair.generating, []).append(pair)
+        for side, sharing in by_side.items():
+            submissions = await self._generate(side, parts, copy, f"{name}generating with {side}")
+            for pair in sharing:
+                measurements[pair.name] = await self._check(pair, submissions, f"{name}{pair.name}")
+        return measurements
+
+    async def _generate(
+        self, side: AnyVariant, parts: Sequence[_Part], copy: Weights | None, name: str
+    ) -> list[tuple[CalibrationTask, list[Submission]]]:
+        """Generate groups in one way; each chunk comes with its task."""
+        policy, lora = self.job.work.policy, self.job.work.lora
+        weights, lora = (self.weights, lora) if copy is None else (copy, None)
+        total, rollouts = sum(part.rollouts for part in parts), 0
+        self.progress(name, rollouts, total)  # before vLLM starts, which takes a while
+        engine = await serve(policy, side, weights, self.servers, lora)
+        submissions = []
+        for part in parts:
+            async for chunk in generate_groups(part.work, engine, part.groups, first=part.first):
+                submissions.append((part.work, chunk))
+                rollouts += sum(len(submission.requests) for submission in chunk)
+                self.progress(name, rollouts, total)
+        return submissions
+
+    async def _check(
+        self, pair: Pair, submissions: Sequence[tuple[CalibrationTask, list[Submission]]], name: str
+    ) -> list[GroupMeasurement]:
+        total = sum(len(submission.requests) for _, chunk in submissions for submission in chunk)
+        self.progress(name, 0, total)
+        engine = await serve(self.job.work.policy, pair.checking, self.weights, self.servers, self.job.work.lora)
+        groups: list[GroupMeasurement] = []
+        for work, chunk in submissions:
+            groups += await check_groups(work, engine, chunk)
+            self.progress(name, sum(len(group.lengths) for group in groups), total)
+        return groups
 
 
-async def _collect(
-    parts: Sequence[AsyncIterator[GroupMeasurement]], name: str, total: int, progress: Progress
-) -> list[GroupMeasurement]:
-    """Return the measurements of all parts, one after the other, and show progress."""
-    groups: list[GroupMeasurement] = []
-    rollouts = 0
-    progress(name, rollouts, total)
-    for part in parts:
-        async for group in part:
-            groups.append(group)
-            rollouts += len(group.lengths)
-            progress(name, rollouts, total)
-    return groups
-
-
-async def _copies(
-    job: CalibrationJob,
-    honest: thresholds.Honest,
-    weights: Weights,
-    merged: Weights,
-    progress: Progress,
-    servers: VllmServers,
-) -> dict[tuple[int, str], list[GroupMeasurement]]:
-    """Measure copies with the first pair and with the pair of the widest noise, by (bits, name of the pair).
+async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weights) -> Copies:
+    """Measure copies with the first pair and with the pair of the widest noise.
 
     Args:
-        weights: of the policy, with its adapters if the run trains some; merged: in one matrix each.
+        merged: weights of the policy, with its adapters in the same matrices.
     """
+    job = measurer.job
     groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
-    pairs = {pair.name: pair for pair in (job.pairs[0], widest)}
+    pairs = {pair.name: pair for pair in (job.pairs[0], widest)}.values()
     measurements = {}
     for bits in COPIES:
         copy = quantized(merged, bits)
-        for name, pair in pairs.items():
-            part = measure_pair(job.work, pair, weights, groups, copy=copy, servers=servers)
-            total = groups * job.work.group_size
-            measurements[bits, name] = await _collect([part], f"{bits}-bit copy, {name}", total, progress)
+        by_pair = await measurer.measure(pairs, [_Part(job.work, groups)], copy=copy, name=f"{bits}-bit copy, ")
+        measurements |= {(bits, pair.name): by_pair[pair.name] for pair in pairs}
     return measurements
 
 

@@ -186,6 +186,24 @@ def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Pa
         invoke("--out", tmp_path / "nowhere" / "proof.json")
 
 
+def test_pairs_that_generate_in_one_way_check_the_same_rollouts(policy: Policy) -> None:
+    steps: list[str] = []
+
+    def progress(name: str, rollouts: int, total: int) -> None:
+        if rollouts == total:
+            steps.append(name)
+
+    options = replace(OPTIONS, policy=policy.directory, rollouts=64, pairs="same,small-batches,eager-checked")
+    job = make_job(replace(options, max_tokens=20), Path())
+    rows = trio.run(calibrate, job, progress, lambda _: None).table[0].measured.pairs
+    same, small = (f"generating with {job.pairs[place].generating}" for place in (0, 1))
+    assert steps[:5] == [same, "same", "eager-checked", small, "small-batches"]
+    assert steps[5:7] == [f"3-bit copy, {same}", "3-bit copy, same"]
+    assert len(set(steps)) == len(steps)
+    assert [row.name for row in rows] == ["same", "small-batches", "eager-checked"]
+    assert rows[0].tokens == rows[2].tokens
+
+
 def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:
     def progress(name: str, rollouts: int, total: int) -> None:
         raise AssertionError(f"{name} is measured")

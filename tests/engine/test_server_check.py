@@ -21,12 +21,24 @@ def description(**changes: Any) -> dict[str, Any]:
         "quantization": None,
         "processor": True,
         "speculative": False,
+        "device": "cpu",
+        "capability": None,
+        "batch_invariant": False,
         "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
     } | changes
 
 
-def test_a_server_that_fits():
-    check_description(description(), torch.bfloat16)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"device": "cuda:0", "capability": [7, 5]},
+        {"device": "cuda:0", "capability": [8, 0], "batch_invariant": True},
+        {"device": "cuda:0", "capability": [10, 0], "batch_invariant": True},
+    ],
+)
+def test_a_server_that_fits(changes: dict[str, Any]):
+    check_description(description(**changes), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +52,11 @@ def test_a_server_that_fits():
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
         ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         ({"speculative": True}, "speculative decoding"),
+        ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT is set, and it computes on cpu"),
+        (
+            {"batch_invariant": True, "device": "cuda:0", "capability": [7, 5]},
+            "GPUs of compute capability 8.0 and more",
+        ),
         ({"probe": [0, 1, 2, 3]}, "its noise has other bits"),
     ],
 )

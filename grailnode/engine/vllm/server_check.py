@@ -10,6 +10,10 @@ from roles.ports import EngineError
 SUPPORTED: Final = ((0, 29), (0, 33))
 """The versions of vLLM that fit: from the first, and below the second."""
 
+INVARIANT_CAPABILITY: Final = (8, 0)
+"""The least compute capability of a GPU that vLLM's batch-invariant mode is for. On a CPU a server starts with it, and
+fails at the first request."""
+
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     """Check what a worker of a server says of itself.
@@ -40,6 +44,11 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
         fault = "it has not loaded our logits processor; start it as `grailnode engine flags` prints"
     elif description["speculative"]:
         fault = "speculative decoding gives a request several rows a step, which is not supported"
+    elif description["batch_invariant"] and tuple(description["capability"] or ()) < INVARIANT_CAPABILITY:
+        fault = (
+            f"VLLM_BATCH_INVARIANT is set, and it computes on {description['device']}: vLLM has that mode for GPUs of "
+            f"compute capability {INVARIANT_CAPABILITY[0]}.{INVARIANT_CAPABILITY[1]} and more"
+        )
     elif description["probe"] != probe:
         fault = f"its noise has other bits: it drew {description['probe']} where {probe} is right"
     if fault:

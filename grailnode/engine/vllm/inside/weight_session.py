@@ -5,6 +5,7 @@ state. A commit runs in the worker's own thread, between two steps of the model,
 """
 
 import base64
+import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -95,6 +96,8 @@ class WeightSession:
             "vllm": vllm.__version__,
             "runner": self._kind,
             "device": str(device),
+            "capability": torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            "batch_invariant": bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "head": self._head_dtype(),
             "quantization": config.model_config.quantization,
