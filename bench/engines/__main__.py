@@ -2,7 +2,8 @@
 
     speed       tokens a second, beside the same vLLM without us that samples by itself and returns log-probabilities
     states      tokens a second with the hidden states of vLLM, with those of a prefill by torch, and without
-    patches     seconds to stage, pause, commit and read back, by size and number of changed elements
+    patches     seconds to stage, pause, commit and read back, by size and number of changed elements, and a projection
+                of the last size to 7B
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
     thresholds  the thresholds for miners with vLLM and validators with torch, and what they detect
     memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument(
-        "--sizes", nargs="+", default=["32k", "152k"], help="of policies: 32k, 152k, 68M; genesis for patches"
+        "--sizes", nargs="+", default=["32k", "152k"], help="of policies: 32k, 152k, 68M, 0.5B; genesis for patches"
     )
     parser.add_argument("--shares", nargs="+", type=float, default=[0.001, 0.01, 0.1], help="of changed elements")
     parser.add_argument("--rollouts", type=int, default=64)

@@ -21,7 +21,8 @@ from bench.engines.setting import directory, report, requests_of, with_changes
 from grailnode.engine.causal_model import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.engine.vllm.vllm_engine import EngineLimits, VllmEngine
+from grailnode.engine.vllm.engine_limits import EngineLimits
+from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights

@@ -1,14 +1,15 @@
-"""Seconds of each part of an update in place, by size and number of changed elements."""
+"""Seconds of each part of an update in place, by size and number of changed elements, and a projection to 7B."""
 
 import argparse
-import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
 from bench.engines.setting import SIZES, directory, report, timed, with_changes
-from grailnode.engine.causal_model import build
+from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
@@ -17,49 +18,104 @@ from protocol.digest import digest_weights
 from protocol.patch import encode
 from tests.support.builders.policies import random_weights, write_policy
 
+_ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update in place.
+
+    Attributes:
+        elements: of the policy; changed: of them.
+        patch_bytes: size of the patch.
+        stage, commit, pause, read_back: seconds.
+    """
+
+    elements: int
+    changed: int
+    patch_bytes: int
+    stage: float
+    commit: float
+    pause: float
+    read_back: float
+
 
 async def patches(python: Path, arguments: argparse.Namespace) -> None:
-    """Measure each part of an update, while requests are under way."""
+    """Measure updates of each size and share, and project those of the largest size to 7B."""
+    updates: list[tuple[float, Update]] = []
     for size in arguments.sizes:
         with directory() as place:
-            policy = (
-                Policy.load(PACKAGED_POLICY)
-                if size == "genesis"
-                else write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
-            )
-            model = build(policy)
-            weights = load_weights(PACKAGED_POLICY) if size == "genesis" else random_weights(model)
-            engine = VllmEngine(
-                model, ChildServer(ServerSettings(python, policy.directory, place / "server")), place / "engine"
-            )
-            await engine.stage(0, weights)
-            await engine.commit()
-            client = await engine._connected()
-            for version, share in enumerate(arguments.shares, 1):
-                target = with_changes(weights, share, version)
-                patch = encode(weights, target)
-                manifest = Manifest.model_construct(version=version, weights=digest_weights(target))
-                stage = await timed(partial(engine.stage_patch, version, patch, manifest))
-                start = time.perf_counter()
-                await client.post("/pause", mode="wait")
-                (result,) = await client.call("commit", version=version)
-                await client.post("/reset_prefix_cache")
-                await client.post("/resume")
-                pause = time.perf_counter() - start
-                engine._checkpoints.commit()
-                engine._version, engine._staged = version, None
-                verify = await timed(engine.verify)
-                changed = sum(int((weights[n].view(torch.int16) != target[n].view(torch.int16)).sum()) for n in weights)
-                report(
-                    kind="patches",
-                    size=size,
-                    elements=sum(tensor.numel() for tensor in weights.values()),
-                    changed=changed,
-                    patch_bytes=len(patch),
-                    stage_seconds=round(stage, 4),
-                    commit_seconds=round(result["seconds"], 4),
-                    pause_seconds=round(pause, 4),
-                    verify_seconds=round(verify, 4),
-                )
-                weights = target
-            await engine.close()
+            updates = await _updates(python, size, arguments.shares, place)
+    for share, update in updates:
+        report(kind="patches", size="7B", share=share, projected_from=arguments.sizes[-1], **_projection(share, update))
+
+
+async def _updates(python: Path, size: str, shares: list[float], place: Path) -> list[tuple[float, Update]]:
+    """Measure an update for each share of changed elements, on one server."""
+    if size == "genesis":
+        policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    else:
+        policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
+        weights = random_weights(build(policy))
+    engine = ObservedEngine(build(policy), ChildServer(ServerSettings(python, policy.directory, place)), place)
+    updates = []
+    try:
+        await engine.stage(0, weights)
+        await engine.commit()
+        for version, share in enumerate(shares, 1):
+            target = with_changes(weights, share, version)
+            updates.append((share, await _update(engine, version, weights, target)))
+            report(kind="patches", size=size, share=share, **_rounded(updates[-1][1]))
+            weights = target
+    finally:
+        await engine.close()
+    return updates
+
+
+class ObservedEngine(VllmEngine):
+    """An engine that remembers the times of its last commit."""
+
+    def __init__(self, model: CausalModel, server: ChildServer, place: Path) -> None:
+        self.committed: dict[str, float] = {}
+        super().__init__(model, server, place / "engine", report=self._note)
+
+    def _note(self, event: str, **fields: Any) -> None:
+        if event == "engine-committed":
+            self.committed = fields
+
+
+async def _update(
+    engine: ObservedEngine, version: int, weights: dict[str, torch.Tensor], target: dict[str, torch.Tensor]
+) -> Update:
+    """Stage, commit and read back a version."""
+    patch = encode(weights, target)
+    manifest = Manifest.model_construct(version=version, weights=digest_weights(target))
+    stage = await timed(partial(engine.stage_patch, version, patch, manifest))
+    await engine.commit()
+    read_back = await timed(engine.verify)
+    changed = sum(int((weights[n].view(torch.int16) != target[n].view(torch.int16)).sum()) for n in weights)
+    elements = sum(tensor.numel() for tensor in weights.values())
+    committed = engine.committed
+    return Update(elements, changed, len(patch), stage, committed["seconds"], committed["pause"], read_back)
+
+
+def _rounded(update: Update) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in vars(update).items()}
+
+
+def _projection(share: float, update: Update) -> dict[str, str]:
+    """Return the seconds of an update of 7B with a share of changes, at the rates of one that was measured.
+
+    A commit writes the changed elements. Staging decodes, and reading back digests, all elements.
+    """
+    changed = round(share * _ELEMENTS_OF_7B)
+    return {
+        "commit": _seconds(changed, update.changed, update.commit),
+        "stage": _seconds(_ELEMENTS_OF_7B, update.elements, update.stage),
+        "read_back": _seconds(_ELEMENTS_OF_7B, update.elements, update.read_back),
+    }
+
+
+def _seconds(elements: int, measured: int, seconds: float) -> str:
+    rate = measured / seconds
+    return f"{elements:,} / ({measured:,} / {seconds:.4f} s = {rate:,.0f}/s) = {elements / rate:.2f} s"

@@ -1,4 +1,4 @@
-"""What all measurements of engines share: policies, requests, and the same vLLM without grailnode."""
+"""What all measurements of engines share: sizes of policies, requests, and lines of output."""
 
 import json
 import random
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from grailnode.engine.policy import Policy
-from grailnode.engine.vllm.vllm_server import ChildServer
 from protocol import environments
 from roles.ports import Request
 
@@ -28,23 +27,16 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
     },
+    "0.5B": {  # the shapes of Qwen2.5-0.5B
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "head_dim": 64,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
 }
-
-
-class PlainServer(ChildServer):
-    """The same vLLM without our processor, extension and plugin."""
-
-    def flags(self, socket: str) -> list[str]:
-        """Return the flags without those that load our code."""
-        words = super().flags(socket)
-        for flag in ("--logits-processors", "--worker-extension-cls"):
-            place = words.index(flag)
-            del words[place : place + 2]
-        return words
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment without our plugin."""
-        return super().environment() | {"VLLM_PLUGINS": "none"}
 
 
 def report(**fields: Any) -> None:

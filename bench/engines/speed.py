@@ -1,17 +1,22 @@
 """Tokens a second, beside the same vLLM without us; and what the two ways to hidden states cost."""
 
 import argparse
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Self
 
 import torch
 import trio
+from torch import Tensor
 
-from bench.engines.setting import SIZES, PlainServer, directory, report, requests_of, timed
-from grailnode.engine.causal_model import build
+from bench.engines.setting import SIZES, directory, report, requests_of, timed
+from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_client import VllmClient
@@ -20,96 +25,110 @@ from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, Request
 from tests.support.builders.policies import random_weights, write_policy
+from tests.support.servers.plain_vllm import PlainVllm
 
-Runs = dict[str, Callable[[], Awaitable[Any]]]
+Way = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all ways compute; no token ends a completion, so that they compute the same number.
+
+    Attributes:
+        place: a directory for servers and engines.
+    """
+
+    place: Path
+    policy: Policy
+    model: CausalModel
+    weights: dict[str, Tensor]
+    requests: list[Request]
+    params: SamplingParams
+
+    @classmethod
+    def of_size(cls, size: str, place: Path, arguments: argparse.Namespace) -> Self:
+        """Return the task for a policy of some size."""
+        policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
+        model = build(policy)
+        requests = requests_of(arguments.rollouts, model.vocabulary)
+        params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
+        return cls(place, policy, model, random_weights(model), requests, params)
+
+    def settings(self, name: str, python: Path, batch: int) -> ServerSettings:
+        """Return the settings of a server with a name."""
+        return ServerSettings(python, self.policy.directory, self.place / f"server-{name}", sequences=batch)
+
+    async def serve(self, engine: Engine) -> Way:
+        """Serve the weights with an engine; return the work that is measured."""
+        await engine.stage(0, self.weights)
+        await engine.commit()
+        return partial(engine.generate, self.requests, self.params)
 
 
 async def speed(python: Path, arguments: argparse.Namespace) -> None:
-    """Compare tokens a second; no token ends a completion, so all engines compute the same number."""
+    """Compare tokens a second with those of plain vLLM."""
     for size in arguments.sizes:
-        with directory() as place:
-            policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
-            model = build(policy)
-            weights = random_weights(model)
-            params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
-            requests = requests_of(arguments.rollouts, model.vocabulary)
-
-            def settings(name: str, policy: Path = policy.directory, place: Path = place) -> ServerSettings:
-                return ServerSettings(python, policy, place / name, sequences=arguments.batch)
-
-            async with AsyncExitStack() as stack:
-                engine = VllmEngine(model, ChildServer(settings("server")), place / "engine")
-                stack.push_async_callback(engine.close)
-                await _serve(engine, weights)
-                plain = PlainServer(settings("plain"))
-                stack.callback(plain.close)
-                await plain.start()
-                client = await stack.enter_async_context(VllmClient(plain))
-                runs: Runs = {
-                    "grailnode": partial(engine.generate, requests, params),
-                    "plain": partial(plain_completions, client, requests, params),
-                }
-                if arguments.torch:
-                    reference = TorchEngine(model)
-                    await _serve(reference, weights)
-                    runs["torch"] = partial(reference.generate, requests, params)
-                best = await _best(runs, len(requests) * arguments.tokens, arguments.repetitions)
-            report(
-                kind="speed",
-                size=size,
-                batch=arguments.batch,
-                **{name: round(rate) for name, rate in best.items()},
-                ratio=round(best["grailnode"] / best["plain"], 3),
-            )
+        async with AsyncExitStack() as stack:
+            task = Task.of_size(size, stack.enter_context(directory()), arguments)
+            server = ChildServer(task.settings("grailnode", python, arguments.batch))
+            engine = VllmEngine(task.model, server, task.place / "engine")
+            stack.push_async_callback(engine.close)
+            plain = PlainVllm(task.settings("plain", python, arguments.batch))
+            stack.callback(plain.close)
+            ways = {"grailnode": await task.serve(engine)}
+            await plain.start()
+            client = await stack.enter_async_context(VllmClient(plain))
+            ways["plain"] = partial(plain_completions, client, task.requests, task.params)
+            if arguments.torch:
+                ways["torch"] = await task.serve(TorchEngine(task.model))
+            compared = await _compared(ways, "plain", arguments)
+            report(kind="speed", size=size, batch=arguments.batch, **compared)
 
 
 async def states(python: Path, arguments: argparse.Namespace) -> None:
-    """Compare the ways to the hidden states behind sketches: recorded by vLLM, a prefill by torch, and none."""
+    """Compare the ways to the hidden states behind sketches: recorded by vLLM, a prefill by torch, and none.
+
+    Without states and with a prefill, the same server generates.
+    """
     for size in arguments.sizes:
-        with directory() as place:
-            policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
-            model = build(policy)
-            weights = random_weights(model)
-            params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
-            requests = requests_of(arguments.rollouts, model.vocabulary)
-            rates: dict[str, float] = {}
-            for name in ("none", "vllm", "torch"):
-                server = ChildServer(
-                    ServerSettings(python, policy.directory, place / f"server-{name}", sequences=arguments.batch)
-                )
-                sampler = VllmEngine(model, server, place / f"engine-{name}", states=name == "vllm")
-                engine: Engine = TorchPrefill(sampler, TorchEngine(model)) if name == "torch" else sampler
-                async with AsyncExitStack() as stack:
-                    stack.push_async_callback(sampler.close)
-                    await _serve(engine, weights)
-                    run: Runs = {name: partial(engine.generate, requests, params)}
-                    rates |= await _best(run, len(requests) * arguments.tokens, arguments.repetitions)
-            state_bytes = sum(tensor.numel() for tensor in weights.values()) * torch.float32.itemsize
-            report(
-                kind="states",
-                size=size,
-                batch=arguments.batch,
-                **{name: round(rate) for name, rate in rates.items()},
-                share_vllm=round(rates["vllm"] / rates["none"], 3),
-                share_torch=round(rates["torch"] / rates["none"], 3),
-                bytes_of_torch_weights=state_bytes,
-            )
+        async with AsyncExitStack() as stack:
+            task = Task.of_size(size, stack.enter_context(directory()), arguments)
+            engines = []
+            for has_states in (False, True):
+                server = ChildServer(task.settings(f"states-{has_states}", python, arguments.batch))
+                place = task.place / f"engine-{has_states}"
+                engines.append(VllmEngine(task.model, server, place, states=has_states))
+                stack.push_async_callback(engines[-1].close)
+            ways: dict[str, Way] = {
+                "vllm": await task.serve(engines[True]),
+                "torch": await task.serve(TorchPrefill(engines[False], TorchEngine(task.model))),
+                "none": partial(engines[False].generate, task.requests, task.params),
+            }
+            compared = await _compared(ways, "none", arguments)
+            state_bytes = sum(tensor.numel() for tensor in task.weights.values()) * torch.float32.itemsize
+            report(kind="states", size=size, batch=arguments.batch, **compared, bytes_of_torch_weights=state_bytes)
 
 
-async def _serve(engine: Engine, weights: dict[str, torch.Tensor]) -> None:
-    await engine.stage(0, weights)
-    await engine.commit()
+async def _compared(ways: dict[str, Way], base: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure each way in turn, several times after one turn that warms up.
 
-
-async def _best(runs: Runs, tokens: int, repetitions: int) -> dict[str, float]:
-    """Return the largest number of tokens a second of each, of some repetitions in turn after one that warms up."""
-    best = dict.fromkeys(runs, 0.0)
-    for repetition in range(repetitions + 1):
-        for name, run in runs.items():
-            seconds = await timed(run)
-            if repetition:
-                best[name] = max(best[name], tokens / seconds)
-    return best
+    Returns:
+        The best tokens a second of each way; the ratios of the others to `base`, in each turn and as their median; and
+        the load of the machine. Ways in one turn had the same load of other programs.
+    """
+    tokens = arguments.rollouts * arguments.tokens
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(arguments.repetitions + 1):
+        for name, way in ways.items():
+            seconds = await timed(way)
+            if turn:
+                rates[name].append(tokens / seconds)
+    result: dict[str, Any] = {name: round(max(values)) for name, values in rates.items()}
+    for name in ways.keys() - {base}:
+        ratios = [rate / other for rate, other in zip(rates[name], rates[base], strict=True)]
+        result[f"{name}_to_{base}"] = round(median(ratios), 3)
+        result[f"{name}_to_{base}_by_turn"] = [round(ratio, 3) for ratio in ratios]
+    return result | {"load": round(os.getloadavg()[0], 1)}
 
 
 async def plain_completions(client: VllmClient, requests: Sequence[Request], params: SamplingParams) -> None:

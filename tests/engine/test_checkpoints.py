@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from grailnode.engine.causal_model import build
 from grailnode.engine.vllm import checkpoints
-from grailnode.engine.vllm.checkpoints import Checkpoints
+from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.digest import digest_weights
@@ -28,13 +28,13 @@ def test_patches_are_applied_to_the_checkpoint_when_there_are_many(
 ) -> None:
     monkeypatch.setattr(checkpoints, "MAX_PATCHES", 3)
     files, weights = Checkpoints(tmp_path), WEIGHTS
-    files.stage_weights(0, digest_weights(weights), files.write_weights(0, weights))
+    files.stage(RecoveryStep("stage_weights", 0, digest_weights(weights), files.write_weights(0, weights)))
     files.commit()
     for version in range(1, 10):
         files.compact()
         target = changed(weights, version, 0.2)
         path = files.write_patch(version, encode(weights, target))
-        files.stage_patch(version, digest_weights(target), path)
+        files.stage(RecoveryStep("stage_patch", version, digest_weights(target), path))
         files.commit()
         weights = target
         assert len(files.steps()) <= 5
@@ -51,7 +51,8 @@ def test_patches_are_applied_to_the_checkpoint_when_there_are_many(
 def test_a_checkpoint_replaces_what_lies_before_it(tmp_path: Path) -> None:
     files = Checkpoints(tmp_path)
     for version in range(3):
-        files.stage_weights(version, digest_weights(WEIGHTS), files.write_weights(version, WEIGHTS))
+        path = files.write_weights(version, WEIGHTS)
+        files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), path))
         files.commit()
     assert [step.version for step in files.steps()] == [2]
     assert len(list(tmp_path.iterdir())) == 1
@@ -67,7 +68,8 @@ def test_files_of_an_earlier_process_are_removed(tmp_path: Path) -> None:
 def test_a_staged_version_that_is_replaced_leaves_no_file(tmp_path: Path) -> None:
     files = Checkpoints(tmp_path)
     for version in range(2):
-        files.stage_weights(version, digest_weights(WEIGHTS), files.write_weights(version, WEIGHTS))
+        path = files.write_weights(version, WEIGHTS)
+        files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), path))
     files.commit()
     assert len(list(tmp_path.iterdir())) == 1
 

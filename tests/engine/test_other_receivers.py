@@ -22,6 +22,7 @@ from grailnode.convert import read_slime, write_slime, write_trl
 from grailnode.convert.slime import INDEX, SHARD
 from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.compression import compress
@@ -124,8 +125,8 @@ async def test_vllms_receiver_of_sparse_updates_takes_a_delta_of_trls_form(
             answer = await client.post("/collective_rpc", json=body)
             assert answer.status_code == httpx.codes.OK, answer.text
             assert answer.json()["results"][0]
-        control = await engine._connected()
-        (state,) = await control.finish("verify", version=1, digest=digest_weights(target).hex())
+        async with VllmClient(server) as control:
+            (state,) = await control.finish("verify", version=1, digest=digest_weights(target).hex())
         assert state["tensors"] == len(target)
     finally:
         await engine.close()

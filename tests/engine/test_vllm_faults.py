@@ -12,8 +12,9 @@ import trio
 
 from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.server_launcher import ServerLauncher
-from grailnode.engine.vllm.vllm_engine import EngineLimits, VllmEngine
+from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ServerSettings
 from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
@@ -132,22 +133,33 @@ async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model
     assert processes_of(directory)[0] != launcher
 
 
-async def test_no_process_outlives_a_node_that_was_killed(policy: Policy, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("grailnode.engine.vllm.vllm_server.ChildServer", signal.SIGKILL),
+        ("tests.support.servers.plain_vllm.PlainVllm", signal.SIGTERM),
+    ],
+    ids=["node", "bench"],
+)
+async def test_no_process_outlives_what_started_it(
+    policy: Policy, tmp_path: Path, kind: str, fault: signal.Signals
+) -> None:
     program = """
 import sys, trio
 from pathlib import Path
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from pkgutil import resolve_name
+from grailnode.engine.vllm.vllm_server import ServerSettings
 async def main():
-    await ChildServer(ServerSettings(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))).start()
+    await resolve_name(sys.argv[1])(ServerSettings(*map(Path, sys.argv[2:]))).start()
     print("ready", flush=True)
     await trio.sleep_forever()
 trio.run(main)
 """
     directory = tmp_path / "server"
-    arguments = [sys.executable, "-c", program, str(vllm_python()), str(policy.directory), str(directory)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as node:
-        assert node.stdout is not None
-        assert await trio.to_thread.run_sync(node.stdout.readline) == b"ready\n"
-        assert len(processes_of(directory)) >= 3
-        node.kill()
+    arguments = [sys.executable, "-c", program, kind, str(vllm_python()), str(policy.directory), str(directory)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert await trio.to_thread.run_sync(starter.stdout.readline) == b"ready\n"
+        assert len(processes_of(directory)) == 4
+        starter.send_signal(fault)
     await all_end(directory)

@@ -80,13 +80,11 @@ class Checkpoints:
         path.write_bytes(patch)
         return path
 
-    def stage_weights(self, version: int, digest: bytes, path: Path) -> None:
-        """Note that a checkpoint is staged."""
-        self._stage(RecoveryStep("stage_weights", version, digest, path))
-
-    def stage_patch(self, version: int, digest: bytes, path: Path) -> None:
-        """Note that a patch is staged."""
-        self._stage(RecoveryStep("stage_patch", version, digest, path))
+    def stage(self, step: RecoveryStep) -> None:
+        """Note that a version is staged; what was staged before is dropped."""
+        if self._staged is not None:
+            self._staged.path.unlink(missing_ok=True)
+        self._staged = step
 
     @property
     def staged(self) -> RecoveryStep | None:
@@ -121,11 +119,6 @@ class Checkpoints:
     def steps(self) -> tuple[RecoveryStep, ...]:
         """Return the steps to the served version, in order."""
         return tuple(self._steps)
-
-    def _stage(self, step: RecoveryStep) -> None:
-        if self._staged is not None:
-            self._staged.path.unlink(missing_ok=True)
-        self._staged = step
 
     def _path(self, kind: str, version: int) -> Path:
         self._number += 1

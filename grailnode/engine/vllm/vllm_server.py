@@ -21,6 +21,8 @@ from roles.ports import EngineError
 
 _INSIDE: Final = "grailnode.engine.vllm.inside"
 _PLUGIN: Final = "grailnode_inside"
+GUARD_PLUGIN: Final = "grailnode_guard"
+"""The part of our plugin that changes nothing of what vLLM computes: its processes end with the one that started it."""
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
@@ -88,7 +90,7 @@ class Server(Protocol):
 def write_modules(directory: Path) -> Path:
     """Write a directory for PYTHONPATH that has our packages and nothing else of this environment; return it.
 
-    It declares the plugin of vLLM that guards each of its processes. Several processes may write it at once.
+    It declares the plugins of vLLM that prepare each of its processes. Several processes may write it at once.
     """
     packages = [Path(package.__file__ or "").parent.resolve() for package in (grailnode, protocol)]
     places = hashlib.sha256("\n".join(map(str, packages)).encode()).hexdigest()[:16]
@@ -98,11 +100,17 @@ def write_modules(directory: Path) -> Path:
     for package in packages:
         with suppress(FileExistsError):
             (modules / package.name).symlink_to(package)
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(
-        f"[vllm.general_plugins]\n{_PLUGIN} = {_INSIDE}.process_guard:register\n"
-    )
+    _write_whole(information / "METADATA", f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
+    entry_points = (f"{_PLUGIN} = {_INSIDE}.process_guard:register", f"{GUARD_PLUGIN} = {_INSIDE}.process_guard:guard")
+    _write_whole(information / "entry_points.txt", "\n".join(("[vllm.general_plugins]", *entry_points, "")))
     return modules
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that others may be reading: they see the old text or the new one."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def cache_directory(settings: ServerSettings) -> Path:

@@ -16,14 +16,19 @@ _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def register() -> None:
-    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): death signal, forks, and plain weights."""
+    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): the guard, and plain weights."""
     from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights  # noqa: PLC0415 - vLLM is loaded by now
 
+    guard()
+    keep_plain_weights()
+
+
+def guard() -> None:
+    """Have this process of vLLM, and those that it forks, end with their parents (an entry point, too)."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
     if os.environ.get(_METHOD) == "fork":
         _keep_forking()
-    keep_plain_weights()
 
 
 def _keep_forking() -> None:

@@ -1,0 +1,256 @@
+"""The weights of an engine with vLLM: staged beside the serving, committed between two requests, verified, restored.
+
+Interface: `stage` or `stage_patch`, then `commit`; `verify` at any time; `in_use` holds the served version for a call.
+`restore` brings the served version back into a server that was started again.
+
+Invariants:
+1. The version in use does not change: a commit waits until the calls that use it have ended, and calls that come
+   meanwhile wait for the commit.
+2. A version serves only after every tensor in the engine's memory had the digest that the trainer signed.
+3. What serves can be restored from this machine's disk: a version's file is complete before the version is staged, and
+   is removed only after a later checkpoint serves.
+4. Stage, commit and verification exclude each other.
+
+The worst inputs: a commit of which nobody knows whether it was carried out (the server is restarted with the new
+version); weights that were damaged (restarted with the same); a full disk at staging (refused, the old version serves);
+a server that fails while it takes a version (restarted, and asked once more).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+import trio
+from safetensors import SafetensorError
+
+from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
+from grailnode.engine.vllm.engine_limits import EngineLimits
+from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
+from grailnode.engine.vllm.version_gate import VersionGate
+from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
+from protocol.chain.manifest import Manifest
+from protocol.digest import Weights, digest_weights
+from protocol.errors import ProtocolError
+from roles.ports import EngineError
+
+T = TypeVar("T")
+RunSync = Callable[..., Awaitable[Any]]
+
+
+class EngineWeights:
+    """The weights of one engine.
+
+    Args:
+        server: where they are served.
+        checkpoints: the files from which `restore` takes them.
+        run_sync: runs a function outside the event loop.
+        report: gets an event at each commit, and when all tensors were read back.
+    """
+
+    def __init__(
+        self,
+        server: ServerSupervisor,
+        checkpoints: Checkpoints,
+        limits: EngineLimits,
+        run_sync: RunSync,
+        report: EventReport,
+    ) -> None:
+        self._server = server
+        self._checkpoints = checkpoints
+        self._limits = limits
+        self._run_sync = run_sync
+        self._report = report
+        self._staged: int | None = None
+        self._commits = 0
+        self._control = trio.Lock()
+        self._gate = VersionGate()
+
+    @property
+    def version(self) -> int | None:
+        """The version that is served; None before the first commit."""
+        serving = self._checkpoints.serving
+        return None if serving is None else serving.version
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[RecoveryStep]:
+        """Hold the served version, beside other calls; yields its number and digest.
+
+        Raises:
+            EngineError: none has been committed.
+        """
+        async with self._gate.shared():
+            serving = self._checkpoints.serving
+            if serving is None:
+                raise EngineError("no policy has been committed")
+            yield serving
+
+    async def stage(self, version: int, weights: Weights) -> None:
+        """Prepare whole weights, which travel through a file.
+
+        Raises:
+            EngineError: vLLM refuses them, or the disk does not take them.
+        """
+        async with self._control:
+            self._staged = None
+            path = await self._on_disk(self._checkpoints.write_weights, version, weights)
+            digest = await self._run_sync(digest_weights, weights)
+            await self._stage(RecoveryStep("stage_weights", version, digest, path))
+
+    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
+        """Prepare the version that a patch leads to; it is decoded inside of vLLM, beside the serving.
+
+        Raises:
+            EngineError: the patch is for other weights, or vLLM refuses it; the current policy still serves.
+        """
+        async with self._control:
+            if self.version is None:
+                raise EngineError("a patch needs a version that serves")
+            self._staged = None
+            await self._on_disk(self._checkpoints.compact)
+            path = await self._on_disk(self._checkpoints.write_patch, version, patch)
+            await self._stage(RecoveryStep("stage_patch", version, manifest.weights, path))
+
+    async def commit(self) -> None:
+        """Serve the staged version from the next request on.
+
+        Raises:
+            EngineError: nothing is staged, or the swap failed and the old policy still serves.
+        """
+        async with self._control:
+            if self._staged is None:
+                raise EngineError("nothing is staged")
+            version, self._staged = self._staged, None
+            async with self._gate.exclusive():
+                await self._commit(version)
+
+    async def verify(self) -> None:
+        """Read all tensors back from the engine's memory and compare them with the served version's digest.
+
+        Raises:
+            EngineError: they differed, and a reload did not help.
+        """
+        async with self._control:
+            await self._verify()
+
+    async def _stage(self, step: RecoveryStep) -> None:
+        await self._server.repeat(partial(_stage, step=step))
+        self._checkpoints.stage(step)
+        self._staged = step.version
+
+    async def _commit(self, version: int) -> None:
+        client = await self._server.connected()
+        try:
+            await self._swap(client, version)
+        except RefusedCommandError as error:
+            if error.poisoned:
+                await self._server.restart(client, error)
+            raise EngineError(f"version {version} was not committed: {error}") from error
+        except BrokenEngineError as error:
+            self._checkpoints.commit()
+            await self._server.restart(client, error)
+        else:
+            self._checkpoints.commit()
+            self._commits += 1
+            if self._commits % self._limits.verify_interval == 0:
+                await self._verify()
+
+    async def _swap(self, client: VllmClient, version: int) -> None:
+        """Commit a staged version between two requests.
+
+        Raises:
+            RefusedCommandError: it was not committed. BrokenEngineError: nobody knows.
+        """
+        staged = self._checkpoints.staged
+        assert staged is not None
+        start = perf_counter()
+        try:
+            with trio.fail_after(self._limits.drain):
+                await client.post("/pause", mode="wait")
+        except trio.TooSlowError:
+            await client.post("/pause", mode="abort")
+        try:
+            seconds = await _commit(client, staged)
+            await client.post("/reset_prefix_cache")
+        finally:
+            with trio.CancelScope(shield=True):
+                await client.post("/resume")
+        pause = perf_counter() - start
+        self._report("engine-committed", version=version, seconds=round(seconds, 5), pause=round(pause, 5))
+
+    async def _verify(self) -> None:
+        serving = self._checkpoints.serving
+        if serving is None:
+            raise EngineError("no policy has been committed")
+        client = await self._server.connected()
+        try:
+            state = await _read_back(client, serving)
+            self._report("engine-verified", version=serving.version, seconds=round(float(state["seconds"]), 3))
+        except (RefusedCommandError, BrokenEngineError) as error:
+            await self._server.restart(client, error)
+
+    async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:
+        """Read or write files of this engine.
+
+        Raises:
+            EngineError: the disk is full or broken; the current policy still serves.
+        """
+        try:
+            result: T = await self._run_sync(function, *arguments)
+        except (OSError, SafetensorError, ProtocolError) as error:
+            raise EngineError(f"the engine's files cannot be written: {error}") from error
+        return result
+
+
+async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
+    """Bring the served version into a server without weights, verified, and stage again what was staged.
+
+    Returns:
+        The served version; None if none has been committed.
+
+    Raises:
+        EngineError: vLLM does not take it, or a file cannot be read.
+    """
+    for step in checkpoints.steps():
+        await _stage(client, step)
+        await _commit(client, step)
+    if checkpoints.steps():
+        await client.post("/reset_prefix_cache")
+    if checkpoints.staged is not None:
+        await _stage(client, checkpoints.staged)
+    return None if checkpoints.serving is None else checkpoints.serving.version
+
+
+async def _stage(client: VllmClient, step: RecoveryStep) -> None:
+    """Stage a version from its file.
+
+    Raises:
+        EngineError: vLLM refuses it, or the file cannot be read.
+    """
+    try:
+        shared = await client.share(step.path)
+    except OSError as error:
+        raise EngineError(f"the engine's files cannot be read: {error}") from error
+    await client.finish(step.command, version=step.version, digest=step.digest.hex(), path=shared)
+
+
+async def _commit(client: VllmClient, step: RecoveryStep) -> float:
+    """Commit a staged version, and have it verified; return the seconds that the commit took.
+
+    Raises:
+        RefusedCommandError: it was not committed. BrokenEngineError: nobody knows.
+    """
+    states = await client.call("commit", version=step.version)
+    if not all(state["verified"] for state in states):
+        await _read_back(client, step)
+    return max(float(state["seconds"]) for state in states)
+
+
+async def _read_back(client: VllmClient, step: RecoveryStep) -> dict[str, Any]:
+    """Have all tensors read back and compared with a version; return in how many seconds.
+
+    Raises:
+        RefusedCommandError: they differ. BrokenEngineError: vLLM does not answer.
+    """
+    return (await client.finish("verify", version=step.version, digest=step.digest.hex()))[0]

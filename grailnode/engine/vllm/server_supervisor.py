@@ -1,0 +1,175 @@
+"""Keeps a server of vLLM running for an engine: starts it, refuses one that does not fit, and replaces one that fails.
+
+Interface: `connected` returns a client; `repeat` does some work with it, again after each failure; `restart` replaces
+the server that failed; `watch` asks for signs of life beside work that may hang; `close` ends the server.
+
+Invariants:
+1. A client that `connected` returns is of a server that fits, has places for the policy's tensors, and has the weights
+   that `restore` brings into it.
+2. A failure causes one restart, however many calls notice it: each of them names the client that failed.
+3. A server that fails before it is ready is ended, so that the next call starts a new one.
+
+The worst inputs: a worker that is stopped while /health says 200 (the sign of life ends the wait); a server that fails
+again while it gets its weights (ended, and the caller gets the error); hundreds of calls that fail at once (one
+restart); a vLLM without our code, or in another dtype (refused before it gets a weight); a call that is cancelled while
+the server starts (the next call goes on waiting for the same server).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeVar
+
+import torch
+import trio
+
+from grailnode.engine.vllm.engine_limits import EngineLimits
+from grailnode.engine.vllm.server_check import check_description
+from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
+from grailnode.engine.vllm.vllm_server import Server
+
+T = TypeVar("T")
+EventReport = Callable[..., None]
+"""`report(event, **fields)`, as Telemetry.event."""
+
+_SIGN_OF_LIFE_SECONDS: Final = 2.0
+
+
+class ServerSupervisor:
+    """The server of one engine.
+
+    Args:
+        server: where vLLM runs.
+        shapes: of the policy's tensors, by name.
+        dtype: in which the server must compute.
+        restore: brings the served version into a server without weights, verified, and returns it; None if there is
+            none yet.
+        report: gets an event when a server was replaced.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        limits: EngineLimits,
+        restore: Callable[[VllmClient], Awaitable[int | None]],
+        report: EventReport,
+    ) -> None:
+        self._server = server
+        self._shapes = {name: list(shape) for name, shape in shapes.items()}
+        self._dtype = dtype
+        self._limits = limits
+        self._restore = restore
+        self._report = report
+        self._client: VllmClient | None = None
+        self._connecting = trio.Lock()
+
+    async def connected(self) -> VllmClient:
+        """Return the client of a server that runs and has our weights; start it if there is none.
+
+        Raises:
+            EngineError: it does not start, does not fit, or does not take the weights.
+        """
+        async with self._connecting:
+            await self._connect()
+            assert self._client is not None
+            return self._client
+
+    async def repeat(self, work: Callable[[VllmClient], Awaitable[T]], attempts: int = 2) -> T:
+        """Do some work with the server; restart it after a failure, and do the work again.
+
+        Raises:
+            BrokenEngineError: vLLM failed in every attempt.
+            EngineError: the work was refused, or the server cannot be restarted.
+        """
+        for attempt in range(attempts):
+            client = await self.connected()
+            try:
+                return await work(client)
+            except BrokenEngineError as error:
+                if attempt + 1 == attempts:
+                    raise
+                await self.restart(client, error)
+        raise AssertionError
+
+    async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
+        """Kill the server with all its processes, start it again, and bring the weights back into it.
+
+        Args:
+            failing_client: the client that failed; nothing is done if another call has replaced it meanwhile.
+
+        Raises:
+            EngineError: as for `connected`.
+        """
+        async with self._connecting:
+            if failing_client is not self._client:
+                return
+            self._report("engine-restarted", error=str(cause).splitlines()[0][:300])
+            start = trio.current_time()
+            await self._disconnect()
+            version = await self._connect()
+            self._report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
+
+    async def watch(self, client: VllmClient) -> None:
+        """Ask for a sign of life for ever; a health check would not do, because it asks no worker.
+
+        Raises:
+            BrokenEngineError: there was none in time.
+        """
+        while True:
+            await trio.sleep(_SIGN_OF_LIFE_SECONDS)
+            await client.call("ping", self._limits.hang)
+
+    async def close(self) -> None:
+        """End the server, if it is a child, and what it was started with."""
+        await self._disconnect()
+        self._server.close()
+
+    async def _connect(self) -> int | None:
+        """Have a client of a server that is ready; return the version that was brought into it, if it is a new one."""
+        if self._client is not None:
+            return None
+        await self._server.start()
+        client = VllmClient(self._server, control_seconds=self._limits.control, connections=self._limits.connections)
+        async with AsyncExitStack() as until_ready:
+            until_ready.push_async_callback(client.close)
+            try:
+                version = await self._make_ready(client)
+            except BrokenEngineError:
+                await self._server.stop()
+                raise
+            until_ready.pop_all()
+        self._client = client
+        return version
+
+    async def _make_ready(self, client: VllmClient) -> int | None:
+        """Check a server that has started, find the places of the tensors, and bring the weights into them.
+
+        Raises:
+            EngineError: it does not fit, or does not take the weights.
+        """
+        for description in await _describe(client):
+            check_description(description, self._dtype)
+        await client.call("map", shapes=self._shapes)
+        return await self._restore(client)
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        await self._server.stop()  # first, so that calls under way end with its connections
+        if client is not None:
+            await client.close()
+
+
+async def _describe(client: VllmClient) -> list[dict[str, Any]]:
+    """Return what the ranks of a server say of themselves.
+
+    Raises:
+        BrokenEngineError: they say nothing, as those of a vLLM without our code.
+    """
+    try:
+        return await client.call("describe")
+    except (RefusedCommandError, BrokenEngineError) as error:
+        raise BrokenEngineError(
+            f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
+            "prints: without our code it cannot draw the tokens that a run's seeds require"
+        ) from error
