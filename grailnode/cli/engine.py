@@ -1,16 +1,16 @@
-"""`grailnode engine`: the environment of vLLM, and what a server of vLLM needs to be an engine."""
+"""`grailnode engine`: the environment of vLLM, what a server needs to be an engine, and whether it has its weights."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action
+from grailnode.cli.options import run_action, run_options
 
 
 @click.group()
 def engine() -> None:
-    """Install vLLM for `[engine] kind = "vllm"`, or print what a server of your own needs."""
+    """Install vLLM, print what a server of your own needs, or verify the weights in its memory."""
 
 
 @engine.command()
@@ -29,3 +29,15 @@ def install(**parameters: Any) -> None:
 def flags(**parameters: Any) -> None:
     """Print the command that starts a server of vLLM for POLICY, to be named by `[engine] url`."""
     run_action("engine_environment", "flags", parameters)
+
+
+@engine.command()
+@run_options
+@click.option("--name", required=True, help="The node's name: miner-1, validator, ...")
+def verify(**parameters: Any) -> None:
+    """Compare the weights in vLLM's memory with those that the trainer signed; exit 1 if they differ.
+
+    The node of this name, which runs on this machine, reads all tensors back while vLLM serves. If some differ, it
+    starts vLLM again with the right ones, and this names them.
+    """
+    run_action("engine_verification", "verify", parameters)

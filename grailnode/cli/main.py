@@ -42,7 +42,9 @@ VERBS: Final = {
         "demo",
         "The whole network on this machine: 1 trainer, 2 miners, 1 validator and 1 cheat, as processes of their own.",
     ),
-    "engine": Verb("engine", 'Install vLLM for `[engine] kind = "vllm"`, or print what a server of your own needs.'),
+    "engine": Verb(
+        "engine", "Install vLLM, print what a server of your own needs, or verify the weights in its memory."
+    ),
     "export": Verb(
         "results",
         "Write a version's weights to DIRECTORY, as a Hugging Face checkpoint with a model card, bit for bit.",

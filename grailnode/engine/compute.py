@@ -109,6 +109,8 @@ async def open_engine(
 ) -> AsyncIterator[Engine]:
     """Yield the engine that a node's settings name; a server that belongs to it ends with the context.
 
+    An engine of vLLM is also verified when `grailnode engine verify` asks for it.
+
     Args:
         run_sync: runs a function that computes for long, off the event loop's thread.
         report: `report(event, **fields)`, as Telemetry.event.
@@ -117,6 +119,7 @@ async def open_engine(
         yield make_engine(compute, run_sync)
         return
     from grailnode.engine.vllm.torch_prefill import TorchPrefill  # noqa: PLC0415 - only nodes with vLLM need it
+    from grailnode.engine.vllm.verify_requests import serve_verifications  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, ServerSettings  # noqa: PLC0415
 
@@ -149,6 +152,7 @@ async def open_engine(
     )
     engine: Engine = sampler if place.states == "vllm" else TorchPrefill(sampler, make_engine(compute, run_sync))
     try:
-        yield engine
+        async with serve_verifications(place.directory, sampler.verify, report):
+            yield engine
     finally:
         await sampler.close()

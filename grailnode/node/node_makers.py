@@ -108,8 +108,13 @@ def run_id_of(config: Config) -> bytes:
 
 
 def state_directory(config: Config, name: str) -> Path:
-    """Return the directory of a node's state: locks, files of the run, and `objects`."""
+    """Return the directory of a node's state: locks, files of the run, the engine's directory, and `objects`."""
     return config.at(config.node.state) / name
+
+
+def engine_directory(state: Path) -> Path:
+    """Return the directory of an engine of vLLM in a node's state: its log, its weights, and a socket."""
+    return state / "engine"
 
 
 def canary_state_name(config: Config, name: str) -> str:

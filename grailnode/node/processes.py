@@ -26,7 +26,14 @@ from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
 from grailnode.node.metrics_server import serve_metrics
-from grailnode.node.node_makers import make_canary, make_node, make_spectator, open_trainer_state, read_key
+from grailnode.node.node_makers import (
+    engine_directory,
+    make_canary,
+    make_node,
+    make_spectator,
+    open_trainer_state,
+    read_key,
+)
 from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.process_kinds import TRAINER_KINDS, Kind
 from grailnode.node.run_model import (
@@ -194,7 +201,7 @@ async def _task(
     engine = config.engine
     device = engine.device if engine.kind == "torch" or engine.states == "torch" else "cpu"
     compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
-    vllm = None if engine.kind == "torch" else _vllm_compute(policy, config, directory / "engine")
+    vllm = None if engine.kind == "torch" else _vllm_compute(policy, config, engine_directory(directory))
     return task, replace(compute, vllm=vllm)
 
 

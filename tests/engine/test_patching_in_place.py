@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grailnode.engine.vllm.inside.served_weights import (
+    DifferentWeightsError,
     PoisonedError,
     ServedWeights,
     ServedWeightsError,
@@ -229,17 +230,23 @@ def test_weights_that_were_changed_behind_our_back_are_found(dtype: torch.dtype,
     model.qkv.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[9, 2] ^= 1 << (
         0 if dtype == torch.bfloat16 else 16
     )
-    with pytest.raises(ServedWeightsError, match=r"k\.weight"):
+    model.norm.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[0] ^= 1  # in float32 no BF16 number
+    with pytest.raises(
+        DifferentWeightsError, match=r"differ from version 0 in 2 tensors: k\.weight, norm\.weight"
+    ) as e:
         engine_weights.verify(0, digest_weights(weights))
+    assert e.value.tensors == ("k.weight", "norm.weight")
     assert engine_weights.version is None
 
 
-def test_a_float32_parameter_that_is_no_bf16_number_is_found(tmp_path: Path) -> None:
-    weights = weights_of(0)
-    model, engine_weights = loaded(weights, torch.float32, tmp_path)
+def test_a_rank_with_an_element_that_is_no_bf16_number_answers_the_others_first() -> None:
+    model = FusedModel(torch.float32)
+    gathered: list[Tensor] = []
+    engine_weights = ServedWeights(map_tensors(model, SHAPES), gathered.append)
     model.norm.view(torch.int32)[0] ^= 1
     with pytest.raises(ServedWeightsError, match=r"norm\.weight: .* no BF16 number"):
-        engine_weights.verify(0, digest_weights(weights))
+        engine_weights.read("norm.weight")
+    assert len(gathered) == 1
 
 
 def test_whole_weights_that_differ_little_are_staged_as_changes(tmp_path: Path) -> None:

@@ -6,26 +6,8 @@ import pytest
 import torch
 
 from grailnode.engine.vllm.server_check import check_description
-from protocol.rollout import sampling
 from roles.ports import EngineError
-
-
-def description(**changes: Any) -> dict[str, Any]:
-    """Return what a fitting server says, with changes."""
-    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
-    words = sampling.seed_words([bytes(range(16))] * 4)
-    return {
-        "vllm": "0.31.2",
-        "dtype": "bfloat16",
-        "head": "float32",
-        "quantization": None,
-        "processor": True,
-        "speculative": False,
-        "device": "cpu",
-        "capability": None,
-        "batch_invariant": False,
-        "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
-    } | changes
+from tests.engine.vllm_site import fitting_description
 
 
 @pytest.mark.parametrize(
@@ -38,7 +20,7 @@ def description(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_server_that_fits(changes: dict[str, Any]):
-    check_description(description(**changes), torch.bfloat16)
+    check_description(fitting_description(**changes), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +44,6 @@ def test_a_server_that_fits(changes: dict[str, Any]):
 )
 def test_a_server_that_does_not_fit(changes: dict[str, Any], line: str):
     with pytest.raises(EngineError) as refusal:
-        check_description(description(**changes), torch.bfloat16)
+        check_description(fitting_description(**changes), torch.bfloat16)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)

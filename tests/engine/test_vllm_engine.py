@@ -1,13 +1,16 @@
 """The vLLM engine, with the real vLLM: the contract of Engine, equality with the torch engine, patches in place."""
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import trio
 
 from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.compute import Compute, VllmCompute, open_engine
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
@@ -18,7 +21,7 @@ from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serving
-from tests.engine.vllm_site import SharedServer, shared_server, url_of
+from tests.engine.vllm_site import BendableServer, shared_server, url_of
 from tests.support.builders.policies import (
     NOISE,
     PARAMS,
@@ -27,6 +30,7 @@ from tests.support.builders.policies import (
     requests_of_many_lengths,
     write_policy,
 )
+from tests.support.processes.command_line import run_command
 
 pytestmark = [pytest.mark.trio, pytest.mark.vllm]
 
@@ -44,7 +48,7 @@ def model(policy: Policy) -> CausalModel:
 
 
 @pytest.fixture(scope="module")
-def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BendableServer]:
     """Return a server of the policy that all tests share."""
     server = shared_server(policy.directory, tmp_path_factory.mktemp("server"))
     yield server
@@ -52,7 +56,7 @@ def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-async def new_engine(model: CausalModel, server: SharedServer, tmp_path: Path) -> AsyncIterator[NewEngine]:
+async def new_engine(model: CausalModel, server: BendableServer, tmp_path: Path) -> AsyncIterator[NewEngine]:
     """Make engines on the shared server; the last one controls it."""
     engines: list[VllmEngine] = []
 
@@ -97,7 +101,7 @@ async def test_rollouts_are_those_of_the_torch_engine(
 
 
 async def test_the_states_may_come_from_a_prefill_by_torch(
-    model: CausalModel, server: SharedServer, tmp_path: Path
+    model: CausalModel, server: BendableServer, tmp_path: Path
 ) -> None:
     weights = random_weights(model)
     target, requests = changed(weights, 1), requests_of_many_lengths()
@@ -115,7 +119,7 @@ async def test_the_states_may_come_from_a_prefill_by_torch(
 
 
 async def test_a_server_of_somebody_else_is_patched_and_generates(
-    model: CausalModel, server: SharedServer, tmp_path: Path
+    model: CausalModel, server: BendableServer, tmp_path: Path
 ) -> None:
     weights = random_weights(model)
     target, requests = changed(weights, 1), requests_of_many_lengths()
@@ -130,6 +134,36 @@ async def test_a_server_of_somebody_else_is_patched_and_generates(
         await engine.verify()
         assert [g.tokens for g in await engine.generate(requests, PARAMS)] == expected
         await engine.close()
+
+
+async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
+    policy: Policy, model: CausalModel, server: BendableServer, tmp_path: Path
+) -> None:
+    assert run_command("init", str(tmp_path / "run")).returncode == 0
+    run, directory = tmp_path / "run" / "run.toml", tmp_path / "run" / "state" / "miner-1" / "engine"
+    ask = partial(run_command, "engine", "verify", "--run", str(run), "--name", "miner-1")
+    weights = random_weights(model)
+    target, requests = changed(weights, 1), requests_of_many_lengths()
+    expected = [g.tokens for g in await (await engine_of(model, target)).generate(requests, PARAMS)]
+    await server.start()
+    async with url_of(server) as url:
+        compute = Compute(model, vllm=VllmCompute(policy.directory, directory, url=url))
+        async with open_engine(compute, trio.to_thread.run_sync, lambda event, **fields: None) as engine:
+            result = await trio.to_thread.run_sync(ask)
+            assert result.stderr == "grailnode: miner-1: nothing was verified: no policy has been committed\n"
+            await engine.stage(0, weights)
+            await engine.commit()
+            await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+            await engine.commit()
+            result = await trio.to_thread.run_sync(ask)
+            assert result.stdout.startswith("miner-1: version 1 equals its signed weights: ")
+            names = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
+            await server.bend(*names)
+            result = await trio.to_thread.run_sync(ask)
+            assert result.returncode == 1
+            assert f"tensors: {', '.join(names)}; vLLM was started again" in result.stderr
+            assert (await trio.to_thread.run_sync(ask)).returncode == 0
+            assert [g.tokens for g in await engine.generate(requests, PARAMS)] == expected
 
 
 @pytest.mark.parametrize("receiver", ["trl", "slime"])
@@ -189,8 +223,6 @@ class TestPatches:
         await engine.commit()
 
     async def test_a_commit_waits_for_the_calls_under_way(self, model: CausalModel, new_engine: NewEngine) -> None:
-        import trio
-
         weights = random_weights(model)
         engine, reference = await serving(new_engine, weights), await engine_of(model, weights)
         target = changed(weights, 1, 0.5)

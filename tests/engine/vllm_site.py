@@ -1,15 +1,19 @@
 """Where the tests of the vLLM engine find vLLM, and the servers that they share."""
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import trio
 
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from protocol.rollout import sampling
 
 ABSENT = "GRAILNODE_VLLM_PYTHON names no interpreter with vLLM; `grailnode engine install DIR` makes one"
 
@@ -20,6 +24,24 @@ def vllm_python() -> Path:
     if not path.is_file():
         pytest.skip(ABSENT)
     return path
+
+
+def fitting_description(**changes: Any) -> dict[str, Any]:
+    """Return what a worker of a server that fits says of itself, with changes."""
+    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
+    words = sampling.seed_words([bytes(range(16))] * 4)
+    return {
+        "vllm": "0.31.2",
+        "dtype": "bfloat16",
+        "head": "float32",
+        "quantization": None,
+        "processor": True,
+        "speculative": False,
+        "device": "cpu",
+        "capability": None,
+        "batch_invariant": False,
+        "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
+    } | changes
 
 
 @asynccontextmanager
@@ -58,6 +80,28 @@ class SharedServer(ChildServer):
         super().close()
 
 
+class BendableServer(SharedServer):
+    """A shared server whose weights a test can damage."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment with the extension that does it."""
+        site = self.settings.directory / "site"
+        site.mkdir(exist_ok=True)
+        shutil.copy(Path(__file__).with_name("bendable_extension.py"), site)
+        own = super().environment()
+        return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(site)))}
+
+    def flags(self, socket: str) -> list[str]:
+        """Return the flags; the last one of a name counts."""
+        return [*super().flags(socket), "--worker-extension-cls", "bendable_extension.BendableExtension"]
+
+    async def bend(self, *names: str) -> None:
+        """Change the weights of some tensors."""
+        async with self.client(60.0, 1) as client:
+            answer = await client.post("/collective_rpc", json={"method": "bend", "args": names})
+            assert answer.json()["results"] == [{"bent": len(names)}], answer.text
+
+
 class ForkedServer(ChildServer):
     """A server of a launcher that several servers have, one after the other, so that vLLM is imported once for all.
 
@@ -79,6 +123,6 @@ def new_launcher(directory: Path) -> ServerLauncher:
     return ServerLauncher(ChildServer(ServerSettings(vllm_python(), directory, directory))._spawn)
 
 
-def shared_server(model: Path, directory: Path, **changes: object) -> SharedServer:
+def shared_server(model: Path, directory: Path, **changes: object) -> BendableServer:
     """Return a server for a policy directory; it starts with its first engine."""
-    return SharedServer(ServerSettings(vllm_python(), model, directory, sequences=64, **changes))  # type: ignore[arg-type]
+    return BendableServer(ServerSettings(vllm_python(), model, directory, sequences=64, **changes))  # type: ignore[arg-type]

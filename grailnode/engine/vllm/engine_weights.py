@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
+from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.version_gate import VersionGate
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from protocol.chain.manifest import Manifest
@@ -125,14 +126,16 @@ class EngineWeights:
             async with self._gate.exclusive():
                 await self._commit(version)
 
-    async def verify(self) -> None:
+    async def verify(self) -> Verification:
         """Read all tensors back from the engine's memory and compare them with the served version's digest.
 
+        If they differ, or the server fails, it is restarted, and they are read back once more.
+
         Raises:
-            EngineError: they differed, and a reload did not help.
+            EngineError: none has been committed, or the restart did not help.
         """
         async with self._control:
-            await self._verify()
+            return await self._verify()
 
     async def _stage(self, step: RecoveryStep) -> None:
         await self._server.repeat(partial(_stage, step=step))
@@ -179,16 +182,25 @@ class EngineWeights:
         pause = perf_counter() - start
         self._report("engine-committed", version=version, seconds=round(seconds, 5), pause=round(pause, 5))
 
-    async def _verify(self) -> None:
+    async def _verify(self) -> Verification:
         serving = self._checkpoints.serving
         if serving is None:
             raise EngineError("no policy has been committed")
         client = await self._server.connected()
+        different: tuple[str, ...] = ()
+        failure = ""
         try:
             state = await _read_back(client, serving)
-            self._report("engine-verified", version=serving.version, seconds=round(float(state["seconds"]), 3))
         except (RefusedCommandError, BrokenEngineError) as error:
+            different = error.tensors if isinstance(error, RefusedCommandError) else ()
+            failure = str(error).partition("\n")[0]
             await self._server.restart(client, error)
+            state = await _read_back(await self._server.connected(), serving)
+        seconds = round(float(state["seconds"]), 3)
+        self._report("engine-verified", version=serving.version, seconds=seconds)
+        return Verification(
+            serving.version, serving.digest.hex(), int(state["tensors"]), seconds, different=different, failure=failure
+        )
 
     async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:
         """Read or write files of this engine.
@@ -248,7 +260,7 @@ async def _commit(client: VllmClient, step: RecoveryStep) -> float:
 
 
 async def _read_back(client: VllmClient, step: RecoveryStep) -> dict[str, Any]:
-    """Have all tensors read back and compared with a version; return in how many seconds.
+    """Have all tensors read back and compared with a version; return how many, and in how many seconds.
 
     Raises:
         RefusedCommandError: they differ. BrokenEngineError: vLLM does not answer.

@@ -30,11 +30,13 @@ class RefusedCommandError(EngineError):
 
     Attributes:
         poisoned: whether its weights are damaged, so that they must be loaded again.
+        tensors: the names of those that differ from the signed ones, if that is why.
     """
 
-    def __init__(self, message: str, *, poisoned: bool = False) -> None:
+    def __init__(self, message: str, *, poisoned: bool = False, tensors: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.poisoned = poisoned
+        self.tensors = tensors
 
 
 class VllmClient:
@@ -80,9 +82,11 @@ class VllmClient:
         results = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(results, list) or not results or not all(isinstance(item, dict) for item in results):
             raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
-        for result in results:
-            if "error" in result:
-                raise RefusedCommandError(str(result["error"]), poisoned=result.get("kind") == "PoisonedError")
+        errors = [result for result in results if "error" in result]
+        if errors:
+            poisoned = any(error.get("kind") == "PoisonedError" for error in errors)
+            tensors = {str(name) for error in errors for name in error.get("tensors", ())}
+            raise RefusedCommandError(str(errors[0]["error"]), poisoned=poisoned, tensors=tuple(sorted(tensors)))
         return [result["value"] for result in results]
 
     async def finish(self, command: str, **arguments: object) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.engine_requests import GenerationCall, PrefillCall, collect, completion_body, prefill_body
 from grailnode.engine.vllm.engine_weights import EngineWeights, RunSync, restore
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
+from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
 from protocol.chain.manifest import Manifest
@@ -122,13 +123,13 @@ class VllmEngine:
         """
         await self._weights.commit()
 
-    async def verify(self) -> None:
+    async def verify(self) -> Verification:
         """Read all tensors back from the engine's memory and compare them with the served version's digest.
 
         Raises:
-            EngineError: they differed, and a reload did not help.
+            EngineError: no policy is served, or they differed and a restart did not help.
         """
-        await self._weights.verify()
+        return await self._weights.verify()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         """Sample one completion for each request, in order; vLLM batches them as they come.

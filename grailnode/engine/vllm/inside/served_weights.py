@@ -5,7 +5,7 @@ those of a version), poisoned (a change failed half-way and could not be undone)
 and a completion is a rollout only if every one of its tokens was sampled while the same version was verified.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,19 @@ class ServedWeightsError(Exception):
 
 class PoisonedError(ServedWeightsError):
     """The weights are damaged, and must be loaded again."""
+
+
+class DifferentWeightsError(ServedWeightsError):
+    """The weights read back are not those of a version.
+
+    Attributes:
+        tensors: the names of those that differ; none if only the digest of all tensors together is known.
+    """
+
+    def __init__(self, version: int, tensors: Sequence[str]) -> None:
+        which = f" in {len(tensors)} tensors: {', '.join(tensors)}" if tensors else ""
+        super().__init__(f"the weights read back from the engine differ from version {version}{which}")
+        self.tensors = tuple(tensors)
 
 
 Gather = Callable[[Tensor], None]
@@ -108,15 +121,21 @@ class ServedWeights:
     def read(self, name: str) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
+        With tensor parallelism all ranks read the same tensors in the same order.
+
         Raises:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
         placement = self._map[name]
-        bits = torch.zeros(placement.shape, dtype=torch.int16)
+        bits, is_exact = torch.zeros(placement.shape, dtype=torch.int16), True
         for piece in placement.pieces:
-            piece.source_view(bits).copy_(_narrow(piece.view, name))
+            narrow, is_exact_here = _narrow(piece.view)
+            piece.source_view(bits).copy_(narrow)
+            is_exact = is_exact and is_exact_here
         if self._gather is not None:
-            self._gather(bits)
+            self._gather(bits)  # before an error, because the other ranks wait for this one
+        if not is_exact:
+            raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
         return bits.view(torch.bfloat16)
 
     def verify(self, version: int, digest: bytes, names: Iterable[str] | None = None) -> None:
@@ -127,16 +146,23 @@ class ServedWeights:
             names: the tensors to read, the digests of the others are taken as they are; None for all.
 
         Raises:
-            ServedWeightsError: the weights are not those of the version. They have no version then.
+            DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
-        checked = {name: tensor_digest(self.read(name)) for name in (self._map if names is None else names)}
-        wrong = [name for name, digest in checked.items() if self.digests and self.digests.get(name) != digest]
+        checked = {name: self._read_digest(name) for name in (self._map if names is None else names)}
+        expected = self.digests or checked
+        wrong = [name for name, digest in checked.items() if not digest or digest != expected.get(name)]
         digests = self.digests | checked
         if digests.keys() != self._map.keys() or weights_digest(digests, self._described()) != digest:
             self.version = self.digest = None
-            what = f"differ from version {version}" + (f" in {min(wrong)}" if wrong else "")
-            raise ServedWeightsError(f"the weights read back from the engine {what}")
+            raise DifferentWeightsError(version, sorted(wrong))
         self.version, self.digest, self.digests = version, digest, digests
+
+    def _read_digest(self, name: str) -> bytes:
+        """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
+        try:
+            return tensor_digest(self.read(name))
+        except ServedWeightsError:
+            return b""
 
     def commit(self, staged: StagedVersion) -> None:
         """Write a staged version into the parameters. The caller has paused the engine.
@@ -202,17 +228,11 @@ def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
 
-def _narrow(bits: Tensor, name: str) -> Tensor:
-    """Convert the bits of served numbers to those of BF16 numbers: int16.
-
-    Raises:
-        ServedWeightsError: a float32 number has more digits than BF16.
-    """
+def _narrow(bits: Tensor) -> tuple[Tensor, bool]:
+    """Convert the bits of served numbers to those of BF16 numbers, int16; return whether that lost nothing."""
     if bits.dtype == torch.int16:
-        return bits
-    if (bits & _LOW_BITS).any():
-        raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
-    return (bits >> 16).to(torch.int16)
+        return bits, True
+    return (bits >> 16).to(torch.int16), not (bits & _LOW_BITS).any()
 
 
 def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list[ElementChange]:

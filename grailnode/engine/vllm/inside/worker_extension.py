@@ -28,7 +28,8 @@ class WorkerExtension:
             arguments: its arguments, a JSON object.
 
         Returns:
-            {"value": ...}, or {"error": one line, "kind": the exception's class}: an exception would end vLLM.
+            {"value": ...}, or {"error": one line, "kind": the exception's class, "tensors": the names of those that
+            differ}: an exception would end vLLM.
         """
         try:
             if command not in COMMANDS:
@@ -37,4 +38,5 @@ class WorkerExtension:
                 _sessions[id(self)] = WeightSession(self)
             return {"value": getattr(_sessions[id(self)], command)(**json.loads(arguments))}
         except Exception as error:  # noqa: BLE001 - see above
-            return {"error": str(error) or type(error).__name__, "kind": type(error).__name__}
+            tensors = list(getattr(error, "tensors", ()))
+            return {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "tensors": tensors}

@@ -1,0 +1,163 @@
+"""Verification on demand: another process of this machine asks a node to read its engine's tensors back.
+
+Interface: the node runs `serve_verifications`, the command line calls `request_verification`. They talk over a Unix
+socket in the engine's directory: whoever connects gets one line of JSON when the tensors have been read back.
+
+Invariants:
+1. Only the node talks to its engine: a second controller would replace what is being staged.
+2. Only the user that the node runs as can ask, and can do no more than ask.
+3. A socket that a killed process left behind hinders nobody.
+
+The worst inputs: a client that connects and goes away (the verification is finished, its answer dropped); clients that
+connect all at once (one after the other, as the engine's lock says); a directory whose path is longer than the address
+of a Unix socket may be (reached through /proc).
+"""
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+import trio
+
+from grailnode import UserError
+from roles.first_failure import first_failure
+from roles.ports import EngineError
+
+_SOCKET: Final = "verify"
+_MAX_ADDRESS_BYTES: Final = 103  # of a path, on the systems that allow least
+_MAX_ANSWER_BYTES: Final = 64 << 20
+
+
+class NoAnswerError(UserError):
+    """No node with an engine of vLLM answers, or it ended meanwhile."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found when all tensors were read back.
+
+    Attributes:
+        version: that is served; digest: of its weights, as the trainer signed it, in hexadecimal digits.
+        tensors: how many there are.
+        seconds: that it took.
+        different: the names of the tensors that differed from the signed ones.
+        failure: why the engine had to be restarted with the version, in one line; empty if it had the version. What is
+            above was found after that, but for `different`.
+        error: why nothing was verified, in one line; empty if it was.
+    """
+
+    version: int = 0
+    digest: str = ""
+    tensors: int = 0
+    seconds: float = 0.0
+    different: tuple[str, ...] = ()
+    failure: str = ""
+    error: str = ""
+
+    def to_json(self) -> bytes:
+        """Return the line that `from_json` reads."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Self:
+        """Read a line.
+
+        Raises:
+            ValueError, TypeError: it is no verification, as from a node of another version of this program.
+        """
+        values = json.loads(line)
+        return cls(**{**values, "different": tuple(values["different"])})
+
+
+@asynccontextmanager
+async def serve_verifications(
+    directory: Path, verify: Callable[[], Awaitable[Verification]], report: Callable[..., None]
+) -> AsyncIterator[None]:
+    """Answer requests for a verification while the block runs.
+
+    Args:
+        directory: of the engine; there is one engine in it at a time.
+        verify: reads all tensors back.
+        report: `report(event, **fields)`; gets an event if requests cannot be answered here. The block runs all the
+            same: a node works without them.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            listener = _listener(stack.enter_context(_address(directory)), directory)
+        except OSError as error:
+            report("verify-unavailable", error=f"{directory / _SOCKET}: {error}")
+        else:
+            stack.callback((directory / _SOCKET).unlink, missing_ok=True)
+            tasks = await stack.enter_async_context(first_failure(Exception))
+            tasks.start_soon(partial(trio.serve_listeners, partial(_answer, verify), [listener]))
+            stack.callback(tasks.cancel_scope.cancel)
+        yield
+
+
+async def request_verification(directory: Path) -> Verification:
+    """Ask the node with an engine in a directory to read all tensors back, and wait for the result.
+
+    Raises:
+        NoAnswerError: no node answers.
+    """
+    try:
+        with _address(directory) as address:
+            async with await trio.open_unix_socket(address) as stream:
+                line = b""
+                async for data in stream:
+                    line += data
+                    if len(line) > _MAX_ANSWER_BYTES:
+                        raise NoAnswerError(f"{directory}: an answer without end")
+        return Verification.from_json(line)
+    except (OSError, trio.BrokenResourceError) as error:
+        raise NoAnswerError(f"{directory}: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise NoAnswerError(f"{directory}: the node ended before it answered") from error
+
+
+async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.SocketStream) -> None:
+    async with stream:
+        try:
+            result = await verify()
+        except EngineError as error:
+            result = Verification(error=str(error).partition("\n")[0])
+        with suppress(trio.BrokenResourceError):  # whoever asked has gone
+            await stream.send_all(result.to_json())
+
+
+def _listener(address: str, directory: Path) -> trio.SocketListener:
+    """Listen on the socket of a directory.
+
+    Raises:
+        OSError: the disk is full, or its file system has no sockets.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        (directory / _SOCKET).unlink(missing_ok=True)  # of a process that was killed
+        listener.bind(address)
+        (directory / _SOCKET).chmod(0o600)  # before it listens
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+
+
+@contextmanager
+def _address(directory: Path) -> Iterator[str]:
+    """Yield a path of the socket that is short enough for its address."""
+    path = str(directory / _SOCKET)
+    if len(os.fsencode(path)) <= _MAX_ADDRESS_BYTES:
+        yield path
+        return
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{_SOCKET}"
+    finally:
+        os.close(folder)
