@@ -5,6 +5,7 @@
     python -m bench.outer poisoned      one poisoned site in four, with the robust aggregation and the plain mean
     python -m bench.outer ablations     without error feedback or momentum, other quantizers, a delay, and streams
     python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
+    python -m bench.outer crashes       sites and coordinator killed at 20 operations with 20 seeds each
     python -m bench.outer projection    a 7B model with H = 8 over 400 Mbit/s from measured rates
 
 Times are CPU seconds of one core. Learning is reinforcement learning of sums with the product's learner; bytes and
@@ -14,6 +15,7 @@ commands need the `bench` and `test` extras.
 """
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import torch
 from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
 from bench.outer.attacks import ATTACKS
+from bench.outer.crashes import crashes
 from bench.outer.learning import METHODS, learning
 from bench.outer.overlap import overlap
 from bench.outer.poisoned import poisoned
@@ -57,6 +60,9 @@ def main() -> None:
     command.add_argument("--deviation", type=float, default=WEIGHT_DEVIATION, help="of the weights of matrices")
     command.add_argument("--methods", default=",".join(SIZE_METHODS), help="methods to compare")
     commands.add_parser("overlap")
+    command = commands.add_parser("crashes")
+    command.add_argument("--seeds", type=int, default=20, help="of the groups")
+    command.add_argument("--points", type=int, default=20, help="operations at which each process is killed")
     command = commands.add_parser("projection")
     command.add_argument("--rounds", type=int, default=12, help="outer rounds before rates are measured")
     command.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
@@ -73,6 +79,8 @@ def main() -> None:
         sizes(rates, arguments.rounds, arguments.local_steps, arguments.deviation, arguments.methods.split(","))
     if arguments.command == "overlap":
         overlap()
+    if arguments.command == "crashes" and not crashes(arguments.seeds, arguments.points):
+        sys.exit(1)
     if arguments.command == "projection":
         projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":

@@ -235,7 +235,7 @@ async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weight
     groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
     pairs = {pair.name: pair for pair in (job.pairs[0], widest)}.values()
-    measurements = {}
+    measurements: Copies = {}
     for bits in COPIES:
         copy = quantized(merged, bits)
         by_pair = await measurer.measure(pairs, [_Part(job.work, groups)], copy=copy, name=f"{bits}-bit copy, ")

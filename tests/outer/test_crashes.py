@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tests.outer.crash_matrix import run
+from tests.support.simulation.outer_crashes import run
 from tests.support.simulation.virtual_clock import simulate
 
 VICTIMS = ("site-0", "coordinator")

@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from protocol.outer.dealing import DELAYED_TURN, owner, turn_of
-from tests.outer.crash_matrix import DELAYED, check_sums, equal_states, run
 from tests.support.simulation.network import key
+from tests.support.simulation.outer_crashes import DELAYED, check_sums, equal_states, run
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, first_weights, loss
 from tests.support.simulation.virtual_clock import simulate, simulated
 

@@ -11,12 +11,9 @@ from protocol import pseudogradient
 from protocol.errors import ProtocolError
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of
-from tests.outer.crash_matrix import DELAYED, RULES, check_sums, equal_states, run
+from tests.support.simulation.outer_crashes import STREAMED, STREAMED_AND_DELAYED, check_sums, equal_states, run
 from tests.support.simulation.outer_sites import OuterTestbed, first_weights, loss
 from tests.support.simulation.virtual_clock import simulate, simulated
-
-STREAMED = RULES.model_copy(update={"streams": 3})
-STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
 
 def test_a_round_changes_the_tensors_of_its_stream_alone() -> None:

@@ -117,12 +117,12 @@ def loss(weights: Weights) -> float:
     return sum(squares) / sum(tensor.numel() for tensor in target.values())
 
 
-def groups(number: int, count: int, version: int = 0) -> VerifiedBatch:
-    """Return a batch of groups whose digests depend on the number."""
+def groups(number: int, count: int, version: int = 0, seed: int = 0) -> VerifiedBatch:
+    """Return a batch of groups whose digests depend on the number and the seed."""
 
     def group(place: int) -> VerifiedGroup:
         return VerifiedGroup(
-            digest=hashlib.sha256(f"group {number} {place}".encode()).digest(),
+            digest=hashlib.sha256(f"group {seed} {number} {place}".encode()).digest(),
             version=version,
             prompt=bytes(4),
             completions=(bytes(4), bytes(4)),
@@ -169,9 +169,14 @@ class SiteHandle:
 
 
 class OuterTestbed:
-    """A run with some sites."""
+    """A run with some sites.
 
-    def __init__(self, sites: int = 3, rules: RoundRules | None = None, **settings: Any) -> None:
+    Args:
+        seed: of the groups, and so of what the learners see and of who gets which.
+    """
+
+    def __init__(self, sites: int = 3, rules: RoundRules | None = None, *, seed: int = 0, **settings: Any) -> None:
+        self._seed = seed
         self.store, self.clock = WatchedStore(), TrioClock(BEGIN)
         self.names = [f"site-{number}" for number in range(sites)]
         run_id, run = small_run(digest_weights(first_weights()))
@@ -267,7 +272,7 @@ class OuterTestbed:
         """Give every site some new groups of the newest version."""
         self._batches += 1
         version = max([0, *(event["version"] for event in self.coordinator_log.named("round-closed"))])
-        batch = groups(self._batches, count, version)
+        batch = groups(self._batches, count, version, self._seed)
         for handle in self.handles.values():
             await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
 

@@ -20,6 +20,8 @@ from tests.support.simulation.outer_sites import OuterTestbed, first_weights
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
 DELAYED = RULES.model_copy(update={"delay": 1})
+STREAMED = RULES.model_copy(update={"streams": 3})
+STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
 
 async def never() -> None:
@@ -41,13 +43,15 @@ class Operations:
         return True
 
 
-async def run(victim: str, place: int, *, after: bool, rules: RoundRules = RULES) -> list[tuple[str, str]]:
+async def run(
+    victim: str, place: int, *, after: bool, rules: RoundRules = RULES, seed: int = 0
+) -> list[tuple[str, str]]:
     """Run some rounds in which one process is killed at its operation of a number; check what the rest has.
 
     Returns:
         The operations of the victim up to the crash.
     """
-    testbed = OuterTestbed(3, rules)
+    testbed = OuterTestbed(3, rules, seed=seed)
     operations = Operations()
     trigger = CrashTrigger(operations.matches, place, after, never)
     async with trio.open_nursery() as nursery:
