@@ -4,8 +4,9 @@ Two honest nodes differ by rounding, and by how much depends on how both compute
 own, and what admits one pair tolerates nothing of another.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, ClassVar, Final, Literal, get_args
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -45,6 +46,35 @@ OptionalArithmetic = Annotated[str, AfterValidator(_check_arithmetic)]
 """An arithmetic, or empty where there is none to name."""
 
 
+MAX_STEPS: Final = 16
+MAX_POINTS: Final = 100
+
+
+class Step(Record):
+    """A step of a statistic: a position has the points of the last step that its statistic lies beyond.
+
+    Attributes:
+        beyond: in the units of the statistic.
+        rate: upper bound on the probability that an honest position lies beyond it.
+        points: of a position beyond it.
+    """
+
+    kind: ClassVar[str] = "step"
+    beyond: Annotated[float, Field(ge=0.0, le=100.0)]
+    rate: Rate
+    points: Annotated[int, Field(ge=1, le=MAX_POINTS)]
+
+
+def _check_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    for one, other in itertools.pairwise(steps):
+        if one.beyond >= other.beyond or one.points >= other.points or one.rate < other.rate:
+            raise ValueError("steps and their points must strictly ascend, and their rates never do")
+    return steps
+
+
+Steps = Annotated[tuple[Step, ...], Field(min_length=1, max_length=MAX_STEPS), AfterValidator(_check_steps)]
+
+
 class Thresholds(Record):
     """The thresholds for groups that miners generate in one arithmetic and validators check in another, as measured by
     `grailnode calibrate` and applied by protocol/judging/evidence.py.
@@ -52,14 +82,16 @@ class Thresholds(Record):
     Attributes:
         sketch_tolerance: largest difference of a value that is no miss, in sketch units.
         sketch_rate: upper bound on the probability that an honest position lies outside that tolerance.
+        sketch_steps: the steps of a position's largest difference, in sketch units.
         sketch_median: largest median distance of an honest group's positions, in sketch units.
         margin: largest shortfall of a chosen token's score that is no miss, in units of logits / temperature.
         margin_rate: upper bound on the probability that an honest token lies beyond `margin`.
+        margin_steps: the steps of a chosen token's shortfall.
         margin_limit: shortfall that no honest token shows; a group with one token beyond it is rejected.
         logprob_tolerance: largest mean absolute difference of the log-probabilities that two honest nodes, one in each
             arithmetic, compute for a group's tokens.
         level: probability with which a single test may reject honest work.
-        confidence: confidence of both rates as upper bounds.
+        confidence: confidence of each rate as an upper bound.
         positions: honest positions on which the rates were measured; 0 if they were not measured.
     """
 
@@ -68,9 +100,11 @@ class Thresholds(Record):
     validator: Arithmetic
     sketch_tolerance: Annotated[int, Field(ge=0, le=64)]
     sketch_rate: Rate
+    sketch_steps: Steps
     sketch_median: Annotated[int, Field(ge=0, le=64)]
     margin: Annotated[float, Field(ge=0.0, le=100.0)]
     margin_rate: Rate
+    margin_steps: Steps
     margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
     logprob_tolerance: Annotated[float, Field(ge=0.0, le=100.0)]
     level: Annotated[float, Field(gt=0.0, le=0.1)]
@@ -144,8 +178,10 @@ class ProofSpec(Record):
             PairError: the run does not admit such miners.
         """
         rows = [self.row(miner, validator) for miner in sorted(miners) for validator in self.validators]
-        bounds = (name for name in Thresholds.model_fields if name not in ("miner", "validator", "confidence"))
-        widest = {name: max(getattr(row, name) for row in rows) for name in bounds}
+        bounds = Thresholds.model_fields.keys() - {"miner", "validator", "confidence", "sketch_steps", "margin_steps"}
+        widest: dict[str, Any] = {name: max(getattr(row, name) for row in rows) for name in bounds}
+        for name in ("sketch_steps", "margin_steps"):
+            widest[name] = _widest_steps([getattr(row, name) for row in rows])
         return rows[0].model_copy(update=widest | {"level": min(row.level for row in rows)})
 
     def logprob_tolerance(self, one: str, other: str) -> float:
@@ -158,6 +194,21 @@ class ProofSpec(Record):
     def audit_share(self, clean: int) -> int:
         """Return the audited share of the groups of a miner that has had `clean` clean windows, in millionths."""
         return max(self.audit_floor_ppm, self.audit_ppm >> min(20, clean // self.audit_halving))
+
+
+def _widest_steps(rows: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
+    """Return steps by which points are at least as probable under honest work as by each row, whichever counted them.
+
+    Honest work has at least so many points, for each number that occurs, at the largest rate of any row.
+    """
+    widest = []
+    for points in sorted({step.points for steps in rows for step in steps}):
+        reached = [
+            next(step for step in steps if step.points >= points) for steps in rows if steps[-1].points >= points
+        ]
+        beyond, rate = max(step.beyond for step in reached), max(step.rate for step in reached)
+        widest.append(Step(beyond=beyond, rate=rate, points=points))
+    return tuple(widest)
 
 
 def pairs_of(miners: Iterable[Arithmetic], validators: Iterable[Arithmetic]) -> list[tuple[Arithmetic, Arithmetic]]:
@@ -177,9 +228,11 @@ EXACT_PROOF: Final = ProofSpec(
             validator="exact",
             sketch_tolerance=0,
             sketch_rate=1e-15,
+            sketch_steps=(Step(beyond=0.0, rate=1e-15, points=MAX_POINTS),),
             sketch_median=0,
             margin=0.0,
             margin_rate=1e-15,
+            margin_steps=(Step(beyond=0.0, rate=1e-15, points=MAX_POINTS),),
             margin_limit=0.0,
             logprob_tolerance=0.0,
             level=1e-9,

@@ -7,6 +7,7 @@
     speed            generation, prefill and verification on one core
     gain             what a planned cheat gains at every rate
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
+    bfloat16         the same where both sides compute in bfloat16, and with errors as GPUs have them
     keys             how many windows of one group an adversary gets accepted with each new key
     false-accepts    how many groups of a changed policy are accepted
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
@@ -23,9 +24,26 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import adversaries, dealing, false_accepts, gain, honest, information, keys, roc, speed, withheld
+from bench.proofs import (
+    adversaries,
+    bfloat16,
+    dealing,
+    false_accepts,
+    gain,
+    honest,
+    information,
+    keys,
+    roc,
+    speed,
+    withheld,
+)
 from bench.proofs.setting import Setting
 from tests.support.adversaries.trained_policy import CACHE
+
+TABLES = (
+    "honest", "adversaries", "roc", "sketch", "speed", "bfloat16", "keys", "false-accepts", "gain", "withheld",
+    "dealing",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -33,8 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.proofs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables = ("honest", "adversaries", "roc", "sketch", "speed", "keys", "false-accepts", "gain", "withheld", "dealing")
-    parser.add_argument("table", choices=tables)
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--policy", type=Path, default=CACHE, help="directory of the policy")
     parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
     parser.add_argument(
@@ -57,6 +74,8 @@ def main() -> None:
             trio.run(adversaries.table, setting, options.tries, options.calibration, options.only)
         case "roc":
             trio.run(roc.table, setting, options.groups or 48, options.calibration)
+        case "bfloat16":
+            trio.run(bfloat16.table, setting, options.groups or 64, options.calibration, options.only)
         case "keys":
             trio.run(keys.table, options.tries)
         case "false-accepts":

@@ -32,7 +32,8 @@ def _mixed_bits(weights: Mapping[str, Tensor], more: int, fewer: int) -> dict[st
     return {name: (low if place % 2 else high)[name] for place, name in enumerate(sorted(weights))}
 
 
-def _format_count(count: float | None) -> str:
+def format_count(count: float | None) -> str:
+    """Return a number of tokens, or a dash for none."""
     return "-" if count is None else f"{count:.0f}"
 
 
@@ -99,7 +100,7 @@ async def table(setting: Setting, groups: int, calibration: int) -> None:
             line += f"  {share:15.2f}"
             for separate_windows in (False, True):
                 tokens = tokens_until_refusal(measurements, spec, separate_windows=separate_windows)
-                line += f" {_format_count(tokens):>7}"
+                line += f" {format_count(tokens):>7}"
         print(line, flush=True)
     await edits(setting, specs, [profile.name for profile in profiles])
 

@@ -1,7 +1,7 @@
 """What all tables share: a policy with its older versions, thresholds measured on honest pairs, and stored results."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -138,18 +138,29 @@ class Setting:
             copied_weights: weights with which the groups are generated; None for those of the policy.
             label: name of the weights in the names of files.
         """
+
+        async def part(first: int, count: int) -> list[GroupMeasurement]:
+            task = self.task(seed)
+            return [
+                item async for item in measure_pair(task, pair, self.weights, count, copy=copied_weights, first=first)
+            ]
+
+        return await self.stored(f"{label or 'honest'}-{pair.name}-{seed}", groups, part)
+
+    async def stored(
+        self, name: str, groups: int, part: Callable[[int, int], Awaitable[list[GroupMeasurement]]]
+    ) -> list[GroupMeasurement]:
+        """Return measurements that are stored under a name, in files of 16 groups; those that are missing are made.
+
+        Args:
+            part: measures groups: the first one, and how many.
+        """
         self.cache.mkdir(parents=True, exist_ok=True)
         measurements: list[GroupMeasurement] = []
         for first in range(0, groups, _CHUNK):
-            path = self.cache / f"{label or 'honest'}-{pair.name}-{seed}-{first:06d}.npz"
+            path = self.cache / f"{name.replace(' ', '-')}-{first:06d}.npz"
             if not path.is_file():
-                count = min(_CHUNK, groups - first)
-                task = self.task(seed)
-                new_measurements = [
-                    item
-                    async for item in measure_pair(task, pair, self.weights, count, copy=copied_weights, first=first)
-                ]
-                _save(path, new_measurements)
+                _save(path, await part(first, min(_CHUNK, groups - first)))
                 print(f"  {path.stem}", flush=True)
             measurements += _load(path)
         return measurements[:groups]

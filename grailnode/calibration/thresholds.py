@@ -8,10 +8,10 @@ bound. Every bound is that of the worst pair; a bound over all pairs together wo
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.tail import reach
 from protocol.judging.binomial import rate_bound
 from protocol.judging.evidence import Evidence, window_surprisal
-from protocol.proof import Arithmetic, Thresholds
+from protocol.judging.points import POINTS_OF_DOUBLING, count_points, log_factors
+from protocol.proof import MAX_POINTS, MAX_STEPS, Arithmetic, Step, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
@@ -32,6 +33,7 @@ WIDEST_SKETCH: Final = 64
 WIDEST_MARGIN: Final = 100.0
 """The largest value in a manifest: no margin refuses a group by itself."""
 _MARGINS: Final = (0.0, *(10.0 ** (exponent / 4) for exponent in range(-28, 5)))
+_MARGIN_STEPS: Final = (0.0, *(10.0 ** (exponent / 8) for exponent in range(-40, 9)))
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _STEP: Final = 1.25  # factor by which a rate is raised if misses are clustered
 
@@ -87,9 +89,11 @@ def choose_thresholds(
         validator=validator,
         sketch_tolerance=tolerance,
         sketch_rate=distances.rate(tolerance, demands),
+        sketch_steps=distances.choose_steps([float(value) for value in range(WIDEST_SKETCH + 1)], demands),
         sketch_median=_median(honest, tolerance, demands),
         margin=margin,
         margin_rate=margins.rate(margin, demands),
+        margin_steps=margins.choose_steps([value for value in _MARGIN_STEPS if value <= limit], demands),
         margin_limit=limit,
         logprob_tolerance=logprob_tolerance(honest, demands),
         level=demands.level,
@@ -132,6 +136,58 @@ class _Columns:
                 best, choice = merit, threshold
         return choice
 
+    def choose_steps(self, candidates: Sequence[float], demands: ThresholdDemands) -> tuple[Step, ...]:
+        """Return steps whose points are the likelihood ratio of a copy to honest work, with the honest rates.
+
+        Points need no bound on a rate, as the rates of the steps have. So they come from the frequencies themselves,
+        with one miss more where there may be none by chance.
+
+        Args:
+            candidates: thresholds, ascending.
+        """
+        rates = np.array([max(_frequency(values, value, demands) for values in self.pilot) for value in candidates])
+        shares = np.mean([[float(beyond(values, value).mean()) for value in candidates] for values in self.copies], 0)
+        points = points_of(rates, shares)
+        steps: list[Step] = []
+        for value, number in zip(candidates, points, strict=True):
+            if number > (steps[-1].points if steps else 0) and len(steps) < MAX_STEPS:
+                steps.append(Step(beyond=value, rate=_rate(self.rest, value, demands), points=number))
+        return tuple(steps) or (Step(beyond=candidates[-1], rate=_rate(self.rest, candidates[-1], demands), points=1),)
+
+
+def points_of(rates: np.ndarray, shares: np.ndarray) -> list[int]:
+    """Return the points of each of some ascending thresholds: never fewer than those of the last.
+
+    Between two thresholds, the points are the logarithm of the ratio of the copy's share to the honest rate there, in
+    POINTS_OF_DOUBLING for each doubling. Where this ratio falls, neighbours are pooled (the pool-adjacent-violators
+    algorithm, Ayer et al. 1955), so that points never fall.
+
+    Args:
+        rates, shares: of honest positions and of a copy's that lie beyond each threshold, float64 [C], never ascending.
+    """
+    honest = -np.diff(rates, prepend=1.0, append=0.0).clip(max=-1e-12)
+    copied = -np.diff(shares, prepend=1.0, append=0.0)
+    pools: list[tuple[float, float, int]] = []  # share and rate of neighbours, and how many they are
+    for share, rate in zip(copied.tolist(), honest.tolist(), strict=True):
+        pool = share, rate, 1
+        while pools and pools[-1][0] * pool[1] >= pool[0] * pools[-1][1]:
+            last = pools.pop()
+            pool = last[0] + pool[0], last[1] + pool[1], last[2] + pool[2]
+        pools.append(pool)
+    lowest = pools[0][0] / pools[0][1]
+    points: list[int] = []
+    for share, rate, count in pools:
+        doublings = math.log2(max(share / rate / max(lowest, 1e-9), 1.0))
+        points += [min(MAX_POINTS, round(POINTS_OF_DOUBLING * doublings))] * count
+    return points[1:]
+
+
+def expected_evidence(values: np.ndarray, steps: tuple[Step, ...]) -> float:
+    """Return the mean evidence of a position with these values against honest work, in nats, at the best weight of a
+    point; at least 0.
+    """
+    return max(0.0, float(log_factors(int(count_points(values, steps).sum()), len(values), steps).max()) / len(values))
+
 
 def _columns(name: str, *parts: Sequence[Sequence[GroupMeasurement]]) -> _Columns:
     return _Columns(
@@ -145,6 +201,10 @@ def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: ThresholdDeman
         return _bound(min(events, len(values)), len(values), demands.confidence)
 
     return min(max(map(bound, pairs)), 1.0 - 1e-6)
+
+
+def _frequency(values: np.ndarray, threshold: float, demands: ThresholdDemands) -> float:
+    return min(1.0, (demands.headroom * int(beyond(values, threshold).sum()) + 1.0) / len(values))
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
@@ -211,14 +271,22 @@ def widened(spec: Thresholds, honest: Honest, window: int) -> Thresholds:
     surprisal_threshold = math.log10(scopes) + 1.0
     while True:
         sketch, margin = surprisals(spec, honest, window)
-        raised = {}
+        raised: dict[str, Any] = {}
         if sketch > surprisal_threshold:
-            raised["sketch_rate"] = min(spec.sketch_rate * _STEP, 1.0 - 1e-6)
+            raised |= {"sketch_rate": _raised(spec.sketch_rate), "sketch_steps": _raised_steps(spec.sketch_steps)}
         if margin > surprisal_threshold:
-            raised["margin_rate"] = min(spec.margin_rate * _STEP, 1.0 - 1e-6)
+            raised |= {"margin_rate": _raised(spec.margin_rate), "margin_steps": _raised_steps(spec.margin_steps)}
         if not raised:
             return spec
         spec = spec.model_copy(update=raised)
+
+
+def _raised(rate: float) -> float:
+    return min(rate * _STEP, 1.0 - 1e-6)
+
+
+def _raised_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
+    return tuple(step.model_copy(update={"rate": _raised(step.rate)}) for step in steps)
 
 
 def surprisals(spec: Thresholds, honest: Honest, window: int) -> tuple[float, float]:
@@ -230,8 +298,10 @@ def surprisals(spec: Thresholds, honest: Honest, window: int) -> tuple[float, fl
         margin = max(margin, *(evidence.margin_surprisal for evidence in weighed))
         for begin in range(0, len(weighed), window):
             part = weighed[begin : begin + window]
-            sketch = max(sketch, window_surprisal([replace(e.counts, margin_misses=0) for e in part], spec))
-            margin = max(margin, window_surprisal([replace(e.counts, sketch_misses=0) for e in part], spec))
+            sketches = [replace(e.counts, margin_misses=0, margin_points=0) for e in part]
+            margins = [replace(e.counts, sketch_misses=0, sketch_points=0) for e in part]
+            sketch = max(sketch, window_surprisal(sketches, spec))
+            margin = max(margin, window_surprisal(margins, spec))
     return sketch, margin
 
 

@@ -7,6 +7,7 @@ from protocol import paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
 from protocol.judging.evidence import surprisal_threshold
+from protocol.judging.points import mean_bound
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.proof import Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
@@ -185,6 +186,18 @@ def _statistics(judgement: Judgement, group: Group, thresholds: Thresholds) -> t
             "margin misses",
             f"{judgement.margin_misses} of {n} beyond {thresholds.margin:g}",
             f"{n * thresholds.margin_rate:.2g} expected",
+            judgement.reason != Reason.SAMPLING,
+        ),
+        Statistic(
+            "sketch points",
+            f"{judgement.sketch_points}",
+            f"{judgement.positions * mean_bound(thresholds.sketch_steps):.2g} expected",
+            judgement.reason != Reason.SKETCH,
+        ),
+        Statistic(
+            "margin points",
+            f"{judgement.margin_points}",
+            f"{n * mean_bound(thresholds.margin_steps):.2g} expected",
             judgement.reason != Reason.SAMPLING,
         ),
         Statistic(

@@ -1,26 +1,30 @@
-"""Evidence: exact binomial tests on distances and margins, over every scope in which a cheat could hide.
+"""Evidence: tests of distances and margins over every scope in which a cheat could hide.
 
 A position is a miss if its statistic lies outside the tolerance. Honest noise makes misses at no more than the rate
 that `grailnode calibrate` bounded, so any number of misses has a probability under honest work. A scope is rejected if
 this probability lies below the run's level. Scopes are every rollout, every quarter of the rollouts' lengths (against a
-cheat that begins late), the group, and a miner's whole window. A sequential test, which may be evaluated after every
-window, adds up the evidence of a miner's windows (docs/spec/verdict.md).
+cheat that begins late), the group, and a miner's whole window. Groups and windows are tested for the sum of their
+points as well, which say how far each statistic lies (protocol/judging/points.py). A sequential test, which may be
+evaluated after every window, adds up the evidence of a miner's windows (docs/spec/verdict.md).
 """
 
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from protocol.judging.binomial import binomial_tail
-from protocol.proof import Thresholds
+from protocol.judging.points import count_points, log_factors, log_tail
+from protocol.proof import MAX_POINTS, Step, Thresholds
 
 QUARTERS = 4
 MAX_SURPRISAL = 400.0  # decades: a probability below the smallest float64
 MAX_MARGIN = 1e6  # the largest margin in a verdict; also the margin of a token for which the policy gives NaN
-_DOUBLINGS = np.arange(1, 11)  # the alternatives of the sequential test: the odds of a miss doubled so many times
+_DOUBLINGS = np.arange(1, 11)  # the alternatives of the sequential test of misses: the odds doubled so many times
 
 
 @dataclass(frozen=True)
@@ -32,20 +36,34 @@ class Counts:
         positions: tokens whose sketch is not repeated (`repeated_positions`).
         sketch_misses: positions outside `sketch_tolerance`.
         margin_misses: tokens beyond `margin`.
+        sketch_points, margin_points: the sums of the points of positions and of tokens.
     """
 
     tokens: int = 0
     positions: int = 0
     sketch_misses: int = 0
     margin_misses: int = 0
+    sketch_points: int = 0
+    margin_points: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.tokens + other.tokens,
-            self.positions + other.positions,
-            self.sketch_misses + other.sketch_misses,
-            self.margin_misses + other.margin_misses,
-        )
+        return Counts(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
+    @classmethod
+    def of(cls, source: Any) -> "Counts":
+        """Return the counts that something has as attributes of these names."""
+        return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})
+
+    def check(self) -> None:
+        """Refuse counts that no tokens have.
+
+        Raises:
+            ValueError: more misses or points than the positions or tokens can have.
+        """
+        if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
+            raise ValueError("more misses than positions, or more of either than tokens")
+        if self.sketch_points > MAX_POINTS * self.positions or self.margin_points > MAX_POINTS * self.tokens:
+            raise ValueError("more points than positions or tokens can have")
 
 
 @dataclass(frozen=True)
@@ -66,9 +84,11 @@ class Evidence:
         sketch_misses: positions outside `sketch_tolerance`.
         sketch_median: median distance of the positions, in sketch units.
         margin_misses: tokens beyond `margin`.
+        sketch_points, margin_points: the sums of the points of positions and of tokens.
         worst_margin: largest margin, in units of logits / temperature.
-        sketch_surprisal: -log10 of the smallest probability, over all scopes, of the sketch misses under honest work.
-        margin_surprisal: the same for the margin misses.
+        sketch_surprisal: -log10 of the smallest probability under honest work: of the sketch misses of any scope, or of
+            the group's points.
+        margin_surprisal: the same for margins.
     """
 
     tokens: int = 0
@@ -76,6 +96,8 @@ class Evidence:
     sketch_misses: int = 0
     sketch_median: float = 0.0
     margin_misses: int = 0
+    sketch_points: int = 0
+    margin_points: int = 0
     worst_margin: float = 0.0
     sketch_surprisal: float = 0.0
     margin_surprisal: float = 0.0
@@ -83,7 +105,7 @@ class Evidence:
     @property
     def counts(self) -> Counts:
         """The counts for tests of several groups together."""
-        return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
+        return Counts.of(self)
 
     def wrong_sketch(self, thresholds: Thresholds) -> bool:
         """Return whether honest work would not give these sketches."""
@@ -111,6 +133,13 @@ def surprisal(misses: int, trials: int, rate: float) -> float:
     """
     tail = binomial_tail(misses, trials, rate)
     return min(MAX_SURPRISAL, -math.log10(tail)) if tail > 0.0 else MAX_SURPRISAL
+
+
+def points_surprisal(points: int, trials: int, steps: tuple[Step, ...]) -> float:
+    """Compute -log10 of the bound on the probability of so many points under honest work: decades, at most
+    MAX_SURPRISAL.
+    """
+    return min(MAX_SURPRISAL, -log_tail(points, trials, steps) / math.log(10.0))
 
 
 def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:
@@ -159,16 +188,26 @@ def compute_evidence(
     fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
     sketch_misses = (distances > thresholds.sketch_tolerance) & fresh
     margin_misses = ~(margins <= thresholds.margin)  # NaN is a miss
-    scopes = _scopes(lengths)
+    scopes, tokens, positions = _scopes(lengths), len(distances), int(fresh.sum())
+    sketch_points = int(count_points(distances[fresh], thresholds.sketch_steps).sum())
+    margin_points = int(count_points(margins, thresholds.margin_steps).sum())
     return Evidence(
-        tokens=len(distances),
-        positions=int(fresh.sum()),
+        tokens=tokens,
+        positions=positions,
         sketch_misses=int(sketch_misses.sum()),
         sketch_median=float(np.median(distances[fresh])),
         margin_misses=int(margin_misses.sum()),
+        sketch_points=sketch_points,
+        margin_points=margin_points,
         worst_margin=float(np.clip(np.nan_to_num(margins, nan=MAX_MARGIN), 0.0, MAX_MARGIN).max()),
-        sketch_surprisal=_largest_surprisal(sketch_misses, fresh, scopes, thresholds.sketch_rate),
-        margin_surprisal=_largest_surprisal(margin_misses, np.ones_like(fresh), scopes, thresholds.margin_rate),
+        sketch_surprisal=max(
+            _largest_surprisal(sketch_misses, fresh, scopes, thresholds.sketch_rate),
+            points_surprisal(sketch_points, positions, thresholds.sketch_steps),
+        ),
+        margin_surprisal=max(
+            _largest_surprisal(margin_misses, np.ones_like(fresh), scopes, thresholds.margin_rate),
+            points_surprisal(margin_points, tokens, thresholds.margin_steps),
+        ),
     )
 
 
@@ -202,6 +241,8 @@ def window_surprisal(groups: Iterable[Counts], thresholds: Thresholds) -> float:
     return max(
         surprisal(whole.sketch_misses, whole.positions, thresholds.sketch_rate),
         surprisal(whole.margin_misses, whole.tokens, thresholds.margin_rate),
+        points_surprisal(whole.sketch_points, whole.positions, thresholds.sketch_steps),
+        points_surprisal(whole.margin_points, whole.tokens, thresholds.margin_steps),
     )
 
 
@@ -212,9 +253,11 @@ def history_surprisal(windows: Iterable[CountedWindow]) -> float:
     The result is log10 of S. R is the Shiryaev-Roberts statistic (Shiryaev 1963, Roberts 1966): the evidence that since
     some window the odds of a miss have been a multiple of the honest ones. R is the mean over k = 1..10 of R_k, where
     R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x misses in t trials at the window's honest rate p;
-    the odds in R_k are 2^k times the honest ones. S is half of R over all windows, plus half of each R over the windows
-    of one arithmetic that the miner declared: a miner can then neither leave its evidence behind by another
-    declaration, nor lower it by clean windows under wider thresholds. With one declaration, S is R.
+    the odds in R_k are 2^k times the honest ones. For points, R is the mean over k = 1..32, and a window's factor in
+    R_k is w^x / M(w)^t with w = 2^(k/16) for x points in t trials (protocol/judging/points.py). S is half of R over all
+    windows, plus half of each R over the windows of one arithmetic that the miner declared: a miner can then neither
+    leave its evidence behind by another declaration, nor lower it by clean windows under wider thresholds. With one
+    declaration, S is R.
 
     After n windows of honest work the expectation of S is at most n, at whichever window the test stops. So S exceeds
     1 / level within n windows with a probability of at most n * level (Doob), as if each window had a test of its own.
@@ -227,37 +270,59 @@ def history_surprisal(windows: Iterable[CountedWindow]) -> float:
     parts = [[window for window in whole if window.thresholds.miner == declared] for declared in declarations]
     sequences = [whole, *parts] if len(parts) > 1 else [whole]  # both halves of S are equal
     return max(
-        _change_surprisal([[_sketch_trials(window) for window in sequence] for sequence in sequences]),
-        _change_surprisal([[_margin_trials(window) for window in sequence] for sequence in sequences]),
+        _change_surprisal([[factors(window) for window in sequence if trials(window.counts)] for sequence in sequences])
+        for trials, factors in (
+            (_POSITIONS, _sketch_misses),
+            (_TOKENS, _margin_misses),
+            (_POSITIONS, _sketch_points),
+            (_TOKENS, _margin_points),
+        )
     )
 
 
-def _sketch_trials(window: CountedWindow) -> tuple[int, int, float]:
-    return window.counts.sketch_misses, window.counts.positions, window.thresholds.sketch_rate
+_POSITIONS, _TOKENS = attrgetter("positions"), attrgetter("tokens")
+
+# The logarithms of a window's factors in each R_k, for each statistic: float64 [K].
 
 
-def _margin_trials(window: CountedWindow) -> tuple[int, int, float]:
-    return window.counts.margin_misses, window.counts.tokens, window.thresholds.margin_rate
+def _sketch_misses(window: CountedWindow) -> np.ndarray:
+    return _log_factors_of_misses(window.counts.sketch_misses, window.counts.positions, window.thresholds.sketch_rate)
 
 
-def _change_surprisal(sequences: Sequence[Sequence[tuple[int, int, float]]]) -> float:
+def _margin_misses(window: CountedWindow) -> np.ndarray:
+    return _log_factors_of_misses(window.counts.margin_misses, window.counts.tokens, window.thresholds.margin_rate)
+
+
+def _sketch_points(window: CountedWindow) -> np.ndarray:
+    return log_factors(window.counts.sketch_points, window.counts.positions, window.thresholds.sketch_steps)
+
+
+def _margin_points(window: CountedWindow) -> np.ndarray:
+    return log_factors(window.counts.margin_points, window.counts.tokens, window.thresholds.margin_steps)
+
+
+def _log_factors_of_misses(misses: int, trials: int, rate: float) -> np.ndarray:
+    factors: np.ndarray = misses * math.log(2.0) * _DOUBLINGS - trials * _growth(rate)
+    return factors
+
+
+def _change_surprisal(sequences: Sequence[Sequence[np.ndarray]]) -> float:
     """Compute log10 of S, between 0 and MAX_SURPRISAL.
 
     Args:
-        sequences: (misses, trials, honest rate) of all windows, then of those of each declaration if there are several.
+        sequences: the logarithms of the factors of all windows, then of those of each declaration if there are several.
     """
-    logs = np.stack([_change_evidence(sequence) for sequence in sequences])
+    logs = np.stack([_change_evidence(sequence) for sequence in sequences if sequence] or [np.full(1, -np.inf)])
     halves = min(2, len(sequences))
-    decades = (np.logaddexp.reduce(logs, axis=None) - math.log(halves * len(_DOUBLINGS))) / math.log(10.0)
+    decades = (np.logaddexp.reduce(logs, axis=None) - math.log(halves * logs.shape[1])) / math.log(10.0)
     return float(np.clip(decades, 0.0, MAX_SURPRISAL))
 
 
-def _change_evidence(windows: Sequence[tuple[int, int, float]]) -> np.ndarray:
-    """Return ln R_k after windows with (misses, trials, honest rate): float64 [10]."""
-    logs = np.full(len(_DOUBLINGS), -np.inf)
-    for misses, trials, rate in windows:
-        if trials:
-            logs = np.logaddexp(0.0, logs) + misses * math.log(2.0) * _DOUBLINGS - trials * _growth(rate)
+def _change_evidence(windows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return ln R_k after windows with these logarithms of factors: float64 [K]."""
+    logs = np.full(len(windows[0]), -np.inf)
+    for factors in windows:
+        logs = np.logaddexp(0.0, logs) + factors
     return logs
 
 

@@ -39,8 +39,8 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed.
-        tokens, positions, sketch_misses, margin_misses: counts of the accepted groups, for the test of a miner's
-            history.
+        tokens, positions, sketch_misses, margin_misses, sketch_points, margin_points: counts of the accepted groups,
+            for the test of a miner's history.
     """
 
     kind: ClassVar[str] = "ledger-row"
@@ -57,6 +57,8 @@ class LedgerRow(Record):
     positions: Count
     sketch_misses: Count
     margin_misses: Count
+    sketch_points: Count
+    margin_points: Count
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -65,14 +67,13 @@ class LedgerRow(Record):
             raise ValueError("accepted + rejected = audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
             raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
-        if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
-            raise ValueError("more misses than positions, or more of either than tokens")
+        self.counts.check()
         return self
 
     @property
     def counts(self) -> Counts:
         """The counts for the test of a miner's history."""
-        return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
+        return Counts.of(self)
 
     @property
     def lapsed(self) -> bool:
@@ -84,7 +85,6 @@ class LedgerRow(Record):
         """Return the row of a verdict."""
         group_counts = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
         rejected_groups = sum(judgement.rejected for judgement in verdict.judgements)
-        counts = sum(group_counts, Counts())
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
@@ -95,10 +95,7 @@ class LedgerRow(Record):
             audited=len(group_counts) + rejected_groups,
             accepted=len(group_counts),
             rejected=rejected_groups,
-            tokens=counts.tokens,
-            positions=counts.positions,
-            sketch_misses=counts.sketch_misses,
-            margin_misses=counts.margin_misses,
+            **vars(sum(group_counts, Counts())),
         )
 
     @classmethod

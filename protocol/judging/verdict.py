@@ -59,9 +59,9 @@ class Judgement(Record):
         reason: empty if the group was accepted, else a Reason. LAPSED is no rejection: the group counts for nothing.
         tokens: completion tokens of the group.
         positions: tokens whose sketch is not repeated; 0 if the check ended before the sketches.
-        sketch_misses, sketch_median, margin_misses, worst_margin: the statistics that are compared with the run's
-            thresholds, as in protocol/judging/evidence.py; 0 if the check ended before them.
-        surprisal: -log10 of the smallest probability, over all scopes, of the misses under honest work.
+        sketch_misses, sketch_median, margin_misses, sketch_points, margin_points, worst_margin: the statistics that are
+            compared with the run's thresholds, as in protocol/judging/evidence.py; 0 if the check ended before them.
+        surprisal: -log10 of the smallest probability under honest work, of the misses of any scope or of the points.
         rewards: the recomputed reward of each rollout; empty if the group was rejected.
         logprobs: the recomputed log-probability of every completion token, float32 little-endian, rollout behind
             rollout; empty if the group was rejected.
@@ -76,6 +76,8 @@ class Judgement(Record):
     sketch_misses: Annotated[int, Field(ge=0)]
     sketch_median: Annotated[float, Field(ge=0.0, le=254.0)]
     margin_misses: Annotated[int, Field(ge=0)]
+    sketch_points: Annotated[int, Field(ge=0)]
+    margin_points: Annotated[int, Field(ge=0)]
     worst_margin: Annotated[float, Field(ge=0.0, le=MAX_MARGIN)]
     surprisal: Annotated[float, Field(ge=0.0, le=MAX_SURPRISAL)]
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
@@ -87,8 +89,7 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
-        if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
-            raise ValueError("more misses than positions, or more of either than tokens")
+        self.counts.check()
         return self
 
     @property
@@ -104,7 +105,7 @@ class Judgement(Record):
     @property
     def counts(self) -> Counts:
         """The counts for tests of several groups together."""
-        return Counts(self.tokens, self.positions, self.sketch_misses, self.margin_misses)
+        return Counts.of(self)
 
 
 class Verdict(PublishedRecord):

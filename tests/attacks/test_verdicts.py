@@ -11,6 +11,7 @@ import trio
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
+from protocol.proof import MAX_POINTS
 from protocol.rollout.batch import assemble
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE
 from tests.support.attacked_nodes.trainer import (
@@ -237,6 +238,8 @@ def test_the_largest_verdict_of_a_run_fits_its_limit():
         positions=tokens,
         sketch_misses=tokens,
         margin_misses=tokens,
+        sketch_points=MAX_POINTS * tokens,
+        margin_points=MAX_POINTS * tokens,
         rewards=(-1e6 / 3,) * run.group_size,
         logprobs=bytes(4 * tokens),
     )

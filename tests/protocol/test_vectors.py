@@ -18,18 +18,21 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zer
 from protocol.identity.authority import Authority, Revision, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
+from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, points_surprisal
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
+from protocol.judging.points import count_points
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.dealing import owner, turn_of
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
-from protocol.proof import ProofSpec
+from protocol.proof import ProofSpec, Step
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
+from tests.support.builders.samples import thresholds
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 VECTORS: dict[str, list[dict[str, Any]]] = {
@@ -254,6 +257,17 @@ def test_scores() -> None:
     assert {miner.hex(): share for miner, share in scores(ledger, scoring, proof)} == pytest.approx(
         dict(item["scores"])
     )
+
+
+def test_points() -> None:
+    item = case("verdict", "points")
+    steps = tuple(Step(**step) for step in item["steps"])
+    assert count_points(np.array([float(margin) for margin in item["margins"]]), steps).tolist() == item["points"]
+    surprisals = [points_surprisal(points, tokens, steps) for tokens, points in item["windows"]]
+    assert surprisals == pytest.approx(item["surprisals"])
+    row = thresholds(margin_steps=steps)
+    windows = [CountedWindow(Counts(tokens, tokens, margin_points=points), row) for tokens, points in item["windows"]]
+    assert history_surprisal(windows) == pytest.approx(item["history"])
 
 
 @pytest.mark.parametrize("item", cases("outer", "trusted"), ids=name_of)

@@ -131,6 +131,8 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
         positions=0,
         sketch_misses=0,
         margin_misses=0,
+        sketch_points=0,
+        margin_points=0,
     )
 
 

@@ -5,9 +5,11 @@ to the same bytes, or raises exactly the class in `error`. All other cases conta
 give.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from protocol.chain.manifest import Head, Manifest
@@ -15,7 +17,10 @@ from protocol.chain.verifier import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import pack, unpack
 from protocol.identity.signing import Envelope, Signature, sign
+from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, points_surprisal
 from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
+from protocol.judging.points import count_points
+from protocol.proof import Step
 from protocol.rollout import challenge
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
@@ -285,7 +290,30 @@ def verdict() -> list[Case]:
         bad("no such reason", "judgement", pack(second | {"reason": "because"}), MALFORMED),
         bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (0.5,)}), MALFORMED),
         bad("one log-probability missing", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
+        bad("more points than tokens can have", "judgement", pack(first | {"margin_points": 501}), MALFORMED),
+        _points(),
     ]
+
+
+def _points() -> Case:
+    """Return windows of points, and the surprisals of each and of their history."""
+    steps = tuple(
+        Step(beyond=beyond, rate=rate, points=points)
+        for beyond, rate, points in ((0.0, 0.02, 4), (0.05, 4e-3, 11), (0.2, 5e-4, 23))
+    )
+    row = samples.thresholds(margin_steps=steps)
+    windows = ((40, 27), (24, 0), (1000, 300), (24, 69))
+    history = [CountedWindow(Counts(tokens, tokens, margin_points=points), row) for tokens, points in windows]
+    margins = (0.0, 1e-6, 0.05, 0.051, 0.2, 7.0, math.inf)
+    return {
+        "name": "points",
+        "steps": [step.model_dump() for step in steps],
+        "margins": [repr(margin) for margin in margins],
+        "points": count_points(np.array(margins), steps).tolist(),
+        "windows": [list(window) for window in windows],
+        "surprisals": [points_surprisal(points, tokens, steps) for tokens, points in windows],
+        "history": history_surprisal(history),
+    }
 
 
 def ledger() -> list[Case]:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from grailnode.calibration.proof_file import MeasuredRow, PairRow
 from grailnode.calibration.thresholds import WIDEST_MARGIN
+from protocol.proof import Step
 
 _UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
 
@@ -32,6 +33,10 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
     return table
 
 
+def _steps(steps: Sequence[Step]) -> str:
+    return ", ".join(f"{step.points} beyond {step.beyond:.3g} ({step.rate:.2g})" for step in steps)
+
+
 def threshold_lines(row: MeasuredRow) -> list[str]:
     """Return the thresholds of a row and what they refuse, in lines."""
     spec = row.thresholds
@@ -43,6 +48,8 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
         f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
         f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
         f"({certainty}); none beyond {spec.margin_limit:.3g}{tail}",
+        f"points of a position, with the honest rate beyond each step: {_steps(spec.sketch_steps)}",
+        f"points of a token: {_steps(spec.margin_steps)}",
         f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
     ]
     lines += [

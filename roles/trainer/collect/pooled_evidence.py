@@ -3,10 +3,10 @@ miner's window, and a cheat in few tokens of each group is seen in all parts tog
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
-from protocol.judging.verdict import Judgement, Reason
+from protocol.judging.verdict import Reason
 from protocol.proof import Thresholds
 from roles.trainer.collect.quorum import Decision
 
@@ -36,10 +36,5 @@ def refuse_improbable_window(decisions: Sequence[Decision], thresholds: Threshol
 
 
 def _smallest_counts(decision: Decision) -> Counts:
-    judgements: Sequence[Judgement] = decision.accepting
-    return Counts(
-        tokens=min(judgement.tokens for judgement in judgements),
-        positions=min(judgement.positions for judgement in judgements),
-        sketch_misses=min(judgement.sketch_misses for judgement in judgements),
-        margin_misses=min(judgement.margin_misses for judgement in judgements),
-    )
+    counts = [judgement.counts for judgement in decision.accepting]
+    return Counts(**{field.name: min(getattr(item, field.name) for item in counts) for field in fields(Counts)})

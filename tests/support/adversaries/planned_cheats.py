@@ -129,6 +129,8 @@ def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
         positions=counts.positions,
         sketch_misses=counts.sketch_misses,
         margin_misses=counts.margin_misses,
+        sketch_points=counts.sketch_points,
+        margin_points=counts.margin_points,
     )
 
 

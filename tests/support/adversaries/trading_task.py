@@ -63,6 +63,7 @@ _MAX_TRADES: Final = 3
 _TRADE: Final = re.compile(
     r"(\S+) (\S+) (\d+) (\S+) to (\S+) at the \S+ \S+ \. (\S+) now has (\d+) (\S+) , (\S+) has (\d+) \. "
 )
+_DUE: Final = re.compile(r"\S+ \S+ (\d+) \S+ to (\S+) at the \S+ \S+ \. (\S+) now has(?: \d+ \S+ , \S+ (has))?")
 _ENDING: Final = "then they go home ."
 
 
@@ -148,6 +149,18 @@ class TradingTask:
             stock = {seller: int(seller_stock), buyer: int(buyer_stock)}
             total, place = total + 2, trade.end()
         return correct / total if total and completion[place:] == _ENDING else 0.0
+
+    def due_account(self, problem: Problem, completion: str) -> int | None:
+        """Return the number that would be right behind a part of a story; None if no account is due there."""
+        first_person, second_person, _, first_stock, second_stock = problem.reference.split()
+        stock, place = {first_person: int(first_stock), second_person: int(second_stock)}, 0
+        while trade := _TRADE.match(completion, place):
+            seller, _, _, _, buyer, _, seller_stock, _, _, buyer_stock = trade.groups()
+            stock, place = {seller: int(seller_stock), buyer: int(buyer_stock)}, trade.end()
+        due = _DUE.fullmatch(completion, place)
+        if due is None or {due[2], due[3]} != stock.keys():
+            return None
+        return stock[due[2]] + int(due[1]) if due[4] else stock[due[3]] - int(due[1])
 
 
 def write_story(problem: Problem, rng: random.Random) -> str:

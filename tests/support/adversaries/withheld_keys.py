@@ -90,6 +90,8 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
         positions=0,
         sketch_misses=0,
         margin_misses=0,
+        sketch_points=0,
+        margin_points=0,
     )
 
 

@@ -26,7 +26,7 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
-from protocol.proof import ProofSpec, Thresholds
+from protocol.proof import ProofSpec, Step, Thresholds
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
 from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
@@ -100,15 +100,24 @@ def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revis
     return Revision(**(fields | changes))
 
 
+def steps(beyond: float, rate: float) -> tuple[Step, ...]:
+    """Return four steps from a value on, each twice as far as the last and half as frequent beyond."""
+    return tuple(
+        Step(beyond=beyond * 2.0**number, rate=rate * 0.5**number, points=20 + 4 * number) for number in range(4)
+    )
+
+
 def thresholds(**changes: Any) -> Thresholds:
     fields: dict[str, Any] = {
         "miner": "torch-float32",
         "validator": "torch-float32",
         "sketch_tolerance": 2,
         "sketch_rate": 1e-3,
+        "sketch_steps": steps(2.0, 1e-3),
         "sketch_median": 1,
         "margin": 0.02,
         "margin_rate": 1e-3,
+        "margin_steps": steps(0.02, 1e-3),
         "margin_limit": 0.5,
         "logprob_tolerance": 0.05,
         "level": 1e-9,
@@ -226,6 +235,8 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "sketch_misses": 0,
         "sketch_median": 0.0,
         "margin_misses": 0,
+        "sketch_points": 0,
+        "margin_points": 0,
         "worst_margin": 0.0,
         "surprisal": 0.0,
         "rewards": (0.5, 1.0),
@@ -273,6 +284,8 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
         "positions": 16,
         "sketch_misses": 1,
         "margin_misses": 0,
+        "sketch_points": 0,
+        "margin_points": 0,
     }
     return LedgerRow(**(fields | changes))
 

@@ -68,6 +68,8 @@ class LyingValidator(Validator):
                     sketch_misses=0,
                     sketch_median=0.0,
                     margin_misses=0,
+                    sketch_points=0,
+                    margin_points=0,
                     worst_margin=0.0,
                     surprisal=0.0,
                     rewards=tuple(rollout.reward for rollout in group.rollouts),
