@@ -22,11 +22,10 @@ from roles.policy.sequences import pad
 from roles.ports import Engine
 from roles.validator.judge import Judge
 from tests.support.adversaries.harness import TrialHarness, alter, inline
-from tests.support.builders.proofs import packaged_thresholds
+from tests.support.builders.proofs import LENIENT, packaged_thresholds
 
 _RUNS = 5
 _MIN_TOKENS = 30_000  # tokens in all runs of one figure; there are at least two runs
-_WIDE = {"sketch_tolerance": 64, "sketch_median": 64, "margin": 100.0, "margin_limit": 100.0}
 
 
 async def _fastest(function: Callable[[], Awaitable[Any]]) -> float:
@@ -57,7 +56,7 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
         dtype: dtype of the engines.
         completion_tokens: length of the completions; None for stories.
     """
-    thresholds = alter(packaged_thresholds(), **_WIDE)  # with these the check runs to its end under any dtype
+    thresholds = alter(packaged_thresholds(), **LENIENT)  # with these the check runs to its end under any dtype
     harness = setting.harness(thresholds, groups, tokens=completion_tokens)
     engine, mining_window = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), harness.mining_window(0)
     await engine.stage(setting.newest, setting.weights)

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
+from protocol.proof import Step
 from protocol.rollout.filters import Filters
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
@@ -61,7 +62,9 @@ SAMPLING_ADVERSARIES = [
 def test_a_filter_changes_neither_acceptance_nor_refusal(
     harness: TrialHarness, filters: Filters, margin: float
 ) -> None:
-    proof = harness.proof if not margin else with_thresholds(harness.proof, margin=margin, margin_limit=7.2)
+    steps = (Step(beyond=margin, rate=1e-4, points=29),)
+    wide = with_thresholds(harness.proof, margin=margin, margin_steps=steps, margin_limit=7.2)
+    proof = harness.proof if not margin else wide
     filtered_harness = replace(
         harness, filters=filters, proof=proof, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
     )

@@ -58,6 +58,8 @@ async def test_an_honest_ledger_holds():
         (1, {"worst_margin": 1e6}, "a threshold of a group"),
         (1, {"margin_misses": 5}, "improbable-window"),
         (12, {"margin_misses": 1}, "improbable-history"),
+        (1, {"margin_points": 160}, "improbable-window"),
+        (12, {"margin_points": 32}, "improbable-history"),
     ],
 )
 def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:

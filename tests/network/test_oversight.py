@@ -29,20 +29,12 @@ from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
 from tests.network.unreachable_store import UnreachableStore
-from tests.support.builders.proofs import with_thresholds
+from tests.support.builders.proofs import LENIENT, with_thresholds
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulate
 
 CHOICES = Choices(groups=4, group_size=8)
-LENIENT_PROOF: dict[str, Any] = {
-    "sketch_tolerance": 64,
-    "sketch_median": 64,
-    "sketch_rate": 0.999,
-    "margin": 100.0,
-    "margin_rate": 0.999,
-    "margin_limit": 100.0,
-}
 
 
 class UnderDelivering(Miner):
@@ -289,7 +281,7 @@ def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer
 
         async def run_lenient_validator() -> None:
             node = network.node("validator-1")
-            lenient_run = node.run.model_copy(update={"proof": with_thresholds(node.run.proof, **LENIENT_PROOF)})
+            lenient_run = node.run.model_copy(update={"proof": with_thresholds(node.run.proof, **LENIENT)})
             settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
             lenient_node = replace(node, run=lenient_run)
             await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)

@@ -13,7 +13,7 @@ from protocol import paths
 from protocol.errors import PairError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed
-from protocol.proof import CALIBRATED
+from protocol.proof import CALIBRATED, Step
 from roles.miner.miner import MinerSettings
 from roles.validator.validator import ValidatorSettings
 from tests.support.builders.proofs import packaged_thresholds, proof_of
@@ -24,9 +24,11 @@ from tests.support.simulation.virtual_clock import simulate
 WIDE = {
     "sketch_tolerance": 16,
     "sketch_rate": 0.05,
+    "sketch_steps": (Step(beyond=16.0, rate=0.05, points=20),),
     "sketch_median": 64,
     "margin": 0.5,
     "margin_rate": 0.05,
+    "margin_steps": (Step(beyond=0.5, rate=0.05, points=20),),
     "margin_limit": 100.0,
     "logprob_tolerance": 1.0,
 }

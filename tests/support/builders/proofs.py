@@ -7,10 +7,23 @@ from grailnode.calibration import proof_file
 from grailnode.calibration.variants import Pair, Variant
 from grailnode.engine.policy import PACKAGED_POLICY
 from protocol.judging.evidence import CountedWindow, Counts
-from protocol.proof import Arithmetic, ProofSpec, Thresholds
+from protocol.proof import Arithmetic, ProofSpec, Step, Thresholds
 
 FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
 """The arithmetics of a miner and a validator, as nodes have them by default."""
+
+
+LENIENT: Final[dict[str, Any]] = {
+    "sketch_tolerance": 64,
+    "sketch_rate": 0.999,
+    "sketch_steps": (Step(beyond=64.0, rate=0.999, points=1),),
+    "sketch_median": 64,
+    "margin": 100.0,
+    "margin_rate": 0.999,
+    "margin_steps": (Step(beyond=100.0, rate=0.999, points=1),),
+    "margin_limit": 100.0,
+}
+"""Values of thresholds that refuse next to nothing."""
 
 
 def packaged_thresholds(miner: Arithmetic = "torch-float32") -> Thresholds:
