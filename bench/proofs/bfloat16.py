@@ -2,9 +2,10 @@
 
 Each profile has a row of thresholds of its own, measured on its honest pairs. A cheat is judged twice: with the
 sketches of its own computation, and as if it had sketched by one prefill with the right policy (*right sketches*),
-where its tokens alone can show it. The table has the tokens until a miner is refused if its groups are one window that
-grows, and if each is a window of its own (*history*), as medians over shuffled orders. Last comes a miner with the
-right policy that writes the right number where it falls short of the drawn one by little.
+where its tokens alone can show it; in the latter case also by the misses alone, without points. The table has the
+tokens until a miner is refused if its groups are one window that grows, and if each is a window of its own (*history*),
+as medians over shuffled orders. Last comes a miner with the right policy that writes the right number where it falls
+short of the drawn one by little.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from roles.ports import Generation, Request
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, Tokens
 from tests.support.adversaries.harness import inline
 from tests.support.adversaries.trading_task import TradingTask
+from tests.support.builders.proofs import LENIENT
 
 BF16: Final = "torch-bfloat16", "torch-bfloat16"
 PROFILES: Final = {
@@ -206,8 +208,8 @@ async def table(setting: Setting, groups: int, calibration: int, only: str) -> N
         for other in {PROFILES[other]: other for other in PROFILES if PROFILES[other] != profile.errors}.values():
             measured = await Rounded(setting, other).measure("same", _Side(), _Side(), 2 * groups, TEST_SEED)
             _print_honest(f"same of {other}", measured, spec)
-        print(f"  {'cheat':24} {'margins':>9}  {'own sketches: tokens':>20} {'history':>8}", end="")
-        print(f"  {'right sketches: tokens':>22} {'history':>8}")
+        headings = ("own sketches", "history", "right sketches", "history", "misses alone", "history")
+        print(f"  {'cheat':24} {'margins':>9}{_columns(headings)}")
         for label, side in profile.cheats():
             _print_row(label, await profile.measure(label, side, _Side(), groups, TEST_SEED), spec)
         if "batches" in name:
@@ -220,16 +222,14 @@ def _print_honest(label: str, measured: Sequence[GroupMeasurement], spec: Thresh
 
 
 async def _print_decisions(profile: Rounded, spec: Thresholds, groups: int) -> None:
-    print(f"  {'accounts decided within':24} {'reward':>9}  {'decided':>20} {'margins':>8}", end="")
-    print(f"  {'right sketches: tokens':>22} {'history':>8}")
+    print(f"  {'accounts decided within':24} {'reward':>9}  {'decided':>8} {'margins':>8} {'tokens':>7} {'history':>7}")
     for reach in _REACHES:
         measured, reward, decided = await profile.decide(reach, groups)
-        margins = np.concatenate([group.margins for group in measured])
+        share = (np.concatenate([group.margins for group in measured]) > 0).mean()
         tokens, history = (
             format_count(tokens_until_refusal(measured, spec, separate_windows=separate)) for separate in (False, True)
         )
-        share = f"{(margins > 0).mean():.5f}"
-        print(f"  {reach:24g} {reward:9.3f}  {decided:20.5f} {share:>8}  {tokens:>22} {history:>8}", flush=True)
+        print(f"  {reach:24g} {reward:9.3f}  {decided:8.5f} {share:8.5f} {tokens:>7} {history:>7}", flush=True)
 
 
 def describe(steps: Sequence[Step]) -> str:
@@ -240,12 +240,15 @@ def describe(steps: Sequence[Step]) -> str:
 def _print_row(label: str, measured: list[GroupMeasurement], spec: Thresholds) -> None:
     margins = np.concatenate([group.margins for group in measured])
     right = [replace(group, distances=np.zeros_like(group.distances)) for group in measured]
+    misses_alone = spec.model_copy(update={name: LENIENT[name] for name in ("sketch_steps", "margin_steps")})
     columns = [
-        format_count(tokens_until_refusal(groups, spec, separate_windows=separate))
-        for groups in (measured, right)
+        format_count(tokens_until_refusal(groups, thresholds, separate_windows=separate))
+        for groups, thresholds in ((measured, spec), (right, spec), (right, misses_alone))
         for separate in (False, True)
     ]
-    print(
-        f"  {label:24} {(margins > 0).mean():9.5f}  {columns[0]:>20} {columns[1]:>8}  {columns[2]:>22} {columns[3]:>8}",
-        flush=True,
-    )
+    print(f"  {label:24} {(margins > 0).mean():9.5f}{_columns(columns)}", flush=True)
+
+
+def _columns(texts: Sequence[str]) -> str:
+    """Return pairs of texts in columns."""
+    return "".join(f"  {first:>14} {second:>7}" for first, second in zip(texts[::2], texts[1::2], strict=True))

@@ -15,10 +15,11 @@ from grailnode.calibration.thresholds import (
     choose_thresholds,
     is_refused,
     margin_limit,
+    points_of,
     relative_entropy,
     surprisals,
 )
-from protocol.judging.evidence import surprisal_threshold
+from protocol.judging.evidence import surprisal_threshold, window_surprisal
 from protocol.proof import Thresholds
 from tests.calibration.synthetic import COPY, groups
 from tests.support.builders.proofs import FLOAT32
@@ -116,3 +117,40 @@ def test_relative_entropy() -> None:
     assert relative_entropy(0.5, 0.25) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75))
     assert relative_entropy(1.0, 0.25) == pytest.approx(math.log(4))
     assert relative_entropy(0.2, 0.25) == 0.0
+
+
+def test_points_are_the_doublings_of_a_copys_share_and_never_fall() -> None:
+    rates = np.array([0.08, 0.01, 0.001, 0.0005])
+    shares = np.array([0.32, 0.24, 0.08, 0.079])
+    # Between the thresholds, the ratios are 0.68/0.92, 0.08/0.07, then 0.16/0.009 and 0.001/0.0005, which are pooled
+    # because the second one is smaller, and 0.079/0.0005 beyond the last one.
+    doublings = [math.log2(ratio / (0.68 / 0.92)) for ratio in (0.08 / 0.07, 0.161 / 0.0095, 0.079 / 0.0005)]
+    first, pooled, last = (round(4 * number) for number in doublings)
+    assert points_of(rates, shares) == [first, pooled, pooled, last]
+    assert points_of(rates, rates) == [0, 0, 0, 0]
+
+
+def test_steps_have_bounds_of_the_worst_pair() -> None:
+    quiet = groups(200, tip=1e-3, margin=0.01)
+    honest = {"quiet": quiet, "noisy": groups(200, tip=0.01, margin=0.1, seed=2)}
+    spec = thresholds(honest, copies=(groups(60, tip=0.2, margin=0.5, miss=0.9, seed=3),))
+    for pair in honest.values():
+        margins = np.concatenate([group.margins for group in pair])
+        assert all((margins > step.beyond).mean() <= step.rate for step in spec.margin_steps)
+
+
+def test_more_honest_groups_are_accepted_by_their_points() -> None:
+    """Rollouts whose margins come in clusters, as those of one prompt may."""
+    generator = np.random.default_rng(1)
+
+    def clustered(group: GroupMeasurement) -> GroupMeasurement:
+        bad = np.repeat(generator.random(len(group.lengths)) < 0.05, group.lengths)
+        margins = np.where(bad & (generator.random(len(bad)) < 0.3), 0.2, 0.0).astype(np.float32)
+        return replace(group, margins=margins)
+
+    honest = {"pair": [clustered(group) for group in groups(300)]}
+    spec = thresholds(honest, copies=(groups(60, tip=0.5, margin=1.0, miss=0.9, seed=3),))
+    later = [clustered(group).weigh(spec) for group in groups(400, seed=9)]
+    assert not any(is_refused(evidence, spec) for evidence in later)
+    windows = [[evidence.counts for evidence in later[begin : begin + 16]] for begin in range(0, 400, 16)]
+    assert max(window_surprisal(window, spec) for window in windows) < surprisal_threshold(spec)

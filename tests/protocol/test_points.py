@@ -1,6 +1,7 @@
 """Points: their sums are bounded for every honest distribution, and tell how far misses lie."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_points_grow_with_the_statistic() -> None:
     assert count_points(np.array([0, 1, 2, 3], dtype=np.int16), STEPS).tolist() == [0, 23, 23, 23]
 
 
-def tokens_of(shares: tuple[float, float, float], seed: int, count: int) -> np.ndarray:
+def tokens_of(shares: Sequence[float], seed: int, count: int) -> np.ndarray:
     """Return margins of which these shares lie beyond each step: float64 [count]."""
     uniform = np.random.default_rng(seed).random(count)
     return np.where(
