@@ -97,6 +97,8 @@ MAX_ROUND_POINTER_BYTES: Final = 128 * KIB  # bytes of one round pointer
 # rollout/batch.py
 MAX_GROUP_SIZE: Final = 256  # rollouts of one group
 MAX_GROUPS: Final = 4096  # groups of one miner in one window
+MAX_STEPS: Final = 16  # steps of a statistic in a row of thresholds
+MAX_POINTS: Final = 100  # points of one position
 MAX_PROMPT_TOKENS: Final = 1 << 16  # tokens of one prompt
 MAX_COMPLETION_TOKENS: Final = 1 << 17  # tokens of one completion
 MAX_GROUP_BYTES: Final = 64 * MIB  # bytes of one encoded group

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol.encoding import Record
 from protocol.errors import PairError
+from protocol.limits import MAX_POINTS, MAX_STEPS
 
 Arithmetic = Literal["exact", "torch-bfloat16", "torch-float32", "vllm-bfloat16", "vllm-float32"]
 """How a node computes the policy: by which engine, in which dtype (docs/spec/numerics.md)."""
@@ -44,10 +45,6 @@ def _check_arithmetic(name: str) -> str:
 
 OptionalArithmetic = Annotated[str, AfterValidator(_check_arithmetic)]
 """An arithmetic, or empty where there is none to name."""
-
-
-MAX_STEPS: Final = 16
-MAX_POINTS: Final = 100
 
 
 class Step(Record):

@@ -43,6 +43,7 @@ PROFILES: Final = {
     "errors of 0.02": RoundingErrors(hidden=2.0**-8, logits=0.02),
     "errors of 0.05": RoundingErrors(hidden=2.0**-8, logits=0.05),
 }
+_ORDERS: Final = 20
 _REACHES: Final = (0.0, 0.03, 0.1, 0.3, 1.0)
 """How close a miner's choice has to be to the right token; 0: it decides nothing."""
 
@@ -208,12 +209,12 @@ async def table(setting: Setting, groups: int, calibration: int, only: str) -> N
         for other in {PROFILES[other]: other for other in PROFILES if PROFILES[other] != profile.errors}.values():
             measured = await Rounded(setting, other).measure("same", _Side(), _Side(), 2 * groups, TEST_SEED)
             _print_honest(f"same of {other}", measured, spec)
-        headings = ("own sketches", "history", "right sketches", "history", "misses alone", "history")
+        headings = ("own sketches", "history", "right sketches", "history", "misses alone")
         print(f"  {'cheat':24} {'margins':>9}{_columns(headings)}")
         for label, side in profile.cheats():
             _print_row(label, await profile.measure(label, side, _Side(), groups, TEST_SEED), spec)
         if "batches" in name:
-            await _print_decisions(profile, spec, groups // 4)
+            await _print_decisions(profile, spec, groups // 2)
 
 
 def _print_honest(label: str, measured: Sequence[GroupMeasurement], spec: Thresholds) -> None:
@@ -227,7 +228,8 @@ async def _print_decisions(profile: Rounded, spec: Thresholds, groups: int) -> N
         measured, reward, decided = await profile.decide(reach, groups)
         share = (np.concatenate([group.margins for group in measured]) > 0).mean()
         tokens, history = (
-            format_count(tokens_until_refusal(measured, spec, separate_windows=separate)) for separate in (False, True)
+            format_count(tokens_until_refusal(measured, spec, separate_windows=separate, orders=_ORDERS))
+            for separate in (False, True)
         )
         print(f"  {reach:24g} {reward:9.3f}  {decided:8.5f} {share:8.5f} {tokens:>7} {history:>7}", flush=True)
 
@@ -242,13 +244,18 @@ def _print_row(label: str, measured: list[GroupMeasurement], spec: Thresholds) -
     right = [replace(group, distances=np.zeros_like(group.distances)) for group in measured]
     misses_alone = spec.model_copy(update={name: LENIENT[name] for name in ("sketch_steps", "margin_steps")})
     columns = [
-        format_count(tokens_until_refusal(groups, thresholds, separate_windows=separate))
-        for groups, thresholds in ((measured, spec), (right, spec), (right, misses_alone))
-        for separate in (False, True)
+        format_count(tokens_until_refusal(groups, thresholds, separate_windows=separate, orders=_ORDERS))
+        for groups, thresholds, separate in (
+            (measured, spec, False),
+            (measured, spec, True),
+            (right, spec, False),
+            (right, spec, True),
+            (right, misses_alone, False),
+        )
     ]
     print(f"  {label:24} {(margins > 0).mean():9.5f}{_columns(columns)}", flush=True)
 
 
 def _columns(texts: Sequence[str]) -> str:
-    """Return pairs of texts in columns."""
-    return "".join(f"  {first:>14} {second:>7}" for first, second in zip(texts[::2], texts[1::2], strict=True))
+    """Return texts in columns."""
+    return "".join(f"  {text:>14}" for text in texts)

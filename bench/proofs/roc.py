@@ -49,20 +49,23 @@ def _copies(setting: Setting) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         yield f"weights off by {relative:g}", perturb(weights, relative)
 
 
-def tokens_until_refusal(groups: list[GroupMeasurement], spec: Thresholds, *, separate_windows: bool) -> float | None:
+def tokens_until_refusal(
+    groups: list[GroupMeasurement], spec: Thresholds, *, separate_windows: bool, orders: int = _ORDERS
+) -> float | None:
     """Return the tokens until a miner is refused, as the median over shuffled orders of its groups.
 
     Args:
         groups: the groups.
         spec: the thresholds.
         separate_windows: whether each group is a window of its own; else they are one window that grows.
+        orders: how many.
 
     Returns:
         None if the miner is not refused in half of the orders or more.
     """
     evidences = [group.weigh(spec) for group in groups]
     generator, tokens_needed = np.random.default_rng(0), []
-    for _ in range(_ORDERS):
+    for _ in range(orders):
         counts: list[Counts] = []
         for index in generator.permutation(len(evidences)):
             evidence = evidences[index]
@@ -73,7 +76,7 @@ def tokens_until_refusal(groups: list[GroupMeasurement], spec: Thresholds, *, se
             if is_refused(evidence, spec) or surprisal > surprisal_threshold(spec):
                 tokens_needed.append(sum(count.tokens for count in counts))
                 break
-    return float(np.median(tokens_needed)) if len(tokens_needed) > _ORDERS // 2 else None
+    return float(np.median(tokens_needed)) if len(tokens_needed) > orders // 2 else None
 
 
 async def table(setting: Setting, groups: int, calibration: int) -> None:

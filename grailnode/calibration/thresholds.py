@@ -20,8 +20,9 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.tail import reach
 from protocol.judging.binomial import rate_bound
 from protocol.judging.evidence import Evidence, window_surprisal
-from protocol.judging.points import POINTS_OF_DOUBLING, count_points, log_factors
-from protocol.proof import MAX_POINTS, MAX_STEPS, Arithmetic, Step, Thresholds
+from protocol.judging.points import POINTS_OF_DOUBLING
+from protocol.limits import MAX_POINTS, MAX_STEPS
+from protocol.proof import Arithmetic, Step, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
@@ -180,13 +181,6 @@ def points_of(rates: np.ndarray, shares: np.ndarray) -> list[int]:
         doublings = math.log2(max(share / rate / max(lowest, 1e-9), 1.0))
         points += [min(MAX_POINTS, round(POINTS_OF_DOUBLING * doublings))] * count
     return points[1:]
-
-
-def expected_evidence(values: np.ndarray, steps: tuple[Step, ...]) -> float:
-    """Return the mean evidence of a position with these values against honest work, in nats, at the best weight of a
-    point; at least 0.
-    """
-    return max(0.0, float(log_factors(int(count_points(values, steps).sum()), len(values), steps).max()) / len(values))
 
 
 def _columns(name: str, *parts: Sequence[Sequence[GroupMeasurement]]) -> _Columns:

@@ -19,7 +19,8 @@ import numpy as np
 
 from protocol.judging.binomial import binomial_tail
 from protocol.judging.points import count_points, log_factors, log_tail
-from protocol.proof import MAX_POINTS, Step, Thresholds
+from protocol.limits import MAX_POINTS
+from protocol.proof import Step, Thresholds
 
 QUARTERS = 4
 MAX_SURPRISAL = 400.0  # decades: a probability below the smallest float64

@@ -11,7 +11,7 @@ import trio
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
-from protocol.proof import MAX_POINTS
+from protocol.limits import MAX_POINTS
 from protocol.rollout.batch import assemble
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE
 from tests.support.attacked_nodes.trainer import (

@@ -19,7 +19,8 @@ from protocol.judging.evidence import (
     window_surprisal,
 )
 from protocol.judging.points import LOG_WEIGHTS, count_points, log_factors, log_tail
-from protocol.proof import MAX_POINTS, MAX_STEPS, Step, Thresholds
+from protocol.limits import MAX_POINTS, MAX_STEPS
+from protocol.proof import Step, Thresholds
 from tests.support.builders.samples import thresholds
 
 STEPS = tuple(

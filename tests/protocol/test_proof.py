@@ -1,12 +1,13 @@
 """The table of thresholds of a run, and what a pair of arithmetics may and may not do."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from protocol.errors import PairError
-from protocol.proof import ARITHMETICS, CALIBRATED, arithmetic_of, pairs_of
+from protocol.proof import ARITHMETICS, CALIBRATED, Step, arithmetic_of, pairs_of
 from tests.support.builders import samples
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import thresholds
@@ -61,6 +62,25 @@ def test_the_widest_thresholds_tolerate_what_any_validator_does() -> None:
     assert proof_of(*TABLE).widest("torch-float32").sketch_median == 9
     with pytest.raises(PairError):
         proof_of(*TABLE, miners=("torch-float32",)).widest("torch-bfloat16")
+
+
+def test_points_are_as_probable_by_the_widest_steps_as_by_those_of_any_row() -> None:
+    first = [Step(beyond=0.1, rate=0.02, points=4), Step(beyond=0.2, rate=1e-3, points=20)]
+    second = [Step(beyond=0.0, rate=0.01, points=7), Step(beyond=3.0, rate=5e-3, points=15)]
+    rows = (
+        thresholds(miner="torch-bfloat16", validator="torch-bfloat16", margin_steps=tuple(first)),
+        thresholds(miner="torch-bfloat16", margin_steps=tuple(second)),
+        thresholds(validator="torch-bfloat16"),
+        thresholds(),
+    )
+    widest = proof_of(*rows, miners=("torch-bfloat16", "torch-float32")).widest("torch-bfloat16").margin_steps
+
+    def rate(steps: Sequence[Step], points: int) -> float:
+        """Return the bound on the probability of at least so many points."""
+        return next((step.rate for step in steps if step.points >= points), 0.0)
+
+    for points in range(1, 25):
+        assert rate(widest, points) == max(rate(first, points), rate(second, points))
 
 
 @pytest.mark.parametrize(
