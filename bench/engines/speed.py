@@ -2,8 +2,9 @@
 
 import argparse
 import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,7 +82,7 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             ways["plain"] = partial(plain_completions, client, task.requests, task.params)
             if arguments.torch:
                 ways["torch"] = await task.serve(TorchEngine(task.model))
-            compared = await _compared(ways, "plain", arguments)
+            compared = await _compared(ways, "plain", [server, plain], arguments)
             report(kind="speed", size=size, batch=arguments.batch, **compared)
 
 
@@ -93,42 +94,60 @@ async def states(python: Path, arguments: argparse.Namespace) -> None:
     for size in arguments.sizes:
         async with AsyncExitStack() as stack:
             task = Task.of_size(size, stack.enter_context(directory()), arguments)
-            engines = []
+            servers, engines = [], []
             for has_states in (False, True):
-                server = ChildServer(task.settings(f"states-{has_states}", python, arguments.batch))
+                servers.append(ChildServer(task.settings(f"states-{has_states}", python, arguments.batch)))
                 place = task.place / f"engine-{has_states}"
-                engines.append(VllmEngine(task.model, server, place, states=has_states))
+                engines.append(VllmEngine(task.model, servers[-1], place, states=has_states))
                 stack.push_async_callback(engines[-1].close)
             ways: dict[str, Way] = {
                 "vllm": await task.serve(engines[True]),
                 "torch": await task.serve(TorchPrefill(engines[False], TorchEngine(task.model))),
                 "none": partial(engines[False].generate, task.requests, task.params),
             }
-            compared = await _compared(ways, "none", arguments)
+            compared = await _compared(ways, "none", servers, arguments)
             state_bytes = sum(tensor.numel() for tensor in task.weights.values()) * torch.float32.itemsize
             report(kind="states", size=size, batch=arguments.batch, **compared, bytes_of_torch_weights=state_bytes)
 
 
-async def _compared(ways: dict[str, Way], base: str, arguments: argparse.Namespace) -> dict[str, Any]:
+async def _compared(
+    ways: dict[str, Way], base: str, servers: Sequence[ChildServer], arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Measure each way in turn, several times after one turn that warms up.
 
     Returns:
-        The best tokens a second of each way; the ratios of the others to `base`, in each turn and as their median; and
-        the load of the machine. Ways in one turn had the same load of other programs.
+        The best tokens a second of each way; the ratios of the others to `base`, in each turn and as their median; the
+        fewest milliseconds of the processor that a token took, of this process and the servers together, which hardly
+        depend on other programs; and the load of the machine. Ways in one turn had nearly the same load.
     """
     tokens = arguments.rollouts * arguments.tokens
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    costs: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(arguments.repetitions + 1):
         for name, way in ways.items():
+            before = _processor_seconds(servers)
             seconds = await timed(way)
             if turn:
                 rates[name].append(tokens / seconds)
+                costs[name].append(1000 * (_processor_seconds(servers) - before) / tokens)
     result: dict[str, Any] = {name: round(max(values)) for name, values in rates.items()}
     for name in ways.keys() - {base}:
         ratios = [rate / other for rate, other in zip(rates[name], rates[base], strict=True)]
         result[f"{name}_to_{base}"] = round(median(ratios), 3)
         result[f"{name}_to_{base}_by_turn"] = [round(ratio, 3) for ratio in ratios]
+    result |= {f"{name}_processor_ms_a_token": round(min(values), 3) for name, values in costs.items()}
     return result | {"load": round(os.getloadavg()[0], 1)}
+
+
+def _processor_seconds(servers: Sequence[ChildServer]) -> float:
+    """Return the seconds of the processor that this process and all processes of servers have used."""
+    groups, ticks = {server.process_id for server in servers}, 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) in groups:
+                ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def plain_completions(client: VllmClient, requests: Sequence[Request], params: SamplingParams) -> None:
