@@ -3,7 +3,8 @@
 A tolerance is chosen where a copy's misses are the strongest evidence: where the relative entropy of the copy's share
 of misses to the honest bound is largest, because this is the expected evidence of one position. It is chosen on some of
 the groups, and the rate of honest misses beyond it is bounded on the others, so that the choice does not bias the
-bound. Every bound is that of the worst pair; a bound over all pairs together would hide its noise.
+bound. Steps and their points are chosen on all groups, by rates that are bounded for all candidates together. Every
+bound is that of the worst pair; a bound over all pairs together would hide its noise.
 """
 
 import functools
@@ -138,22 +139,24 @@ class _Columns:
         return choice
 
     def choose_steps(self, candidates: Sequence[float], demands: ThresholdDemands) -> tuple[Step, ...]:
-        """Return steps whose points are the likelihood ratio of a copy to honest work, with the honest rates.
+        """Return steps whose points are the likelihood ratio of a copy to the honest rates.
 
-        Points need no bound on a rate, as the rates of the steps have. So they come from the frequencies themselves,
-        with one miss more where there may be none by chance.
+        The rates beyond all candidates are bounded together at the confidence, so that whichever are chosen, their
+        bounds hold. That takes no groups for the choice alone, and far steps need every group.
 
         Args:
             candidates: thresholds, ascending.
         """
-        rates = np.array([max(_frequency(values, value, demands) for values in self.pilot) for value in candidates])
+        honest = [np.concatenate(parts) for parts in zip(self.pilot, self.rest, strict=True)]
+        each = replace(demands, confidence=1.0 - (1.0 - demands.confidence) / len(candidates))
+        rates = [_rate(honest, value, each) for value in candidates]
         shares = np.mean([[float(beyond(values, value).mean()) for value in candidates] for values in self.copies], 0)
-        points = points_of(rates, shares)
+        points = points_of(np.array(rates), shares)
         steps: list[Step] = []
-        for value, number in zip(candidates, points, strict=True):
+        for value, rate, number in zip(candidates, rates, points, strict=True):
             if number > (steps[-1].points if steps else 0) and len(steps) < MAX_STEPS:
-                steps.append(Step(beyond=value, rate=_rate(self.rest, value, demands), points=number))
-        return tuple(steps) or (Step(beyond=candidates[-1], rate=_rate(self.rest, candidates[-1], demands), points=1),)
+                steps.append(Step(beyond=value, rate=rate, points=number))
+        return tuple(steps) or (Step(beyond=candidates[-1], rate=rates[-1], points=1),)
 
 
 def points_of(rates: np.ndarray, shares: np.ndarray) -> list[int]:
@@ -195,10 +198,6 @@ def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: ThresholdDeman
         return _bound(min(events, len(values)), len(values), demands.confidence)
 
     return min(max(map(bound, pairs)), 1.0 - 1e-6)
-
-
-def _frequency(values: np.ndarray, threshold: float, demands: ThresholdDemands) -> float:
-    return min(1.0, (demands.headroom * int(beyond(values, threshold).sum()) + 1.0) / len(values))
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
