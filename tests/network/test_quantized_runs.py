@@ -87,8 +87,8 @@ def test_honest_work_is_accepted_and_trained_on(played: dict[str, Any]) -> None:
     assert len(judged) > 3
     assert {judgement.reason for verdict in judged.values() for judgement in verdict.judgements} == {""}
     steps = played["network"].events("trainer/training", "step")
-    assert steps
-    assert all(step["clipped"] < 0.05 for step in steps)
+    fresh = [step["clipped"] for step in steps if step["staleness"] == 0]
+    assert fresh and max(fresh) == 0, "the trainer computes the log-probabilities that the validator found"
 
 
 @pytest.mark.slow
