@@ -80,7 +80,7 @@ class VllmClient:
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = await self._post(self._control, "/collective_rpc", body, seconds)
         results = answer.get("results") if isinstance(answer, dict) else None
-        if not isinstance(results, list) or not results or not all(isinstance(item, dict) for item in results):
+        if not isinstance(results, list) or not results or not all(map(_is_result, results)):
             raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
         errors = [result for result in results if "error" in result]
         if errors:
@@ -155,7 +155,20 @@ class VllmClient:
             except (httpx.HTTPError, RuntimeError) as error:  # a RuntimeError if another call has closed the client
                 raise BrokenEngineError(f"vLLM cannot be reached ({error or type(error).__name__})") from error
         if httpx.codes.is_client_error(response.status_code):
-            raise RefusedCommandError(f"vLLM refused {path}: {response.text[:300]}")
+            raise RefusedCommandError(f"vLLM refused {path}: {_one_line(response)}")
         if not response.is_success:
-            raise BrokenEngineError(f"vLLM failed at {path} with {response.status_code}: {response.text[:300]}")
-        return response.json() if response.content else None
+            raise BrokenEngineError(f"vLLM failed at {path} with {response.status_code}: {_one_line(response)}")
+        try:
+            return response.json() if response.content else None
+        except ValueError as error:
+            raise BrokenEngineError(f"vLLM answered {path} with {_one_line(response)}") from error
+
+
+def _is_result(item: object) -> bool:
+    """Return whether this is what a rank of ours answers to a command."""
+    return isinstance(item, dict) and ("error" in item or isinstance(item.get("value"), dict))
+
+
+def _one_line(response: httpx.Response) -> str:
+    """Return the beginning of an answer, which another program may have given."""
+    return " ".join(response.text[:600].split())[:300]

@@ -177,7 +177,7 @@ class ChildServer:
                 self._socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
                 await self._fork()
             async with self.client(5.0, 1) as client:
-                while not await _is_healthy(client):
+                while await _health_problem(client):
                     if self.process_id is None:
                         raise EngineError(f"vLLM ended while it started:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
@@ -252,11 +252,15 @@ class ExternalServer:
     async def start(self) -> None:
         """Implements Server.start: the server's operator starts it."""
         async with self.client(5.0, 1) as client:
+            problem = "no answer"
             with trio.move_on_after(self._start_seconds):
-                while not await _is_healthy(client):
+                while problem := await _health_problem(client):
                     await trio.sleep(1.0)
                 return
-        raise EngineError(f"engine.url: {self._url} did not answer within {self._start_seconds:g} s; is vLLM running?")
+        raise EngineError(
+            f"engine.url: {self._url} was not ready within {self._start_seconds:g} s (/health: {problem}); is vLLM "
+            "running there?"
+        )
 
     async def stop(self) -> None:
         """Implements Server.stop: the server is not ours to stop; its operator's supervisor restarts it."""
@@ -338,11 +342,13 @@ def _environment(settings: ServerSettings, cache: Path) -> dict[str, str]:
     return inherited | server_environment(settings) | own
 
 
-async def _is_healthy(client: httpx.AsyncClient) -> bool:
+async def _health_problem(client: httpx.AsyncClient) -> str:
+    """Return why a server is not ready: the status of its answer or the name of the error; empty if it is ready."""
     try:
-        return (await client.get("/health")).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
+        status = (await client.get("/health")).status_code
+    except httpx.HTTPError as error:
+        return type(error).__name__
+    return "" if status == httpx.codes.OK else str(status)
 
 
 def _timeout(seconds: float) -> httpx.Timeout:
