@@ -25,6 +25,7 @@ from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
+from protocol.proof import Arithmetic
 
 CHEAT = "cheat"
 HONEST = ("miner-1", "miner-2")
@@ -74,6 +75,11 @@ class DemoSettings:
         return tuple(f"worker-{number + 1}" for number in range(self.trainers)) if self.trainers > 1 else ()
 
     @property
+    def miner_arithmetics(self) -> tuple[Arithmetic, ...]:
+        """How the miners compute: the cheat with torch."""
+        return ("torch-float32",) if self.python is None else ("torch-float32", "vllm-float32")
+
+    @property
     def processes(self) -> tuple[tuple[str, Kind], ...]:
         """Name and kind of each process."""
         sites: list[tuple[str, Kind]] = [(name, "site") for name in self.sites]
@@ -91,7 +97,7 @@ async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pac
     with _directory(settings) as directory:
         created = workspace.create(
             directory,
-            replace(choices, sites=len(settings.sites)),
+            replace(choices, sites=len(settings.sites), miner_arithmetics=settings.miner_arithmetics),
             pace,
             miners=(*HONEST, CHEAT),
             seed=settings.seed,

@@ -55,8 +55,10 @@ def test_a_node_without_thresholds_is_refused_with_the_command_that_measures_the
 def test_init_refuses_a_pair_that_was_not_measured(tmp_path: Path) -> None:
     packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     path = tmp_path / "proof.json"
-    path.write_text(packaged.model_copy(update={"table": packaged.table[-1:]}).to_json())
-    assert ProofFile.parse(path.read_bytes()).table[0].thresholds.pair == ("torch-float32", "torch-float32")
+    pair = ("torch-float32", "torch-float32")
+    table = tuple(row for row in packaged.table if row.thresholds.pair == pair)
+    path.write_text(packaged.model_copy(update={"table": table}).to_json())
+    assert len(ProofFile.parse(path.read_bytes()).table) == 1
     choices = creation.Choices(miner_arithmetics=("torch-float32", "torch-bfloat16"))
     with pytest.raises(ProofFileError, match=r"--validator torch-float32 --python PYTHON` with the policy.*by --proof"):
         packaged.row("vllm-bfloat16", "torch-float32")
