@@ -6,8 +6,9 @@ import pytest
 import trio
 
 from protocol.outer.dealing import DELAYED_TURN, owner, turn_of
+from protocol.outer.round_records import RoundRules
 from tests.support.simulation.network import key
-from tests.support.simulation.outer_crashes import DELAYED, check_sums, equal_states, run
+from tests.support.simulation.outer_crashes import DELAYED, STREAMED_AND_DELAYED, check_sums, equal_states, run
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, first_weights, loss
 from tests.support.simulation.virtual_clock import simulate, simulated
 
@@ -118,11 +119,14 @@ def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rules", [DELAYED, STREAMED_AND_DELAYED], ids=["delay", "delay and streams"])
 @pytest.mark.parametrize(("victim", "stride"), [("site-0", 6), ("coordinator", 16)])
-def test_a_process_that_is_killed_at_many_operations_loses_no_update(victim: str, stride: int) -> None:
-    places = simulate(partial(run, victim, 1 << 30, after=False, rules=DELAYED))
+def test_a_process_that_is_killed_at_many_operations_loses_no_update(
+    victim: str, stride: int, rules: RoundRules
+) -> None:
+    places = simulate(partial(run, victim, 1 << 30, after=False, rules=rules))
     for place in range(0, len(places), stride):
-        simulate(partial(run, victim, place, after=place % 2 == 1, rules=DELAYED))
+        simulate(partial(run, victim, place, after=place % 2 == 1, rules=rules))
 
 
 def test_rounds_with_a_delay_are_dealt_alike_in_turns() -> None:

@@ -102,11 +102,3 @@ def test_a_site_that_is_killed_loses_no_update_of_any_stream(kind: str) -> None:
     place = [place for place, (_, path) in enumerate(places) if kind in path][2]
     for after in (False, True):
         simulate(partial(run, "site-0", place, after=after, rules=STREAMED))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("victim", "stride"), [("site-0", 9), ("coordinator", 24)])
-def test_a_process_that_is_killed_at_many_operations_loses_no_update(victim: str, stride: int) -> None:
-    places = simulate(partial(run, victim, 1 << 30, after=False, rules=STREAMED_AND_DELAYED))
-    for place in range(0, len(places), stride):
-        simulate(partial(run, victim, place, after=place % 2 == 1, rules=STREAMED_AND_DELAYED))

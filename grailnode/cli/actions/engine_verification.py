@@ -15,7 +15,7 @@ _MAX_NAMES: Final = 20  # of tensors in the line
 
 
 def verify(name: str, **parameters: Any) -> None:
-    """Ask a node of this machine to read its engine's tensors back, and say in one line what it found.
+    """Ask a node of this machine to read its engine's tensors back, and say in one line what it result.
 
     Raises:
         UserError: they differed, nothing was verified, or no node answers.
@@ -24,25 +24,25 @@ def verify(name: str, **parameters: Any) -> None:
     config = RunOptions(**parameters).open_config()
     directory = engine_directory(state_directory(config, name))
     try:
-        found = trio.run(request_verification, directory)
+        result = trio.run(request_verification, directory)
     except NoAnswerError as error:
         raise UserError(
             f"{name}: no node of this name answers on this machine ({error}); it must be running with "
             'engine.kind = "vllm", under the same user'
         ) from error
-    if found.error:
-        raise UserError(f"{name}: nothing was verified: {found.error}")
-    if found.failure:
-        raise UserError(f"{name}: {_difference(found)}; vLLM was started again and equals the signed weights now")
+    if result.error:
+        raise UserError(f"{name}: nothing was verified: {result.error}")
+    if result.failure:
+        raise UserError(f"{name}: {_difference(result)}; vLLM was started again and equals the signed weights now")
     click.echo(
-        f"{name}: version {found.version} equals its signed weights: {found.tensors} tensors read back from vLLM in "
-        f"{found.seconds:.1f} s, digest {found.digest}"
+        f"{name}: version {result.version} equals its signed weights: {result.tensors} tensors read back from vLLM in "
+        f"{result.seconds:.1f} s, digest {result.digest}"
     )
 
 
-def _difference(found: Verification) -> str:
-    if found.different:
-        names = ", ".join(found.different[:_MAX_NAMES]) + (", ..." if len(found.different) > _MAX_NAMES else "")
-        count = f"{len(found.different)} of {found.tensors} tensors"
-        return f"version {found.version} differed from its signed weights in {count}: {names}"
-    return f"version {found.version} was not in vLLM ({found.failure})"
+def _difference(result: Verification) -> str:
+    if result.different:
+        names = ", ".join(result.different[:_MAX_NAMES]) + (", ..." if len(result.different) > _MAX_NAMES else "")
+        count = f"{len(result.different)} of {result.tensors} tensors"
+        return f"version {result.version} differed from its signed weights in {count}: {names}"
+    return f"version {result.version} was not in vLLM ({result.failure})"

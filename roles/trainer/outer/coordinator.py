@@ -359,8 +359,7 @@ class Coordinator:
         comparison = await node.run_sync(compare, self._shared, in_order, rules, secret)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
-        cosines = zip(workers, weighting.cosines, weighting.drift_cosines, strict=True)
-        for worker, cosine, drift_cosine in cosines:
+        for worker, cosine, drift_cosine in zip(workers, weighting.cosines, weighting.drift_cosines, strict=True):
             norm = attendance.contributions[worker].record.norm
             node.telemetry.event(
                 "contribution-weighed",
