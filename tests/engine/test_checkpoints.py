@@ -89,5 +89,5 @@ async def test_a_disk_that_cannot_be_written_refuses_the_stage(tmp_path: Path) -
 async def test_a_server_that_nobody_started_is_named(tmp_path: Path) -> None:
     model = build(write_policy(tmp_path / "policy"))
     engine = VllmEngine(model, ExternalServer("http://127.0.0.1:9", start_seconds=0.1), tmp_path / "engine")
-    with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:9 did not answer"):
+    with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:9 was not ready within 0\.1 s"):
         await engine.stage(0, random_weights(model))
