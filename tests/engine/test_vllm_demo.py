@@ -1,0 +1,29 @@
+"""`grailnode demo --engine vllm` as a user starts it: its miners generate with vLLM, and validators believe them."""
+
+from pathlib import Path
+
+import pytest
+
+from grailnode.ui.report import read_report
+from tests.engine.vllm_site import vllm_python
+from tests.support.processes.programs import run_program
+
+HONEST = ("miner-1", "miner-2")
+
+pytestmark = pytest.mark.vllm
+
+
+def test_miners_with_vllm_are_believed(tmp_path: Path) -> None:
+    engine = ("--engine", "vllm", "--engine-python", str(vllm_python()))
+    accepted: dict[str, int] = {}
+    for windows in (8, 40):  # windows have a fixed length: a busy machine needs more of them to show as much
+        out = tmp_path / f"out-{windows}"
+        result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), *engine)
+        assert result.returncode == 0, result.stdout + result.stderr
+        groups = {miner.name: miner for miner in read_report(out / "report.json").groups}
+        assert not any(groups[name].rejected for name in HONEST if name in groups)
+        assert "cheat" not in groups or groups["cheat"].accepted == 0
+        accepted = {name: groups[name].accepted for name in HONEST if name in groups}
+        if len(accepted) == len(HONEST) and min(accepted.values()) > 0:
+            return
+    pytest.fail(f"accepted groups of the miners with vLLM: {accepted}")
