@@ -8,6 +8,7 @@
     gain             what a planned cheat gains at every rate
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
     bfloat16         the same where both sides compute in bfloat16, and with errors as GPUs have them
+    resolution       how far hidden states differ, beside the unit of a sketch
     keys             how many windows of one group an adversary gets accepted with each new key
     false-accepts    how many groups of a changed policy are accepted
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
@@ -33,6 +34,7 @@ from bench.proofs import (
     honest,
     information,
     keys,
+    resolution,
     roc,
     speed,
     withheld,
@@ -41,8 +43,8 @@ from bench.proofs.setting import Setting
 from tests.support.adversaries.trained_policy import CACHE
 
 TABLES = (
-    "honest", "adversaries", "roc", "sketch", "speed", "bfloat16", "keys", "false-accepts", "gain", "withheld",
-    "dealing",
+    "honest", "adversaries", "roc", "sketch", "speed", "bfloat16", "resolution", "keys", "false-accepts", "gain",
+    "withheld", "dealing",
 )  # fmt: skip
 
 
@@ -53,12 +55,15 @@ def main() -> None:
     )
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--policy", type=Path, default=CACHE, help="directory of the policy")
-    parser.add_argument("--calibration", type=int, default=32, help="groups of each pair for the thresholds")
     parser.add_argument(
-        "--groups", type=int, default=0, help="groups of each pair or copy; windows of each copy for false-accepts"
+        "--groups",
+        type=int,
+        default=0,
+        help="groups of each profile for honest, else of each copy; windows of each copy for false-accepts",
     )
     parser.add_argument("--tries", type=int, default=100, help="windows of each adversary, or its keys for keys")
-    parser.add_argument("--only", default="", help="run only adversaries, profiles or rows whose names contain this")
+    parser.add_argument("--only", default="", help="run only adversaries, or rows of dealing, whose names contain this")
+    parser.add_argument("--profile", default="", help="run only the profiles whose names contain this")
     parser.add_argument("--rollouts", type=int, default=600, help="rollouts for sketch")
     parser.add_argument("--projections", type=int, default=10_000, help="projections for sketch")
     parser.add_argument("--without", default="", help="names of pairs to leave out, separated by commas")
@@ -69,13 +74,15 @@ def main() -> None:
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
     match options.table:
         case "honest":
-            trio.run(honest.table, setting, options.groups or 256, options.calibration, options.only)
+            trio.run(honest.table, setting, options.groups or 2560, options.profile)
         case "adversaries":
-            trio.run(adversaries.table, setting, options.tries, options.calibration, options.only)
+            trio.run(adversaries.table, setting, options.tries, options.only, options.profile)
         case "roc":
-            trio.run(roc.table, setting, options.groups or 48, options.calibration)
+            trio.run(roc.table, setting, options.groups or 32, options.profile)
         case "bfloat16":
-            trio.run(bfloat16.table, setting, options.groups or 64, options.calibration, options.only)
+            trio.run(bfloat16.table, setting, options.groups or 64, options.profile)
+        case "resolution":
+            trio.run(resolution.table, setting, options.groups or 6, options.profile)
         case "keys":
             trio.run(keys.table, options.tries)
         case "false-accepts":

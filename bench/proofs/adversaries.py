@@ -1,16 +1,15 @@
-"""Table (b): in how many of 100 first windows each adversary is refused under each set of thresholds, and for what.
+"""Table (b): in how many of 100 first windows each adversary is refused in each profile.
 
-An adversary works once, and the validators of both profiles judge the same bytes. Results are appended to a file line
-by line; a second call adds those that are missing.
+An adversary computes as the nodes of the profile do. Results are appended to a file line by line; a second call adds
+those that are missing.
 """
 
 import json
-from collections import Counter
+import sys
 from pathlib import Path
 from typing import Any
 
-import trio
-
+from bench.proofs.profiles import PROFILES, Profile, select
 from bench.proofs.setting import Setting
 from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold
 from protocol.proof import Thresholds
@@ -26,83 +25,58 @@ _CONCURRENT_WINDOWS = 8
 SPARSE_NAMES = ("one edited token in 1% of rollouts", "one edited token in 10% of rollouts")
 
 
-async def table(setting: Setting, tries: int, calibration: int, only: str) -> None:
-    """Run the windows that are missing, then print the table.
+async def table(setting: Setting, tries: int, only: str, profiles: str) -> None:
+    """Run the windows that are missing, then print the table of all that have results.
 
     Args:
         setting: the policy and the folder of results.
         tries: windows of each adversary.
-        calibration: groups of each pair for the thresholds.
         only: part of the names of the adversaries that run; empty for all.
+        profiles: part of the names of the profiles in which they run; empty for all.
     """
-    specs = {profile.name: await setting.proof(profile, calibration) for profile in setting.profiles()}
-    path = setting.cache / "adversaries.jsonl"
-    lines_by_case = _read_lines(path)
-    for groups, names in (
-        (GROUPS, [n for n in ADVERSARIES if n not in SPARSE_NAMES]),
-        (SPARSE_GROUPS, list(SPARSE_NAMES)),
-    ):
-        harnesses = _make_harnesses(setting, specs, groups)
-        for name in names:
-            if only in name:
-                await _run_missing_windows(harnesses, ADVERSARIES[name], tries, path, lines_by_case)
-    show(_read_lines(path), tries, specs)
+    for profile in select(profiles):
+        row = await profile.thresholds(setting)
+        path = _path(setting, profile)
+        for groups, names in (
+            (GROUPS, [name for name in ADVERSARIES if name not in SPARSE_NAMES]),
+            (SPARSE_GROUPS, list(SPARSE_NAMES)),
+        ):
+            harness = profile.harness(setting, row, groups)
+            for name in names:
+                if only in name:
+                    await _run_missing_windows(harness, ADVERSARIES[name], tries, path)
+    await show(setting, tries)
 
 
-def _make_harnesses(setting: Setting, specs: dict[str, Thresholds], groups: int) -> dict[str, TrialHarness]:
-    """Return a harness for each profile; all use the same engines and honest work."""
-    first_harness: TrialHarness | None = None
-    harnesses = {}
-    for name, spec in specs.items():
-        harness = setting.harness(spec, groups, concurrent=True)
-        if first_harness is not None:
-            harness.share_engines(first_harness)
-        harnesses[name], first_harness = harness, first_harness or harness
-    return harnesses
+def _path(setting: Setting, profile: Profile) -> Path:
+    return setting.cache / f"adversaries-{profile.name.replace(' ', '-')}.jsonl"
 
 
-async def _run_missing_windows(
-    harnesses: dict[str, TrialHarness],
-    adversary: Adversary,
-    tries: int,
-    path: Path,
-    lines_by_case: dict[tuple[str, int], dict[str, Any]],
-) -> None:
-    missing_windows = [window for window in range(tries) if (adversary.name, window) not in lines_by_case]
-    for start in range(0, len(missing_windows), _CONCURRENT_WINDOWS):
-        lines = await _judge_windows(harnesses, adversary, missing_windows[start : start + _CONCURRENT_WINDOWS])
+async def _run_missing_windows(harness: TrialHarness, adversary: Adversary, tries: int, path: Path) -> None:
+    done = _read_lines(path)
+    missing = [window for window in range(tries) if (adversary.name, window) not in done]
+    for start in range(0, len(missing), _CONCURRENT_WINDOWS):
+        lines = await _judge_windows(harness, adversary, missing[start : start + _CONCURRENT_WINDOWS])
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
-    print(f"  {adversary.name}", flush=True)
+    if missing:
+        print(f"  {path.stem}: {adversary.name}", file=sys.stderr, flush=True)
 
 
-async def _judge_windows(
-    harnesses: dict[str, TrialHarness], adversary: Adversary, windows: list[int]
-) -> list[dict[str, Any]]:
-    """Return the outcomes of an adversary's windows, a line for each window with an entry for each profile."""
-    first_harness = next(iter(harnesses.values()))
-    first_harness.accepted_work.clear()
+async def _judge_windows(harness: TrialHarness, adversary: Adversary, windows: list[int]) -> list[dict[str, Any]]:
+    """Return the outcomes of an adversary's windows, a line for each."""
+    harness.accepted_work.clear()
 
     async def produce(window: int) -> tuple[bytes, Commitment]:
-        mining_window = first_harness.mining_window(window)
-        groups = await adversary.producer(first_harness).produce(mining_window, range(first_harness.groups))
-        return assemble(groups, first_harness.arithmetic)
+        groups = await adversary.producer(harness).produce(harness.mining_window(window), range(harness.groups))
+        return assemble(groups, harness.arithmetic)
 
     deliveries = await gather(produce, windows)
-    accepted_work = dict(first_harness.accepted_work)
-    lines: list[dict[str, Any]] = [{"adversary": adversary.name, "window": window} for window in windows]
-
-    async def judge(name: str) -> None:
-        harness = harnesses[name]
-        harness.accepted_work = dict(accepted_work)
-        outcomes = await gather(lambda item: harness.judge(*item, harness.miner), deliveries)
-        for line, outcome in zip(lines, outcomes, strict=True):
-            line[name] = _as_json(outcome)
-
-    async with trio.open_nursery() as nursery:
-        for name in harnesses:
-            nursery.start_soon(judge, name)
-    return lines
+    outcomes = await gather(lambda item: harness.judge(*item, harness.miner), deliveries)
+    return [
+        {"adversary": adversary.name, "window": window, **_as_json(outcome)}
+        for window, outcome in zip(windows, outcomes, strict=True)
+    ]
 
 
 def _as_json(outcome: TrialOutcome) -> dict[str, Any]:
@@ -127,24 +101,24 @@ def _first_refused_window(lines: list[dict[str, Any]], thresholds: Thresholds) -
     return "-"
 
 
-def show(lines_by_case: dict[tuple[str, int], dict[str, Any]], tries: int, specs: dict[str, Thresholds]) -> None:
+async def show(setting: Setting, tries: int) -> None:
     """Print the table of the windows that have results.
 
-    A row has how many windows are refused by themselves for a reason that fits, and by which window a miner that
-    continues in this way is refused.
+    A line has, for each profile, how many windows are refused by themselves for a reason that fits, and by which window
+    a miner that continues in this way is refused.
     """
-    profile_columns = f"{'float32':>7} {'by':>3}  {'mixed':>5} {'by':>3}"
-    print(f"{'adversary':45} {'tries':>5} {'tokens':>6}  {profile_columns}  reasons (float32)")
+    profiles = [profile for profile in PROFILES if _path(setting, profile).is_file()]
+    rows = [await profile.thresholds(setting) for profile in profiles]
+    results = [_read_lines(_path(setting, profile)) for profile in profiles]
+    print(f"{'adversary':45} {'tokens':>6}" + "".join(f"  {profile.name:>14} {'by':>3}" for profile in profiles))
     for name, adversary in ADVERSARIES.items():
-        lines = [lines_by_case[name, window] for window in range(tries) if (name, window) in lines_by_case]
-        if not lines:
-            continue
-        row = f"{name:45} {len(lines):5} {sum(line['float32']['tokens'] for line in lines) // len(lines):6}"
-        for profile, width in (("float32", 7), ("mixed", 5)):
-            outcomes = [line[profile] for line in lines]
-            count = sum(adversary.explains(outcome["reasons"]) for outcome in outcomes)
-            row += f"  {count:{width}} {_first_refused_window(outcomes, specs[profile]):>3}"
-        reasons: Counter[str] = Counter()
-        for line in lines:
-            reasons.update(line["float32"]["reasons"])
-        print(f"{row}  {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}")
+        line = ""
+        for row, lines_by_case in zip(rows, results, strict=True):
+            lines = [lines_by_case[name, window] for window in range(tries) if (name, window) in lines_by_case]
+            if not lines:
+                line += f"  {'':14} {'':3}"
+                continue
+            line = line or f" {sum(item['tokens'] for item in lines) // len(lines):6}"
+            count = f"{sum(adversary.explains(item['reasons']) for item in lines)} of {len(lines)}"
+            line += f"  {count:>14} {_first_refused_window(lines, row):>3}"
+        print(f"{name:45}{line}")

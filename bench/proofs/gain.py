@@ -1,19 +1,16 @@
 """Table (h): what a planned cheat gains at every rate, in shares of an honest miner's balance; negative is a loss."""
 
 from grailnode.run.creation import SCORING
-from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import PLANS, mean_gain
-from tests.support.builders.proofs import packaged_thresholds
+from tests.support.builders.proofs import BFLOAT16, FLOAT32, packaged_thresholds
 
 _RATES = (0.002, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-_MIXED = {"sketch_rate": 0.016, "margin_rate": 0.0015}
-"""The rates of docs/benchmarks/proofs.md for a run that admits bfloat16."""
 
 
 def table() -> None:
     """Print the table."""
-    float32 = packaged_thresholds()
-    for name, proof in (("float32", float32), ("mixed", alter(float32, **_MIXED))):
+    for name, arithmetics in (("float32", FLOAT32), ("bfloat16", BFLOAT16)):
+        proof = packaged_thresholds(*arithmetics)
         print(f"{name}: margin rate {proof.margin_rate:.2g}, a miss beyond it costs {SCORING.miss_price:g} groups")
         print(f"{'share of the windows with a cheat':52}" + "".join(f"{rate:9.1%}" for rate in _RATES))
         for plan in PLANS:

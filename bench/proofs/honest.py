@@ -5,19 +5,21 @@ of a group by itself, of a window of 16 groups, and of a miner's history. For th
 windows of one miner, and its history is tested after each of them.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from bench.proofs.setting import TEST_SEED, Profile, Setting
+from bench.proofs.profiles import Profile, select
+from bench.proofs.setting import TEST_SEED, Setting
+from bench.proofs.sides import Pair
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import beyond, is_refused
-from grailnode.calibration.variants import Pair
 from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
 from protocol.proof import Thresholds
 from tests.support.builders.proofs import windows_of
 
 WINDOW_GROUPS = 16
 MAX_GROUPS_ALONE = 112
-MAX_GROUPS_BFLOAT16 = 224
 
 
 def refusals(groups: list[GroupMeasurement], spec: Thresholds) -> tuple[int, int, int]:
@@ -44,47 +46,44 @@ def describe(spec: Thresholds) -> str:
     )
 
 
-async def table(setting: Setting, groups: int, calibration: int, only: str) -> None:
-    """Print the table for both profiles, or for those whose names contain `only`.
+async def table(setting: Setting, groups: int, only: str) -> None:
+    """Print the table for each profile whose name contains `only`.
 
     Args:
         setting: the policy and the folder of results.
-        groups: groups of each pair in the table.
-        calibration: groups of each pair for the thresholds.
-        only: part of a profile's name; empty for both.
+        groups: groups of each profile, which its pairs share.
+        only: part of a profile's name; empty for all.
     """
-    for profile in [profile for profile in setting.profiles() if only in profile.name]:
-        spec = await setting.proof(profile, calibration)
-        print(f"{profile.name}: {describe(spec)}")
-        await _rows(setting, profile, spec, groups)
+    for profile in select(only):
+        row = await profile.thresholds(setting)
+        print(f"{profile.name}: {describe(row)}")
+        await _rows(setting, profile, row, groups)
 
 
-def _group_count(pair: Pair, groups: int) -> int:
-    """Return how many groups of a pair are measured: fewer if it computes sequences one at a time or in bfloat16, which
-    take long.
-    """
-    return min(
-        groups, MAX_GROUPS_ALONE if "alone" in pair.name else MAX_GROUPS_BFLOAT16 if "bfloat16" in pair.name else groups
-    )
+def _group_counts(pairs: Mapping[str, Pair], groups: int) -> dict[str, int]:
+    """Return how many groups of each pair are measured: fewer if it computes every sequence alone, which takes long."""
+    alone = [name for name in pairs if "alone" in name]
+    others = -(-(groups - MAX_GROUPS_ALONE * len(alone)) // (len(pairs) - len(alone)))
+    return {name: MAX_GROUPS_ALONE if name in alone else others for name in pairs}
 
 
-async def _rows(setting: Setting, profile: Profile, spec: Thresholds, groups: int) -> None:
+async def _rows(setting: Setting, profile: Profile, row: Thresholds, groups: int) -> None:
     totals = [0, 0, 0, 0, 0]
     print(
         "pair                      rollouts    tokens  refused: groups windows histories  "
         "off sketch  off margin  worst margin"
     )
-    for pair in profile.pairs:
-        groups_of_pair = await setting.measure(pair, _group_count(pair, groups), TEST_SEED)
-        distances = np.concatenate([group.fresh for group in groups_of_pair])
-        margins = np.concatenate([group.margins for group in groups_of_pair])
-        rollouts = sum(len(group.lengths) for group in groups_of_pair)
-        row = (rollouts, len(margins), *refusals(groups_of_pair, spec))
+    pairs = profile.pairs(setting)
+    measurements = await setting.measure(profile.name, pairs, _group_counts(pairs, groups), TEST_SEED)
+    for name, measured in measurements.items():
+        distances = np.concatenate([group.fresh for group in measured])
+        margins = np.concatenate([group.margins for group in measured])
+        counts = (sum(len(group.lengths) for group in measured), len(margins), *refusals(measured, row))
         print(
-            f"{pair.name:24} {row[0]:9} {row[1]:9}  {row[2]:15} {row[3]:7} {row[4]:9}  "
-            f"{beyond(distances, spec.sketch_tolerance).mean():10.2e}  {beyond(margins, spec.margin).mean():10.2e}  "
+            f"{name:24} {counts[0]:9} {counts[1]:9}  {counts[2]:15} {counts[3]:7} {counts[4]:9}  "
+            f"{beyond(distances, row.sketch_tolerance).mean():10.2e}  {beyond(margins, row.margin).mean():10.2e}  "
             f"{margins.max():12.2e}",
             flush=True,
         )
-        totals = [total + count for total, count in zip(totals, row, strict=True)]
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
     print(f"{'all':24} {totals[0]:9} {totals[1]:9}  {totals[2]:15} {totals[3]:7} {totals[4]:9}\n", flush=True)

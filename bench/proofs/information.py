@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.proofs.setting import BASE, Setting
+from bench.proofs.setting import Setting
 from grailnode.calibration.variants import DType, Variant
 from protocol.judging.binomial import rate_bound
 from protocol.rollout import challenge, sketch
@@ -89,7 +89,7 @@ async def _rollouts(
     setting: Setting, dtype: DType, rollouts: int, part: int
 ) -> tuple[tuple[int, ...], Tensor, Tensor, list[Tensor]]:
     generating_engine = await Variant(dtype=dtype).serve(setting.policy, setting.weights)
-    checking_engine = await BASE.serve(setting.policy, setting.weights)
+    checking_engine = await Variant().serve(setting.policy, setting.weights)
     environment, tokenizer, embedding = (
         TradingTask(),
         setting.policy.tokenizer,

@@ -1,17 +1,22 @@
 """Table (c): the smallest change of a policy that is detected, and after how many tokens.
 
-A row has the share of groups that are refused by themselves, then the tokens until the miner is refused if the groups
+A line has the share of weights that differ, of positions beyond the tolerance and of tokens beyond the margin, the
+share of groups that are refused by themselves, then the tokens until the miner is refused if the groups
 are one window that grows (`tokens`) and if each is a window of its own (`history`), as medians over shuffled orders. A
 dash means that the miner is not refused within all the groups.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.proofs.setting import BASE, TEST_SEED, Setting
+from bench.proofs.honest import describe
+from bench.proofs.profiles import Profile, select
+from bench.proofs.setting import TEST_SEED, Setting
+from bench.proofs.sides import Pair
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import beyond, is_refused
@@ -79,39 +84,40 @@ def tokens_until_refusal(
     return float(np.median(tokens_needed)) if len(tokens_needed) > orders // 2 else None
 
 
-async def table(setting: Setting, groups: int, calibration: int) -> None:
-    """Print the table.
+async def table(setting: Setting, groups: int, only: str) -> None:
+    """Print the table for each profile whose name contains `only`.
 
     Args:
         setting: the policy and the folder of results.
         groups: groups of each changed policy.
-        calibration: groups of each pair for the thresholds.
+        only: part of a profile's name; empty for all.
     """
-    profiles = setting.profiles()
-    specs = [await setting.proof(profile, calibration) for profile in profiles]
-    pair = profiles[0].pairs[0]
-    headings = "".join(f"  {profile.name + ': groups':>15} {'tokens':>7} {'history':>7}" for profile in profiles)
-    print(f"{'change':26} {'weights':>8} {'off':>9} {'margins':>9}{headings}")
-    for label, copy in _copies(setting):
-        measurements = await setting.measure(pair, groups, TEST_SEED, copy, label.replace(" ", "-"))
-        distances = np.concatenate([group.fresh for group in measurements])
-        margins = np.concatenate([group.margins for group in measurements])
-        line = f"{label:26} {changed_share(setting.weights, copy):8.4f} "
-        line += f"{beyond(distances, specs[0].sketch_tolerance).mean():9.5f} {(margins > 0).mean():9.5f}"
-        for spec in specs:
-            share = np.mean([is_refused(group.weigh(spec), spec) for group in measurements])
-            line += f"  {share:15.2f}"
-            for separate_windows in (False, True):
-                tokens = tokens_until_refusal(measurements, spec, separate_windows=separate_windows)
-                line += f" {format_count(tokens):>7}"
-        print(line, flush=True)
-    await edits(setting, specs, [profile.name for profile in profiles])
+    for profile in select(only):
+        row = await profile.thresholds(setting)
+        print(f"{profile.name}: {describe(row)}")
+        print(f"{'change':26} {'weights':>8} {'off':>9} {'margins':>9}  {'groups':>7} {'tokens':>7} {'history':>7}")
+        for label, copy in _copies(setting):
+            pair = Pair(replace(profile.plain, weights=lambda _, copy=copy: copy), profile.plain)  # type: ignore[misc]
+            measured = (await setting.measure(profile.name, {label: pair}, {label: groups}, TEST_SEED))[label]
+            print(f"{label:26} {changed_share(setting.weights, copy):8.4f}{_columns(measured, row)}", flush=True)
+        await edits(setting, profile, row)
 
 
-async def edits(setting: Setting, specs: list[Thresholds], names: list[str]) -> None:
+def _columns(measured: list[GroupMeasurement], row: Thresholds) -> str:
+    distances = np.concatenate([group.fresh for group in measured])
+    margins = np.concatenate([group.margins for group in measured])
+    refused = np.mean([is_refused(group.weigh(row), row) for group in measured])
+    window, history = (
+        format_count(tokens_until_refusal(measured, row, separate_windows=separate)) for separate in (False, True)
+    )
+    off, margin = beyond(distances, row.sketch_tolerance).mean(), beyond(margins, row.margin).mean()
+    return f" {off:9.5f} {margin:9.5f}  {refused:7.2f} {window:>7} {history:>7}"
+
+
+async def edits(setting: Setting, profile: Profile, row: Thresholds) -> None:
     """Print how often a single token can be replaced by the runner-up without detection."""
     task = setting.task(TEST_SEED)
-    engine = await BASE.serve(setting.policy, setting.weights)
+    engine = await profile.plain.serve(setting.policy, setting.weights, 0)
     gaps: list[np.ndarray] = []
     for number in range(24):
         seed = challenge.group_seed(bytes(32), 0, b"edits".ljust(32), bytes(32), number)
@@ -126,11 +132,11 @@ async def edits(setting: Setting, specs: list[Thresholds], names: list[str]) -> 
             best = scores.topk(2, dim=-1).values
             gaps.append((best[:, 0] - best[:, 1]).numpy())
     all_gaps = np.concatenate(gaps)
-    print(f"\none token replaced by the runner-up, {len(all_gaps)} positions; quantiles of its margin:", end="")
+    print(f"one token replaced by the runner-up, {len(all_gaps)} positions; quantiles of its margin:", end="")
     print("".join(f"  {q:g}: {np.quantile(all_gaps, q):.3g}" for q in (1e-3, 1e-2, 0.1, 0.5)))
-    for spec, name in zip(specs, names, strict=True):
-        print(
-            f"{name}: beyond the margin limit {spec.margin_limit:.2g}, so that this token alone refuses its group, at "
-            f"{(all_gaps > spec.margin_limit).mean():.5f} of the positions; "
-            f"no miss at {(all_gaps <= spec.margin).mean():.5f}"
-        )
+    print(
+        f"beyond the margin limit {row.margin_limit:.2g}, so that this token alone refuses its group, at "
+        f"{(all_gaps > row.margin_limit).mean():.5f} of the positions; "
+        f"no miss at {(all_gaps <= row.margin).mean():.5f}\n",
+        flush=True,
+    )

@@ -1,12 +1,12 @@
 """Other rounding than this machine's: errors as GPUs have them, an int8 key-value cache, and weights in float8."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grailnode.calibration.wrapped_model import WrappedModel
 from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.qwen3 import KeyValueCache, Qwen3
 from protocol.digest import Weights
@@ -25,8 +25,8 @@ class RoundingErrors:
     logits: float = 0.0
 
 
-class Inaccurate:
-    """A CausalModel (grailnode/engine/causal_model.py) that computes another one with errors.
+class Inaccurate(WrappedModel):
+    """A model that is computed with errors.
 
     Args:
         model: the model that is computed.
@@ -35,33 +35,14 @@ class Inaccurate:
     """
 
     def __init__(self, model: CausalModel, errors: RoundingErrors, seed: int) -> None:
-        self._model = model
+        super().__init__(model)
         self._errors = errors
         self._generator = torch.Generator().manual_seed(seed)
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Implements CausalModel.shapes."""
-        return self._model.shapes
 
     @property
     def exact(self) -> bool:
         """Implements CausalModel.exact."""
         return False
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Implements CausalModel.layers."""
-        return self._model.layers
-
-    @property
-    def vocabulary(self) -> int:
-        """Implements CausalModel.vocabulary."""
-        return self._model.vocabulary
-
-    def cache(self) -> Any:
-        """Implements CausalModel.cache."""
-        return self._model.cache()
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         """Implements CausalModel.hidden."""

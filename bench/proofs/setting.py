@@ -1,7 +1,7 @@
-"""What all tables share: a policy with its older versions, thresholds measured on honest pairs, and stored results."""
+"""What all tables share: a policy with its older versions, and stored measurements."""
 
-import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -11,38 +11,20 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
-from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
-from grailnode.calibration.variants import Pair, Variant, run_pairs
+from bench.proofs.sides import Pair, Side
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
-from protocol.proof import Thresholds
 from protocol.rollout.sketch import SketchKind
 from tests.support.adversaries import trained_policy
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.trading_task import UNKNOWN, TradingTask
-from tests.support.builders.proofs import FLOAT32, bfloat16_pairs, proof_of
+from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0
 TEST_SEED: Final = 1
-BASE: Final = Variant()
-_CHUNK: Final = 16  # groups of one file of results
-_COPY_GROUPS: Final = 48
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The honest nodes of a run.
-
-    Attributes:
-        name: name of the profile.
-        pairs: the honest pairs on which the run's thresholds are measured.
-    """
-
-    name: str
-    pairs: tuple[Pair, ...]
+_CHUNK: Final = 64  # groups of one file of results
 
 
 @dataclass(frozen=True)
@@ -84,13 +66,10 @@ class Setting:
         draft = self.directory / trained_policy.DRAFT
         return PolicyHistory(self.policy, self.newest, self.version, load_file(draft) if draft.is_file() else None)
 
-    def harness(
-        self, thresholds: Thresholds, groups: int, *, concurrent: bool = False, tokens: int | None = None
-    ) -> TrialHarness:
-        """Return the harness of a run with some thresholds.
+    def harness(self, groups: int, *, concurrent: bool = False, tokens: int | None = None) -> TrialHarness:
+        """Return the harness of a run whose thresholds refuse next to nothing.
 
         Args:
-            thresholds: of the run.
             groups: groups of a window.
             concurrent: whether windows are produced and judged concurrently.
             tokens: length of each completion, which then has no end token; None for stories.
@@ -104,7 +83,7 @@ class Setting:
         return TrialHarness(
             policy_history,
             TradingTask(),
-            proof_of(thresholds),
+            proof_of(packaged_thresholds().model_copy(update=LENIENT)),
             max_tokens,
             groups=groups,
             group_size=GROUP_SIZE,
@@ -121,71 +100,49 @@ class Setting:
         """Return the model of the policy."""
         return trained_policy.Recipe().model()
 
-    def profiles(self) -> tuple[Profile, Profile]:
-        """Return the profile whose nodes all compute in float32, and the one in which some compute in bfloat16."""
-        same = tuple(pair for pair in run_pairs(BASE, BASE, self.policy) if pair.name not in self.excluded_pairs)
-        return Profile("float32", same), Profile("mixed", same + bfloat16_pairs())
-
     async def measure(
-        self, pair: Pair, groups: int, seed: int, copied_weights: Mapping[str, Tensor] | None = None, label: str = ""
-    ) -> list[GroupMeasurement]:
-        """Measure groups of a pair, or load the measurements that are stored, in files of 16 groups.
+        self, profile: str, pairs: Mapping[str, Pair], groups: Mapping[str, int], seed: int
+    ) -> dict[str, list[GroupMeasurement]]:
+        """Measure groups of pairs, or load the measurements that are stored. Pairs that generate in one way check the
+        same rollouts.
 
         Args:
-            pair: the honest pair.
-            groups: number of groups.
-            seed: seed of the groups.
-            copied_weights: weights with which the groups are generated; None for those of the policy.
-            label: name of the weights in the names of files.
-        """
-
-        async def part(first: int, count: int) -> list[GroupMeasurement]:
-            task = self.task(seed)
-            return [
-                item async for item in measure_pair(task, pair, self.weights, count, copy=copied_weights, first=first)
-            ]
-
-        return await self.stored(f"{label or 'honest'}-{pair.name}-{seed}", groups, part)
-
-    async def stored(
-        self, name: str, groups: int, part: Callable[[int, int], Awaitable[list[GroupMeasurement]]]
-    ) -> list[GroupMeasurement]:
-        """Return measurements that are stored under a name, in files of 16 groups; those that are missing are made.
-
-        Args:
-            part: measures groups: the first one, and how many.
+            profile: what all sides have in common, in the names of the files.
+            pairs: by their names.
+            groups: of each pair.
+            seed: of the groups.
         """
         self.cache.mkdir(parents=True, exist_ok=True)
-        measurements: list[GroupMeasurement] = []
-        for first in range(0, groups, _CHUNK):
-            path = self.cache / f"{name.replace(' ', '-')}-{first:06d}.npz"
-            if not path.is_file():
-                _save(path, await part(first, min(_CHUNK, groups - first)))
-                print(f"  {path.stem}", flush=True)
-            measurements += _load(path)
-        return measurements[:groups]
-
-    async def proof(self, profile: Profile, groups: int) -> Thresholds:
-        """Return the thresholds of a profile, calibrated with `groups` groups of each pair or loaded."""
-        path = self.cache / f"proof-{profile.name}-{groups}.json"
-        if not path.is_file():
-            honest = {
-                pair.name: await self.measure(pair, _calibration_groups(pair, groups), CALIBRATION_SEED)
-                for pair in profile.pairs
+        measurements: dict[str, list[GroupMeasurement]] = {name: [] for name in pairs}
+        for first in range(0, max(groups.values()), _CHUNK):
+            counts = {name: min(_CHUNK, groups[name] - first) for name in pairs if groups[name] > first}
+            paths = {
+                name: self.cache / f"{profile}-{name}-{seed}-{first:06d}-{count}.npz".replace(" ", "-")
+                for name, count in counts.items()
             }
-            copy = quantized(self.weights, 4)
-            pairs = [profile.pairs[0]] + [pair for pair in profile.pairs if pair.name == "bfloat16-generated"]
-            measurements_of_copy = [
-                await self.measure(pair, _COPY_GROUPS, CALIBRATION_SEED, copy, "copy-4") for pair in pairs
-            ]
-            spec = choose_thresholds(honest, measurements_of_copy, FLOAT32, ThresholdDemands())
-            path.write_text(json.dumps(spec.model_dump()))
-        return Thresholds(**json.loads(path.read_text()))
+            missing: dict[tuple[Side, int], list[str]] = {}
+            for name, path in paths.items():
+                if not path.is_file():
+                    missing.setdefault((pairs[name].generating, counts[name]), []).append(name)
+            for (side, count), names in missing.items():
+                checking = {name: pairs[name].checking for name in names}
+                async for name, measured in self._check(side, checking, first, count, seed):
+                    _save(paths[name], measured)
+                print(f"  {profile}: {first + count} groups of {', '.join(names)}", file=sys.stderr, flush=True)
+            for name, path in paths.items():
+                measurements[name] += _load(path)
+        return measurements
 
-
-def _calibration_groups(pair: Pair, groups: int) -> int:
-    """Return how many groups of a pair calibration measures: half if the pair computes every sequence alone."""
-    return max(8, groups // 2) if "alone" in pair.name else groups
+    async def _check(
+        self, generating: Side, checking: Mapping[str, Side], first: int, count: int, seed: int
+    ) -> AsyncIterator[tuple[str, list[GroupMeasurement]]]:
+        """Yield the measurements of groups that one side generates and some others check."""
+        task, errors = self.task(seed), (seed << 32) + 2 * first
+        engine = await generating.serve(self.policy, self.weights, errors)
+        submissions = [part async for part in generate_groups(task, engine, count, first=first)]
+        for name, side in checking.items():
+            engine = await side.serve(self.policy, self.weights, errors + 1)
+            yield name, [group for part in submissions for group in await check_groups(task, engine, part)]
 
 
 @lru_cache(maxsize=4)

@@ -57,7 +57,7 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
         completion_tokens: length of the completions; None for stories.
     """
     thresholds = alter(packaged_thresholds(), **LENIENT)  # with these the check runs to its end under any dtype
-    harness = setting.harness(thresholds, groups, tokens=completion_tokens)
+    harness = setting.harness(groups, tokens=completion_tokens)
     engine, mining_window = TorchEngine(setting.model(), dtype=dtype, run_sync=inline), harness.mining_window(0)
     await engine.stage(setting.newest, setting.weights)
     await engine.commit()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from grailnode.calibration.wrapped_model import WrappedModel
 from grailnode.engine.causal_model import Cache, CausalModel
 
 Side = Literal["left", "right"]
@@ -25,8 +26,8 @@ class _PaddedCache:
         return _PaddedCache(self.inner.select(rows), None if self.mask is None else self.mask[rows])
 
 
-class Padded:
-    """A CausalModel (grailnode/engine/causal_model.py) that computes another one with pads at other places.
+class Padded(WrappedModel):
+    """A model that is computed with pads at other places.
 
     Args:
         model: the model that is computed.
@@ -35,29 +36,9 @@ class Padded:
     """
 
     def __init__(self, model: CausalModel, side: Side, multiple: int = 1) -> None:
-        self._model = model
+        super().__init__(model)
         self._side = side
         self._multiple = multiple
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Implements CausalModel.shapes."""
-        return self._model.shapes
-
-    @property
-    def exact(self) -> bool:
-        """Implements CausalModel.exact."""
-        return self._model.exact
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Implements CausalModel.layers."""
-        return self._model.layers
-
-    @property
-    def vocabulary(self) -> int:
-        """Implements CausalModel.vocabulary."""
-        return self._model.vocabulary
 
     def cache(self) -> _PaddedCache:
         """Implements CausalModel.cache."""
@@ -80,7 +61,3 @@ class Padded:
             states, cache.mask = self._model.hidden(weights, ids, whole, cache.inner), whole
         back = order.argsort(dim=1)[..., None].expand_as(states)
         return states.gather(1, back)[:, :new]
-
-    def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
-        return self._model.logits(weights, hidden)

@@ -127,13 +127,15 @@ def _visible(mask: Tensor, new: int) -> Tensor:
 
 
 def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Compute scaled dot-product attention [B, H, S, E] from keys and values [B, C, K, E] and visible [B, 1, S, K]."""
-    shared = queries.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
-    scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
-    scores = scores.masked_fill(~visible, -math.inf)
-    mixed: Tensor = scores.softmax(dim=-1, dtype=_wide(scores.dtype)).to(scores.dtype) @ values
-    return mixed
+    """Compute scaled dot-product attention [B, H, S, E] from keys and values [B, C, K, E] and visible [B, 1, S, K].
+
+    Scores and weights are float32 at least, as in fused kernels; only the result is rounded to the dtype of the values.
+    """
+    dtype, wide, shared = values.dtype, _wide(values.dtype), queries.shape[1] // keys.shape[1]
+    keys, values = (tensor.to(wide).repeat_interleave(shared, dim=1) for tensor in (keys, values))
+    scores = queries.to(wide) @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
+    mixed: Tensor = scores.masked_fill(~visible, -math.inf).softmax(dim=-1) @ values
+    return mixed.to(dtype)
 
 
 class Qwen3:

@@ -137,7 +137,7 @@ def surprisal(misses: int, trials: int, rate: float) -> float:
 
 
 def points_surprisal(points: int, trials: int, steps: tuple[Step, ...]) -> float:
-    """Compute -log10 of the bound on the probability of so many points under honest work: decades, at most
+    """Compute -log10 of the largest probability of at least so many points under honest work: decades, at most
     MAX_SURPRISAL.
     """
     return min(MAX_SURPRISAL, -log_tail(points, trials, steps) / math.log(10.0))

@@ -10,18 +10,18 @@ from tests.support.adversaries.harness import TrialHarness, key
 from tests.support.adversaries.key_histories import (
     CachedHonestProducer,
     CarelessProducer,
-    mixed_thresholds,
     packaged_policy_harness,
 )
 from tests.support.adversaries.miners import ADVERSARIES
+from tests.support.builders.proofs import BFLOAT16
 
 DEPOSIT = round(SCORING.deposit)
 
 
 @pytest.fixture(scope="module")
-def mixed_harness() -> TrialHarness:
-    """Return a harness whose thresholds accept bfloat16."""
-    return packaged_policy_harness(trio.run(mixed_thresholds, 64))
+def harness() -> TrialHarness:
+    """Return a harness of nodes in bfloat16."""
+    return packaged_policy_harness(BFLOAT16)
 
 
 def windows_until_refusal(harness: TrialHarness, name: str, max_windows: int = DEPOSIT) -> tuple[int, set[str]]:
@@ -38,18 +38,18 @@ def windows_until_refusal(harness: TrialHarness, name: str, max_windows: int = D
 
 
 @pytest.mark.parametrize("name", ["4-bit weights", "careless"])
-def test_an_adversary_that_no_window_shows_is_refused_before_it_earns(mixed_harness: TrialHarness, name: str) -> None:
+def test_an_adversary_that_no_window_shows_is_refused_before_it_earns(harness: TrialHarness, name: str) -> None:
     """An edited token may be refused by its window already, where a calibration gives a small margin limit."""
-    accepted, reasons = windows_until_refusal(mixed_harness, name)
+    accepted, reasons = windows_until_refusal(harness, name)
     assert accepted < DEPOSIT
     assert reasons <= {Reason.HISTORY.value, Reason.SAMPLING.value}
 
 
-def test_a_copy_of_the_policy_is_refused_by_its_history(mixed_harness: TrialHarness) -> None:
-    accepted, reasons = windows_until_refusal(mixed_harness, "4-bit weights")
+def test_a_copy_of_the_policy_is_refused_by_its_history(harness: TrialHarness) -> None:
+    accepted, reasons = windows_until_refusal(harness, "4-bit weights")
     assert accepted > 0
     assert reasons == {Reason.HISTORY.value}
 
 
-def test_honest_work_is_never_refused(mixed_harness: TrialHarness) -> None:
-    assert windows_until_refusal(mixed_harness, "honest", 2 * DEPOSIT) == (2 * DEPOSIT, set())
+def test_honest_work_is_never_refused(harness: TrialHarness) -> None:
+    assert windows_until_refusal(harness, "honest", 2 * DEPOSIT) == (2 * DEPOSIT, set())

@@ -18,9 +18,9 @@ from roles.miner.produce import MiningWindow
 from roles.policy.assignment import Assignment
 from tests.support.adversaries.harness import key
 from tests.support.adversaries.key_histories import packaged_policy_harness
-from tests.support.builders.proofs import packaged_thresholds
+from tests.support.builders.proofs import FLOAT32
 
-HARNESS = packaged_policy_harness(packaged_thresholds())
+HARNESS = packaged_policy_harness(FLOAT32)
 TRAINER = key("trainer")
 GROUPS = 48
 TEMPERATURE = 3.0  # the packaged policy is certain of its answers; at this temperature its tokens depend on the noise

@@ -87,6 +87,23 @@ def test_eager_attention_is_transformers_eager_attention(policy: Policy) -> None
     torch.testing.assert_close(states[0][mask], states[1][mask], rtol=0, atol=NOISE)
 
 
+def test_the_formula_rounds_no_score_and_no_weight_of_attention(policy: Policy) -> None:
+    config = Qwen3Config.of(policy.config)
+    assert config is not None
+    generator = torch.Generator().manual_seed(5)
+    queries, keys, values = (
+        (4 * torch.randn(2, heads, 24, config.head_dim, generator=generator)).to(torch.bfloat16)
+        for heads in (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    )
+    visible = torch.ones(24, 24, dtype=torch.bool).tril()[None, None].expand(2, 1, 24, 24)
+    results = Qwen3(config, attention="eager")._attend(queries, keys, values, visible)
+    precise = Qwen3(config, attention="sdpa")._attend(
+        queries.to(torch.float64), keys.to(torch.float64), values.to(torch.float64), visible
+    )
+    assert results.dtype == torch.bfloat16
+    torch.testing.assert_close(results.to(torch.float64), precise, rtol=2.0**-8, atol=1e-5)  # one rounding to bfloat16
+
+
 def test_pairs_have_distinct_names_and_variants(policy: Policy) -> None:
     pairs = run_pairs(BASE, replace(BASE, dtype="bfloat16"), policy)
     for one, two in itertools.combinations(pairs, 2):

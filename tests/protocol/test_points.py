@@ -1,5 +1,6 @@
 """Points: their sums are bounded for every honest distribution, and tell how far misses lie."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from protocol.judging.evidence import (
     surprisal_threshold,
     window_surprisal,
 )
-from protocol.judging.points import LOG_WEIGHTS, count_points, log_factors, log_tail
+from protocol.judging.points import LOG_WEIGHTS, count_points, log_factors, log_tail, mean_bound
 from protocol.limits import MAX_POINTS, MAX_STEPS
 from protocol.proof import Step, Thresholds
 from tests.support.builders.samples import thresholds
@@ -53,8 +54,8 @@ def test_the_growth_bounds_every_distribution_within_the_rates(case: tuple[tuple
 
 
 @pytest.mark.parametrize("tokens", [1, 24, TOKENS])
-def test_the_bound_is_never_below_the_exact_probability(tokens: int) -> None:
-    """The exact distribution of the sum, for honest work at the full rates, by convolution."""
+def test_the_tail_is_the_exact_probability_at_the_full_rates(tokens: int) -> None:
+    """The exact distribution of the sum, by convolution of positive numbers. Up to the mean the result is 1."""
     single = np.zeros(STEPS[-1].points + 1)
     rates = [step.rate for step in STEPS]
     single[0], single[[step.points for step in STEPS]] = 1.0 - rates[0], -np.diff([*rates, 0.0])
@@ -62,10 +63,25 @@ def test_the_bound_is_never_below_the_exact_probability(tokens: int) -> None:
     for _ in range(tokens):
         total = np.convolve(total, single)[:2000]
     exact = np.cumsum(total[::-1])[::-1]
-    bounds = np.exp([log_tail(points, tokens, STEPS) for points in range(len(exact))])
-    assert (bounds >= exact * (1 - 1e-9) - 1e-12).all()
-    refused = next(points for points in range(10**4) if points_surprisal(points, tokens, STEPS) > 9.0)
-    assert refused >= len(exact) or exact[refused] < PROOF.level
+    above = range(math.ceil(tokens * mean_bound(STEPS)) + 1, min(len(exact), 900))
+    tails = np.exp([log_tail(points, tokens, STEPS) for points in above])
+    np.testing.assert_allclose(tails, exact[above.start : above.stop], rtol=1e-7)
+    assert log_tail(STEPS[-1].points * tokens + 1, tokens, STEPS) == -math.inf
+
+
+@given(honest_distributions(), st.integers(1, 300), st.data())
+def test_the_tail_is_below_chernoffs_bound(
+    case: tuple[tuple[Step, ...], list[float]], trials: int, data: st.DataObject
+) -> None:
+    steps = case[0]
+    points = data.draw(st.integers(0, trials * steps[-1].points))
+    assert log_tail(points, trials, steps) <= min(0.0, -float(log_factors(points, trials, steps).max())) + 1e-9
+
+
+def test_more_points_are_never_more_probable() -> None:
+    tails = [log_tail(points, TOKENS, STEPS) for points in range(0, 4000, 7)]
+    assert all(one >= other for one, other in itertools.pairwise(tails))
+    assert log_tail(10**9, 10**9, STEPS) <= log_tail(10**6, 10**9, STEPS)  # a sum of too many values
 
 
 def test_points_grow_with_the_statistic() -> None:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+import torch
 import trio
 from torch import Tensor
 
+from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
@@ -125,6 +127,8 @@ class TrialHarness:
         filters: the filters of the run's sampling.
         exact: whether all compute in exact arithmetic.
         declaration: how the miner declares to compute; None for how the validator does.
+        dtype: in which all engines compute.
+        change: of the model of all engines.
     """
 
     policy_history: PolicyHistory
@@ -138,6 +142,8 @@ class TrialHarness:
     filters: Filters = EVERY_TOKEN
     exact: bool = False
     declaration: Arithmetic | None = None
+    dtype: torch.dtype = torch.float32
+    change: Callable[[CausalModel], CausalModel] = field(default=lambda model: model)
     miner: SigningKey = field(default_factory=lambda: key("adversary miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -205,16 +211,14 @@ class TrialHarness:
     @property
     def own_arithmetic(self) -> Arithmetic:
         """How the validator computes."""
-        return "exact" if self.exact else "torch-float32"
+        if self.exact:
+            return "exact"
+        return "torch-float32" if self.dtype == torch.float32 else "torch-bfloat16"
 
     @property
     def arithmetic(self) -> Arithmetic:
         """How the miner declares to compute."""
         return self.declaration or self.own_arithmetic
-
-    def share_engines(self, other: "TrialHarness") -> None:
-        """Use the engines and honest groups of another harness, whose run differs in its thresholds alone."""
-        self._engines, self._group_cache = other._engines, other._group_cache
 
     def model(self, depth: int | None = None) -> Qwen3:
         """Return the policy's model, or one with another number of layers."""
@@ -227,7 +231,8 @@ class TrialHarness:
         """Return the engine of a name, made at its first use from weights of any number of layers."""
         if name not in self._engines:
             weights = make()
-            engine: Engine = TorchEngine(self.model(count_layers(weights)), run_sync=inline)
+            model = self.change(self.model(count_layers(weights)))
+            engine: Engine = TorchEngine(model, dtype=self.dtype, run_sync=inline)
             await engine.stage(self.policy_history.serving, dict(weights))
             await engine.commit()
             self._engines[name] = BatchedEngine(engine) if self.batched else engine

@@ -3,19 +3,17 @@
 import random
 from collections.abc import Sequence
 
-from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import CalibrationTask, measure_pair
-from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
+import torch
+
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
-from protocol.proof import Thresholds
+from protocol.proof import Arithmetic
 from protocol.rollout.batch import Group
-from protocol.rollout.sampling import SamplingParams
 from roles.miner.produce import MiningWindow
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.miners.registry import window_rng
 from tests.support.adversaries.miners.tokens import edit_tokens
-from tests.support.builders.proofs import FLOAT32, bfloat16_pairs, proof_of
+from tests.support.builders.proofs import BFLOAT16, packaged_thresholds, proof_of
 
 MAX_TOKENS = 8
 _EDITED_SHARE = 0.05
@@ -55,27 +53,18 @@ class CachedHonestProducer:
         return await self._harness.honest_groups(mining_window, indices)
 
 
-async def mixed_thresholds(groups: int = 256) -> Thresholds:
-    """Return thresholds that accept bfloat16, calibrated on a few groups of each pair."""
-    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
-    params = SamplingParams(1.0, MAX_TOKENS, policy.stops)
-    task = CalibrationTask(policy, params, 8, lambda seed: environments.get("addition").problem(seed).prompt)
-    pairs = {pair.name: pair for pair in bfloat16_pairs()}
-    honest_samples = {
-        name: [sample async for sample in measure_pair(task, pair, weights, groups)] for name, pair in pairs.items()
-    }
-    copy, pair = quantized(weights, 4), pairs["bfloat16-generated"]
-    copy_samples = [sample async for sample in measure_pair(task, pair, weights, groups // 4, copy=copy)]
-    return choose_thresholds(honest_samples, [copy_samples], FLOAT32, ThresholdDemands())
+def packaged_policy_harness(arithmetics: tuple[Arithmetic, Arithmetic]) -> TrialHarness:
+    """Return a harness for the packaged policy and its thresholds, with windows of one group.
 
-
-def packaged_policy_harness(thresholds: Thresholds) -> TrialHarness:
-    """Return a harness for the packaged policy, with windows of one group."""
+    Args:
+        arithmetics: FLOAT32 or BFLOAT16.
+    """
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     return TrialHarness(
         PolicyHistory(policy, 0, lambda _: weights),
         environments.get("addition"),
-        proof_of(thresholds),
+        proof_of(packaged_thresholds(*arithmetics)),
         MAX_TOKENS,
         groups=1,
+        dtype=torch.bfloat16 if arithmetics == BFLOAT16 else torch.float32,
     )

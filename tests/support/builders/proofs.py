@@ -4,13 +4,15 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from grailnode.calibration import proof_file
-from grailnode.calibration.variants import Pair, Variant
 from grailnode.engine.policy import PACKAGED_POLICY
 from protocol.judging.evidence import CountedWindow, Counts
 from protocol.proof import Arithmetic, ProofSpec, Step, Thresholds
 
 FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
 """The arithmetics of a miner and a validator, as nodes have them by default."""
+
+BFLOAT16: Final[tuple[Arithmetic, Arithmetic]] = ("torch-bfloat16", "torch-bfloat16")
+"""Those of nodes that compute in bfloat16."""
 
 
 LENIENT: Final[dict[str, Any]] = {
@@ -26,9 +28,9 @@ LENIENT: Final[dict[str, Any]] = {
 """Values of thresholds that refuse next to nothing."""
 
 
-def packaged_thresholds(miner: Arithmetic = "torch-float32") -> Thresholds:
-    """Return the thresholds of the packaged policy for miners in an arithmetic and validators in float32."""
-    return proof_file.read(PACKAGED_POLICY / proof_file.NAME).row(miner, "torch-float32")
+def packaged_thresholds(miner: Arithmetic = "torch-float32", validator: Arithmetic = "torch-float32") -> Thresholds:
+    """Return the thresholds of the packaged policy for miners and validators in these arithmetics."""
+    return proof_file.read(PACKAGED_POLICY / proof_file.NAME).row(miner, validator)
 
 
 def proof_of(*rows: Thresholds, **changes: Any) -> ProofSpec:
@@ -52,13 +54,3 @@ def with_thresholds(proof: ProofSpec, **changes: Any) -> ProofSpec:
 def windows_of(counts: Iterable[Counts], thresholds: Thresholds) -> list[CountedWindow]:
     """Return windows that were counted by the same thresholds."""
     return [CountedWindow(item, thresholds) for item in counts]
-
-
-def bfloat16_pairs() -> tuple[Pair, ...]:
-    """Return pairs of which one side or both compute in bfloat16, to measure thresholds for all of them together."""
-    base, other = Variant(), Variant(dtype="bfloat16")
-    return (
-        Pair("bfloat16-generated", other, base),
-        Pair("bfloat16-checked", base, other),
-        Pair("bfloat16-both", Variant(dtype="bfloat16", batch_tokens=512), other),
-    )

@@ -1,0 +1,113 @@
+"""The kinds of nodes of the tables: each has its honest pairs, and a row of thresholds that was measured on them.
+
+`float32` and `bfloat16` are this machine's kernels. In the others miner and validator add independent errors to the
+values of bfloat16, which is what other kernels and GPUs do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from bench.proofs.rounding import Inaccurate, RoundingErrors
+from bench.proofs.setting import CALIBRATION_SEED, Setting
+from bench.proofs.sides import Pair, Side
+from grailnode.calibration.copies import quantized
+from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
+from grailnode.calibration.variants import DType, Variant, run_pairs
+from grailnode.engine.causal_model import CausalModel
+from protocol.proof import Arithmetic, Thresholds
+from tests.support.adversaries.harness import TrialHarness
+from tests.support.builders.proofs import proof_of
+
+COPY_GROUPS: Final = 64
+_OF_ERRORS: Final = ("same", "left-padding", "eager-checked")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of nodes.
+
+    Attributes:
+        name: of the profile.
+        dtype: in which all its nodes compute.
+        calibration: groups of each pair on which the row is measured, half as many of those that compute every
+            sequence alone, which take long.
+        errors: of all its nodes.
+    """
+
+    name: str
+    dtype: DType
+    calibration: int
+    errors: RoundingErrors | None = None
+
+    @property
+    def arithmetics(self) -> tuple[Arithmetic, Arithmetic]:
+        """Those of miners and validators."""
+        arithmetic: Arithmetic = "torch-float32" if self.dtype == "float32" else "torch-bfloat16"
+        return arithmetic, arithmetic
+
+    @property
+    def plain(self) -> Side:
+        """How most nodes compute."""
+        return Side(Variant(dtype=self.dtype), self.errors)
+
+    def pairs(self, setting: Setting) -> dict[str, Pair]:
+        """Return the honest pairs by their names."""
+        variant = self.plain.variant
+        pairs = {
+            pair.name: Pair(replace(self.plain, variant=pair.generating), replace(self.plain, variant=pair.checking))
+            for pair in run_pairs(variant, variant, setting.policy)
+            if isinstance(pair.generating, Variant) and isinstance(pair.checking, Variant)
+        }
+        if self.errors is not None:
+            return {name: pairs[name] for name in _OF_ERRORS}
+        return {name: pair for name, pair in pairs.items() if name not in setting.excluded_pairs}
+
+    def group_counts(self, pairs: Mapping[str, Pair]) -> dict[str, int]:
+        """Return how many groups of each pair calibration measures."""
+        return {name: self.calibration // 2 if "alone" in name else self.calibration for name in pairs}
+
+    async def thresholds(self, setting: Setting, headroom: float | None = None) -> Thresholds:
+        """Return the row of the profile, measured or loaded.
+
+        Args:
+            headroom: instead of that by default.
+        """
+        demands = ThresholdDemands() if headroom is None else ThresholdDemands(headroom=headroom)
+        path = setting.cache / f"row-{self.name.replace(' ', '-')}-{demands.headroom:g}.json"
+        if not path.is_file():
+            pairs = self.pairs(setting)
+            honest = await setting.measure(self.name, pairs, self.group_counts(pairs), CALIBRATION_SEED)
+            copy = {"4-bit copy": Pair(replace(self.plain, weights=lambda weights: quantized(weights, 4)), self.plain)}
+            copies = await setting.measure(self.name, copy, {"4-bit copy": COPY_GROUPS}, CALIBRATION_SEED)
+            row = choose_thresholds(honest, list(copies.values()), self.arithmetics, demands)
+            path.write_text(row.model_dump_json())
+        return Thresholds.model_validate_json(path.read_text())
+
+    def harness(self, setting: Setting, thresholds: Thresholds, groups: int) -> TrialHarness:
+        """Return the harness of a run of such nodes, whose concurrent windows share batches.
+
+        Args:
+            groups: groups of a window.
+        """
+
+        def change(model: CausalModel) -> CausalModel:
+            return model if self.errors is None else Inaccurate(model, self.errors, 0)
+
+        harness = setting.harness(groups, concurrent=True)
+        return replace(harness, proof=proof_of(thresholds), dtype=getattr(torch, self.dtype), change=change)
+
+
+PROFILES: Final = (
+    Profile("float32", "float32", 256),
+    Profile("bfloat16", "bfloat16", 512),
+    Profile("errors of 0.02", "bfloat16", 1024, RoundingErrors(hidden=2.0**-8, logits=0.02)),
+    Profile("errors of 0.05", "bfloat16", 1024, RoundingErrors(hidden=2.0**-8, logits=0.05)),
+)
+
+
+def select(part: str) -> list[Profile]:
+    """Return the profiles whose names contain `part`, all for an empty one."""
+    return [profile for profile in PROFILES if part in profile.name]
