@@ -24,13 +24,15 @@ def harness() -> TrialHarness:
     return packaged_policy_harness(BFLOAT16)
 
 
-def windows_until_refusal(harness: TrialHarness, name: str, max_windows: int = DEPOSIT) -> tuple[int, set[str]]:
-    """Return how many windows of one group are accepted before the first refusal, and its reasons."""
+def windows_until_refusal(
+    harness: TrialHarness, name: str, max_windows: int = DEPOSIT, number: int = 0
+) -> tuple[int, set[str]]:
+    """Return how many windows of one group of a key are accepted before the first refusal, and its reasons."""
     honest_producers: dict[str, Producer] = {
         "careless": CarelessProducer(harness),
         "honest": CachedHonestProducer(harness),
     }
-    harness.miner = key(f"history {name}")
+    harness.miner = key(f"history {name} {number}")
     accepted, reasons = trio.run(
         harness.windows_until_refusal, honest_producers.get(name) or ADVERSARIES[name].producer(harness), max_windows
     )
@@ -38,17 +40,11 @@ def windows_until_refusal(harness: TrialHarness, name: str, max_windows: int = D
 
 
 @pytest.mark.parametrize("name", ["4-bit weights", "careless"])
-def test_an_adversary_that_no_window_shows_is_refused_before_it_earns(harness: TrialHarness, name: str) -> None:
-    """An edited token may be refused by its window already, where a calibration gives a small margin limit."""
-    accepted, reasons = windows_until_refusal(harness, name)
-    assert accepted < DEPOSIT
-    assert reasons <= {Reason.HISTORY.value, Reason.SAMPLING.value}
-
-
-def test_a_copy_of_the_policy_is_refused_by_its_history(harness: TrialHarness) -> None:
-    accepted, reasons = windows_until_refusal(harness, "4-bit weights")
-    assert accepted > 0
-    assert reasons == {Reason.HISTORY.value}
+def test_an_adversary_is_refused_by_its_history_before_it_earns(harness: TrialHarness, name: str) -> None:
+    """Some keys are refused by a group alone; where none of its groups shows it, the history of a key does."""
+    outcomes = [windows_until_refusal(harness, name, number=number) for number in range(8)]
+    assert all(accepted < DEPOSIT for accepted, _ in outcomes)
+    assert any(accepted > 0 and reasons == {Reason.HISTORY.value} for accepted, reasons in outcomes)
 
 
 def test_honest_work_is_never_refused(harness: TrialHarness) -> None:
