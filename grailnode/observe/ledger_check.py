@@ -11,8 +11,9 @@ from protocol.judging.evidence import CountedWindow, surprisal_threshold
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histories, scores
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.proof import ProofSpec
+from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
-from roles.ports import BeaconError, LineReporter, NotFoundError, TooLargeError
+from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals
 
@@ -94,6 +95,7 @@ async def _check_summary(
                 raise ProtocolError(f"the row of miner {row.miner.hex()[:8]} is not what its verdict says", place)
             if verdict.validator_arithmetic != summary.arithmetic:
                 raise ProtocolError(f"the verdict on miner {row.miner.hex()[:8]} is in another arithmetic", place)
+            await _check_commitment(node, verdict, place)
             await _check_dealt(node, summary, verdict, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
@@ -138,6 +140,26 @@ async def _check_amendment(
             amendment.rejected,
         ):
             raise ProtocolError("not what its verdict says", place)
+
+
+async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
+    """Raise ProtocolError if a validator says of the commitment that it judged what the commitment does not say.
+
+    The commitment is in its miner's hands: one that is gone, or another one than was judged, is no evidence.
+    """
+    try:
+        signed = await fetch_record(node, Commitment, paths.commitment(verdict.miner, verdict.window))
+    except (NotFoundError, TooLargeError, StoreError, ProtocolError):
+        return
+    committed, miner = signed.record, verdict.miner.hex()[:8]
+    if signed.digest != verdict.commitment:
+        return
+    if verdict.miner_arithmetic != committed.arithmetic:
+        judged = f"judges miner {miner} as one in {verdict.miner_arithmetic}"
+        raise ProtocolError(f"{judged}, which committed to {committed.arithmetic}", place)
+    if verdict.version != committed.version:
+        judged = f"judges miner {miner} as one of version {verdict.version}"
+        raise ProtocolError(f"{judged}, which committed to version {committed.version}", place)
 
 
 async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: str) -> None:

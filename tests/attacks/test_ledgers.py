@@ -9,9 +9,11 @@ from grailnode.observe.ledger_check import verify_ledger
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
+from protocol.identity.signing import sign
 from protocol.judging.ledger import Amendment, Summary, scores
 from roles.ports import NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, AttackedTrainer
+from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import VALIDATOR, rejected
 from tests.support.simulation.virtual_clock import simulated
@@ -81,6 +83,47 @@ async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
     await testbed.reveal(FIRST, summary, verdict)
     with pytest.raises(ProtocolError, match=r"accepts miner .* against its own numbers \(improbable-window"):
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "version", "why"),
+    [
+        ("torch-bfloat16", 0, "as one in torch-float32, which committed to torch-bfloat16"),
+        ("torch-float32", 1, "as one of version 0, which committed to version 1"),
+        ("torch-float32", 0, ""),
+    ],
+)
+def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
+    async def scenario() -> None:
+        testbed = AttackedTrainer()
+        committed = samples.commitment(
+            ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
+        )
+        await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
+        changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
+        verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
+        entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
+        entry = entry.model_copy(update={"scores": scores([entry], testbed.run.scoring, testbed.run.proof)})
+        await testbed.seal(FIRST, entry)
+        await testbed.reveal(FIRST, entry, verdict)
+        if not why:
+            assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
+            return
+        with pytest.raises(ProtocolError, match=f"judges miner .* {why}"):
+            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
+
+    simulated(scenario)()
+
+
+@simulated
+async def test_a_commitment_that_was_not_judged_is_no_evidence_against_a_validator():
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 1)
+    other = samples.commitment(
+        ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, arithmetic="torch-bfloat16"
+    )
+    await testbed.store.put(paths.commitment(MINER.public, 0), sign(other, MINER))
+    assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
 
 
 def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amendment:
