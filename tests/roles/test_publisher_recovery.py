@@ -146,6 +146,30 @@ async def test_killed_before_older_weights_are_deleted():
     assert await names_below(testbed.state, "chain/weights/") == ["0000000004"]
 
 
+@pytest.mark.parametrize("newest_version", [0, 2])
+def test_killed_between_a_head_and_its_mark_it_never_shows_an_older_head(newest_version: int):
+    """It may then fail to go on, and what followers have seen is what a repair continues."""
+
+    async def scenario() -> None:
+        testbed = PublisherTestbed()
+        if newest_version:
+            await testbed.snapshot(*range(newest_version))
+            await testbed.publish()
+        await testbed.snapshot(newest_version)
+        await publish_until_killed(testbed, "put", f"chain/weights/{newest_version:010d}")
+        shown = await testbed.head()
+        assert shown.version == newest_version
+        await testbed.publish(SETTINGS.takeover_seconds / 2)
+        assert (await testbed.head()).manifests == shown.manifests
+        await testbed.publish()
+        assert (await testbed.head()).manifests == shown.manifests
+        assert await names_below(testbed.state, "outbox/") == []
+        version, weights = await newest(*await testbed.follower())
+        assert version == newest_version and equal(weights, testbed.weights[newest_version])
+
+    simulate(scenario)
+
+
 @simulated
 async def test_killed_after_the_anchor_of_a_version_without_a_patch_and_then_rotated():
     testbed, store = PublisherTestbed(), LosesPatches()

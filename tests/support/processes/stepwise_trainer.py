@@ -101,8 +101,7 @@ class StepwiseTrainer:
         files = (self._directory / "store").glob("*/manifests/*")
         records = [open_announced(file.read_bytes(), Manifest).record for file in files]
         digests = {record.version: record.weights.hex() for record in records}
-        # a repaired trainer signs a version again that it had not recorded as published, in a new epoch
-        assert all(record.weights.hex() == digests[record.version] for record in records), "two weights of one version"
+        assert len(digests) == len(records), "two manifests of one version"
         return digests
 
 
