@@ -118,11 +118,16 @@ def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_b
             await network.until_window(last)
         used = used_groups(network, range(1, last - 2))
         delay = 2 + 2  # windows until nobody waits for a summary, and those of which one is enough
-        assert all(used[window] == GROUPS for window in (*range(1, silent - 1), *range(silent + delay, last - 2)))
-        lost = {window: await dealt_to(network, name, window) for window in range(silent, silent + delay)}
+        by_window = {summary.window: summary for summary in await summaries(network, "validator-0", range(last))}
+        # where the trainer publishes several versions within a window, the version that miners have pledged may lapse
+        lapsed = {window for window, summary in by_window.items() if any(row.lapsed for row in summary.rows)}
+        whole = {*range(1, silent - 1), *range(silent + delay, last - 2)} - lapsed
+        assert len(whole) >= 6
+        assert all(used[window] == GROUPS for window in whole)
+        silence = [window for window in range(silent, silent + delay) if window not in lapsed]
+        lost = {window: await dealt_to(network, name, window) for window in silence}
         assert sum(lost.values()) > 0
         assert {window: GROUPS - used[window] for window in lost} == lost
-        by_window = {summary.window: summary for summary in await summaries(network, "validator-0", range(last))}
         absent = [window for window, summary in by_window.items() if len(summary.roster) == 3]
         assert absent == [*range(silent + delay, absent[-1] + 1)]
         assert back + 1 <= absent[-1] <= back + 4
