@@ -36,8 +36,8 @@ class Fence:
         """Take an epoch higher than all before, if this node's state knows what the head in storage shows.
 
         Returns:
-            The newest version of this node that storage shows; -1 for none. A process that was killed after it wrote a
-            head has shown one version more than its state calls published.
+            The newest version of this node that storage shows and the roots have not taken back; -1 for none. A process
+            that was killed after it wrote a head has shown one version more than its state calls published.
 
         Raises:
             ChainError: it does not: the chain in storage was published from another state.
@@ -60,7 +60,9 @@ class Fence:
         if max(own_epoch, head_epoch) >= (1 << 53) - 1:
             raise ChainError("an epoch that nobody can follow: the key is stolen; revoke it with --rewind", "resume")
         await history.begin_epoch(max(own_epoch, head_epoch) + 1)
-        return current.record.version if current is not None and self._knows(current.record) else -1
+        if current is None or not self._knows(current.record) or is_taken_back(current.record, self._node.revisions):
+            return -1
+        return current.record.version
 
     def _is_obsolete(self, head: Head) -> bool:
         """Whether a head is older than everything in the history, because storage was rolled back, or shows versions
