@@ -122,7 +122,7 @@ class Publisher:
         """
         node, history = self._node, self._history
         await history.clean_up()
-        self._head_version = max(self._head_version, await self.fence.begin())  # no head shows less than one before
+        self._head_version = max(self._head_version, await self.fence.begin())  # a head never shows less than the last
         version = history.published_version
         if version >= 0:
             build = VersionBuild(version)
