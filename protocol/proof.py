@@ -84,6 +84,8 @@ class Thresholds(Record):
         margin: largest shortfall of a chosen token's score that is no miss, in units of logits / temperature.
         margin_rate: upper bound on the probability that an honest token lies beyond `margin`.
         margin_steps: the steps of a chosen token's shortfall.
+        far_margin: largest shortfall of a chosen token's score that is no far margin: beyond all that were measured.
+        far_rate: upper bound, extrapolated, on the probability that an honest token lies beyond `far_margin`.
         margin_limit: shortfall that no honest token shows; a group with one token beyond it is rejected.
         logprob_tolerance: largest mean absolute difference of the log-probabilities that two honest nodes, one in each
             arithmetic, compute for a group's tokens.
@@ -102,6 +104,8 @@ class Thresholds(Record):
     margin: Annotated[float, Field(ge=0.0, le=100.0)]
     margin_rate: Rate
     margin_steps: Steps
+    far_margin: Annotated[float, Field(ge=0.0, le=100.0)]
+    far_rate: Rate
     margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
     logprob_tolerance: Annotated[float, Field(ge=0.0, le=100.0)]
     level: Annotated[float, Field(gt=0.0, le=0.1)]
@@ -110,8 +114,8 @@ class Thresholds(Record):
 
     @model_validator(mode="after")
     def _in_order(self) -> "Thresholds":
-        if self.margin_limit < self.margin:
-            raise ValueError("margin_limit lies below margin")
+        if self.margin_limit < max(self.margin, self.far_margin):
+            raise ValueError("margin_limit lies below margin or far_margin")
         return self
 
     @property
@@ -230,6 +234,8 @@ EXACT_PROOF: Final = ProofSpec(
             margin=0.0,
             margin_rate=1e-15,
             margin_steps=(Step(beyond=0.0, rate=1e-15, points=MAX_POINTS),),
+            far_margin=0.0,
+            far_rate=1e-15,
             margin_limit=0.0,
             logprob_tolerance=0.0,
             level=1e-9,

@@ -39,7 +39,8 @@ async def table(keys: int) -> None:
 
 async def _rows(harness: TrialHarness, keys: int) -> None:
     copies = {name: ADVERSARIES[name].producer(harness) for name in ("8-bit weights", "4-bit weights", "3-bit weights")}
-    producers: dict[str, Producer] = {**copies, "one token in twenty": CarelessProducer(harness)}
+    producers: dict[str, Producer] = dict(copies)
+    producers |= {f"one token in {number}": CarelessProducer(harness, 1.0 / number) for number in (20, 100)}
     print(f"{'miner':20} {'keys':>4}  {'accepted before: median':>23} {'most':>5}  reasons")
     for name, producer in producers.items():
         await _row(harness, name, producer, keys, round(2 * SCORING.deposit))

@@ -102,7 +102,7 @@ class Profile:
 
 PROFILES: Final = (
     Profile("float32", "float32", 256),
-    Profile("bfloat16", "bfloat16", 512),
+    Profile("bfloat16", "bfloat16", 1024),
     Profile("errors of 0.02", "bfloat16", 1024, RoundingErrors(hidden=2.0**-8, logits=0.02)),
     Profile("errors of 0.05", "bfloat16", 1024, RoundingErrors(hidden=2.0**-8, logits=0.05)),
 )

@@ -1,11 +1,15 @@
-"""Extrapolates the tail of the honest noise beyond the largest values that were measured.
+"""Extrapolates how often honest noise causes margins beyond those that were measured.
 
-Two kinds of tails are fitted to the largest hundredth of the values, in the logarithm t of a value over the smallest of
-these, the border: one that falls as a power of the value (Hill 1975), with H(t) = t / w, and one that falls as an
+A margin beyond x needs two scores that the two sides shift against each other by some S > x, and that differ by less
+than S - x on the miner's side. With Gumbel noise the two best scores differ by less than d with a probability of at
+most d, so a margin beyond x has a probability of at most the integral of P(S > s) over s from x to x + 1.
+
+Two kinds of tails are fitted to the largest hundredth of the shifts, in the logarithm t of a shift over the smallest of
+these, the border: one that falls as a power of the shift (Hill 1975), with H(t) = t / w, and one that falls as an
 exponential of a power (Weibull; Girard 2004), with H(t) = L (exp(t / w) - 1), L = ln(n / k). Here k of n values exceed
-the border, and H = -ln P(value > x | value > border). Rounding noise has a tail of the second kind; outliers of a
-routing or an overflow may have one of the first. All tails that the measurements do not contradict count, and the
-furthest of them decides.
+the border, and H = -ln P(S > s | S > border). Rounding noise has a tail of the second kind; outliers of a routing or an
+overflow, and noise whose size differs much from position to position, have one of the first. All tails that the
+measurements do not contradict count, and at each margin the one that allows most decides.
 """
 
 import math
@@ -24,8 +28,66 @@ _WEIGHTS: Final = np.geomspace(0.02, 20.0, 500)
 _STEPS: Final = 4000
 _MOST_EXPONENT: Final = 700.0  # exp of it fits into a float64
 
-Tail = Callable[[np.ndarray, float, float], tuple[np.ndarray, np.ndarray]]
+_Tail = Callable[[np.ndarray, float, float], tuple[np.ndarray, np.ndarray]]
 """Returns H(t) and ln H'(t) for t, w and L."""
+
+
+class MarginTail:
+    """Upper bounds on the probability of a margin, from the shifts of a pair: they hold for each plausible tail.
+
+    Args:
+        shifts: float64 [n], positive, in units of logits / temperature.
+        drop: tails are plausible whose log-likelihood is below the largest one by no more than this, in nats.
+        most: the largest margin that is asked for.
+    """
+
+    def __init__(self, shifts: np.ndarray, drop: float, most: float) -> None:
+        falling = np.sort(shifts)[::-1]
+        k = max(len(falling) // _FRACTION, min(_ENOUGH, len(falling) // _LARGEST_FRACTION), _LEAST)
+        k = min(k, len(falling) - 1)
+        self._border, self._most = float(falling[k]), most
+        self._grid = np.geomspace(self._border, max(most, self._border) + 1.0, _STEPS)
+        above = np.log(falling[:k] / self._border)
+        self._rates = np.zeros(_STEPS)
+        if above[0] > 0.0:
+            self._rates = _largest_rates(self._grid, above, k / len(falling), drop)
+
+    def rates(self, margins: np.ndarray) -> np.ndarray:
+        """Return an upper bound on the probability of a margin beyond each: float64 [M], 1 where the shifts have no
+        tail yet.
+        """
+        places = np.searchsorted(self._grid, margins, side="right") - 1
+        rates: np.ndarray = np.where(places < 0, 1.0, self._rates[places.clip(min=0)])
+        return rates
+
+    def reach(self, level: float) -> float:
+        """Return the smallest margin from which on the bound is at most a level, at most `most`."""
+        above = np.flatnonzero(self._rates > level)
+        last = int(above[-1]) + 1 if len(above) else 0
+        return min(self._most, float(self._grid[min(last, _STEPS - 1)]))
+
+
+def _largest_rates(grid: np.ndarray, above: np.ndarray, share: float, drop: float) -> np.ndarray:
+    """Return the largest probability that a plausible tail gives to margins beyond each point: float64 [STEPS].
+
+    Args:
+        grid: margins, ascending by equal factors from the border on.
+        above: float64 [k], logarithms of the largest values over the border, falling.
+        share: k of n.
+    """
+    logarithm, logs = -math.log(share), np.log(grid / grid[0])
+    widths = np.diff(grid, append=grid[-1])
+    ends = np.searchsorted(grid, grid + 1.0).clip(max=len(grid) - 1)
+    tails = [(tail, weight) for tail in (_power, _weibull) for weight in _WEIGHTS.tolist()]
+    likelihoods = [float((slope - hazard).sum()) for hazard, slope in (t(above, w, logarithm) for t, w in tails)]
+    rates = np.zeros(len(grid))
+    for (tail, weight), likelihood in zip(tails, likelihoods, strict=True):
+        if likelihood >= max(likelihoods) - drop:
+            beyond = share * np.exp(-tail(logs, weight, logarithm)[0])
+            # P(S > s) falls, so the sum of its values at the beginnings is above the integral.
+            beyond_end = np.append(np.cumsum((beyond * widths)[::-1])[::-1], 0.0)
+            rates = np.maximum(rates, beyond_end[:-1] - beyond_end[ends])
+    return rates
 
 
 def _power(t: np.ndarray, weight: float, _: float) -> tuple[np.ndarray, np.ndarray]:
@@ -35,32 +97,3 @@ def _power(t: np.ndarray, weight: float, _: float) -> tuple[np.ndarray, np.ndarr
 def _weibull(t: np.ndarray, weight: float, logarithm: float) -> tuple[np.ndarray, np.ndarray]:
     exponent = np.minimum(t / weight, _MOST_EXPONENT)
     return logarithm * np.expm1(exponent), math.log(logarithm / weight) + exponent
-
-
-def reach(values: np.ndarray, level: float, drop: float, most: float) -> float:
-    """Return the smallest x beyond which x * P(value > x) stays below a level, at most `most`.
-
-    Args:
-        values: float64 [n], positive.
-        drop: tails count whose log-likelihood is below the largest one by no more than this, in nats.
-    """
-    falling = np.sort(values)[::-1]
-    k = max(len(falling) // _FRACTION, min(_ENOUGH, len(falling) // _LARGEST_FRACTION), _LEAST)
-    k = min(k, len(falling) - 1)
-    border, share = float(falling[k]), k / len(falling)
-    above, logarithm = np.log(falling[:k] / border), -math.log(share)
-    if above[0] <= 0.0:
-        return border
-
-    def likelihood(tail: Tail, weight: float) -> float:
-        hazard, log_slope = tail(above, weight, logarithm)
-        return float((log_slope - hazard).sum())
-
-    tails = {(tail, weight): likelihood(tail, weight) for tail in (_power, _weibull) for weight in _WEIGHTS.tolist()}
-    least = max(tails.values()) - drop
-    steps = np.linspace(0.0, max(0.0, math.log(most / border)), _STEPS)
-    furthest = 0
-    for tail, weight in (candidate for candidate, value in tails.items() if value >= least):
-        logarithms = steps + math.log(border * share / level) - tail(steps, weight, logarithm)[0]  # of x * P / level
-        furthest = max(furthest, int(np.flatnonzero(logarithms >= 0.0).max(initial=-1)) + 1)
-    return most if furthest >= _STEPS else border * math.exp(steps[furthest])

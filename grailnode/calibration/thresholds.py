@@ -3,8 +3,10 @@
 A tolerance is chosen where a copy's misses are the strongest evidence: where the relative entropy of the copy's share
 of misses to the honest bound is largest, because this is the expected evidence of one position. It is chosen on some of
 the groups, and the rate of honest misses beyond it is bounded on the others, so that the choice does not bias the
-bound. Steps and their points are chosen on all groups, by rates that are bounded for all candidates together. Every
-bound is that of the worst pair; a bound over all pairs together would hide its noise.
+bound. Steps and their points are chosen on all groups, by rates that are bounded for all candidates together. The rate
+of margins beyond all that were measured is extrapolated (grailnode/calibration/tail.py), because counting cannot show
+that something happens less often than once in all positions. Every bound is that of the worst pair; a bound over all
+pairs together would hide its noise.
 """
 
 import functools
@@ -18,7 +20,7 @@ import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.tail import reach
+from grailnode.calibration.tail import MarginTail
 from protocol.judging.binomial import rate_bound
 from protocol.judging.evidence import Evidence, window_surprisal
 from protocol.judging.points import POINTS_OF_DOUBLING
@@ -36,6 +38,10 @@ WIDEST_MARGIN: Final = 100.0
 """The largest value in a manifest: no margin refuses a group by itself."""
 _MARGINS: Final = (0.0, *(10.0 ** (exponent / 4) for exponent in range(-28, 5)))
 _MARGIN_STEPS: Final = (0.0, *(10.0 ** (exponent / 8) for exponent in range(-40, 9)))
+_EDITED: Final = 1e-3  # share of tokens that a cheat edits
+_FAR_CANDIDATES: Final = 64
+_LEAST_RATE: Final = 1e-15  # of far margins
+_MOST_RATE: Final = 1.0 - 1e-6
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _STEP: Final = 1.25  # factor by which a rate is raised if misses are clustered
 
@@ -83,7 +89,9 @@ def choose_thresholds(
     rest = [[group for i, group in enumerate(groups) if i % _PILOT] for groups in honest.values()]
     distances, margins = _columns("fresh", pilot, rest, copies), _columns("margins", pilot, rest, copies)
     tolerance = int(distances.choose(range(WIDEST_SKETCH + 1), demands))
-    limit = max(margin_limit(groups, demands) for groups in honest.values())
+    measured = [MeasuredMargins.of(groups, demands) for groups in honest.values()]
+    limit = max(pair.limit for pair in measured)
+    far_margin, far_rate = choose_far_margin(measured, limit)
     margin = margins.choose([value for value in _MARGINS if value <= limit], demands)
     miner, validator = arithmetics
     spec = Thresholds(
@@ -96,6 +104,8 @@ def choose_thresholds(
         margin=margin,
         margin_rate=margins.rate(margin, demands),
         margin_steps=margins.choose_steps([value for value in _MARGIN_STEPS if value <= limit], demands),
+        far_margin=far_margin,
+        far_rate=far_rate,
         margin_limit=limit,
         logprob_tolerance=logprob_tolerance(honest, demands),
         level=demands.level,
@@ -197,7 +207,7 @@ def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: ThresholdDeman
         events = math.ceil(demands.headroom * int(beyond(values, threshold).sum()))
         return _bound(min(events, len(values)), len(values), demands.confidence)
 
-    return min(max(map(bound, pairs)), 1.0 - 1e-6)
+    return min(max(map(bound, pairs)), _MOST_RATE)
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
@@ -217,20 +227,57 @@ def relative_entropy(share: float, rate: float) -> float:
     return share * math.log(share / rate) + rest
 
 
-def margin_limit(groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> float:
-    """Return a margin that an honest token of a pair exceeds with a probability below the level, at least headroom
-    times the largest measurement.
+@dataclass(frozen=True)
+class MeasuredMargins:
+    """The margins of a pair, and what they say of larger ones.
 
-    A margin beyond x needs two scores that the two sides shift against each other by more than x, and that differ by
-    less than x: with Gumbel noise, the two best scores differ by less than x with a probability of at most x. The tail
-    of the shifts is extrapolated beyond the measurements (grailnode/calibration/tail.py), at the confidence.
+    Attributes:
+        largest: headroom times the largest margin or shift that was measured.
+        tail: of the pair's shifts, at the confidence.
+        demands: the requirements of the run.
     """
-    margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
-    shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
-    shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
-    largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
-    drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
-    return min(WIDEST_MARGIN, max(demands.headroom * largest, reach(shifts, demands.level, drop, WIDEST_MARGIN)))
+
+    largest: float
+    tail: MarginTail
+    demands: ThresholdDemands
+
+    @classmethod
+    def of(cls, groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> "MeasuredMargins":
+        """Return those of a pair's groups."""
+        margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
+        shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
+        shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
+        largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
+        drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
+        return cls(demands.headroom * largest, MarginTail(shifts, drop, WIDEST_MARGIN), demands)
+
+    @property
+    def limit(self) -> float:
+        """A margin that an honest token of the pair exceeds with a probability of at most the level."""
+        return min(WIDEST_MARGIN, max(self.largest, self.tail.reach(self.demands.level)))
+
+    def rates(self, margins: np.ndarray) -> np.ndarray:
+        """Return extrapolated bounds on the rates of margins beyond each, with headroom: float64 [C]."""
+        rates: np.ndarray = (self.demands.headroom * self.tail.rates(margins)).clip(_LEAST_RATE, _MOST_RATE)
+        return rates
+
+
+def choose_far_margin(measured: Sequence[MeasuredMargins], limit: float) -> tuple[float, float]:
+    """Return a margin beyond all that were measured, and a bound on the rate of honest margins beyond it.
+
+    It is the one that a cheat which edits one token in a thousand shows itself by most, among those between the
+    headroom times the largest measurement and the limit. Where the policy is sure of its token, another one is short by
+    the logarithm of the odds, and near 0 where many are equally probable; so the edited tokens are taken to be short by
+    more than x in 1 / (1 + x) of the cases, which has a part in each order of magnitude.
+    """
+    least = max(pair.largest for pair in measured)
+    candidates = np.geomspace(least, limit, _FAR_CANDIDATES) if least < limit else np.array([limit])
+    rates = np.max([pair.rates(candidates) for pair in measured], axis=0)
+    merits = [
+        relative_entropy(share, rate) for share, rate in zip(_EDITED / (1.0 + candidates), rates.tolist(), strict=True)
+    ]
+    best = int(np.argmax(merits))
+    return float(candidates[best]), float(rates[best])
 
 
 def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:
@@ -269,13 +316,14 @@ def widened(spec: Thresholds, honest: Honest, window: int) -> Thresholds:
             raised |= {"sketch_rate": _raised(spec.sketch_rate), "sketch_steps": _raised_steps(spec.sketch_steps)}
         if margin > surprisal_threshold:
             raised |= {"margin_rate": _raised(spec.margin_rate), "margin_steps": _raised_steps(spec.margin_steps)}
+            raised |= {"far_rate": _raised(spec.far_rate)}
         if not raised:
             return spec
         spec = spec.model_copy(update=raised)
 
 
 def _raised(rate: float) -> float:
-    return min(rate * _STEP, 1.0 - 1e-6)
+    return min(rate * _STEP, _MOST_RATE)
 
 
 def _raised_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
@@ -291,7 +339,7 @@ def surprisals(spec: Thresholds, honest: Honest, window: int) -> tuple[float, fl
         margin = max(margin, *(evidence.margin_surprisal for evidence in weighed))
         for begin in range(0, len(weighed), window):
             part = weighed[begin : begin + window]
-            sketches = [replace(e.counts, margin_misses=0, margin_points=0) for e in part]
+            sketches = [replace(e.counts, margin_misses=0, margin_points=0, far_margins=0) for e in part]
             margins = [replace(e.counts, sketch_misses=0, sketch_points=0) for e in part]
             sketch = max(sketch, window_surprisal(sketches, spec))
             margin = max(margin, window_surprisal(margins, spec))

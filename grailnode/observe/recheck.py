@@ -201,6 +201,12 @@ def _statistics(judgement: Judgement, group: Group, thresholds: Thresholds) -> t
             judgement.reason != Reason.SAMPLING,
         ),
         Statistic(
+            "far margins",
+            f"{judgement.far_margins} of {n} beyond {thresholds.far_margin:g}",
+            f"{n * thresholds.far_rate:.2g} expected",
+            judgement.reason != Reason.SAMPLING,
+        ),
+        Statistic(
             "worst margin",
             f"{judgement.worst_margin:.3g}",
             f"{thresholds.margin_limit:g}",

@@ -38,6 +38,7 @@ class Counts:
         sketch_misses: positions outside `sketch_tolerance`.
         margin_misses: tokens beyond `margin`.
         sketch_points, margin_points: the sums of the points of positions and of tokens.
+        far_margins: tokens beyond `far_margin`.
     """
 
     tokens: int = 0
@@ -46,6 +47,7 @@ class Counts:
     margin_misses: int = 0
     sketch_points: int = 0
     margin_points: int = 0
+    far_margins: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
@@ -61,7 +63,7 @@ class Counts:
         Raises:
             ValueError: more misses or points than the positions or tokens can have.
         """
-        if not self.sketch_misses <= self.positions <= self.tokens or self.margin_misses > self.tokens:
+        if not self.sketch_misses <= self.positions <= self.tokens >= max(self.margin_misses, self.far_margins):
             raise ValueError("more misses than positions, or more of either than tokens")
         if self.sketch_points > MAX_POINTS * self.positions or self.margin_points > MAX_POINTS * self.tokens:
             raise ValueError("more points than positions or tokens can have")
@@ -86,10 +88,11 @@ class Evidence:
         sketch_median: median distance of the positions, in sketch units.
         margin_misses: tokens beyond `margin`.
         sketch_points, margin_points: the sums of the points of positions and of tokens.
+        far_margins: tokens beyond `far_margin`.
         worst_margin: largest margin, in units of logits / temperature.
         sketch_surprisal: -log10 of the smallest probability under honest work: of the sketch misses of any scope, or of
             the group's points.
-        margin_surprisal: the same for margins.
+        margin_surprisal: the same for margins, and for the far margins of any scope.
     """
 
     tokens: int = 0
@@ -99,6 +102,7 @@ class Evidence:
     margin_misses: int = 0
     sketch_points: int = 0
     margin_points: int = 0
+    far_margins: int = 0
     worst_margin: float = 0.0
     sketch_surprisal: float = 0.0
     margin_surprisal: float = 0.0
@@ -189,6 +193,7 @@ def compute_evidence(
     fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
     sketch_misses = (distances > thresholds.sketch_tolerance) & fresh
     margin_misses = ~(margins <= thresholds.margin)  # NaN is a miss
+    far_margins = ~(margins <= thresholds.far_margin)
     scopes, tokens, positions = _scopes(lengths), len(distances), int(fresh.sum())
     sketch_points = int(count_points(distances[fresh], thresholds.sketch_steps).sum())
     margin_points = int(count_points(margins, thresholds.margin_steps).sum())
@@ -200,6 +205,7 @@ def compute_evidence(
         margin_misses=int(margin_misses.sum()),
         sketch_points=sketch_points,
         margin_points=margin_points,
+        far_margins=int(far_margins.sum()),
         worst_margin=float(np.clip(np.nan_to_num(margins, nan=MAX_MARGIN), 0.0, MAX_MARGIN).max()),
         sketch_surprisal=max(
             _largest_surprisal(sketch_misses, fresh, scopes, thresholds.sketch_rate),
@@ -207,6 +213,7 @@ def compute_evidence(
         ),
         margin_surprisal=max(
             _largest_surprisal(margin_misses, np.ones_like(fresh), scopes, thresholds.margin_rate),
+            _largest_surprisal(far_margins, np.ones_like(fresh), scopes, thresholds.far_rate),
             points_surprisal(margin_points, tokens, thresholds.margin_steps),
         ),
     )
@@ -242,6 +249,7 @@ def window_surprisal(groups: Iterable[Counts], thresholds: Thresholds) -> float:
     return max(
         surprisal(whole.sketch_misses, whole.positions, thresholds.sketch_rate),
         surprisal(whole.margin_misses, whole.tokens, thresholds.margin_rate),
+        surprisal(whole.far_margins, whole.tokens, thresholds.far_rate),
         points_surprisal(whole.sketch_points, whole.positions, thresholds.sketch_steps),
         points_surprisal(whole.margin_points, whole.tokens, thresholds.margin_steps),
     )
@@ -275,6 +283,7 @@ def history_surprisal(windows: Iterable[CountedWindow]) -> float:
         for trials, factors in (
             (_POSITIONS, _sketch_misses),
             (_TOKENS, _margin_misses),
+            (_TOKENS, _far_margins),
             (_POSITIONS, _sketch_points),
             (_TOKENS, _margin_points),
         )
@@ -292,6 +301,10 @@ def _sketch_misses(window: CountedWindow) -> np.ndarray:
 
 def _margin_misses(window: CountedWindow) -> np.ndarray:
     return _log_factors_of_misses(window.counts.margin_misses, window.counts.tokens, window.thresholds.margin_rate)
+
+
+def _far_margins(window: CountedWindow) -> np.ndarray:
+    return _log_factors_of_misses(window.counts.far_margins, window.counts.tokens, window.thresholds.far_rate)
 
 
 def _sketch_points(window: CountedWindow) -> np.ndarray:

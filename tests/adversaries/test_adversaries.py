@@ -63,7 +63,7 @@ def test_a_filter_changes_neither_acceptance_nor_refusal(
     harness: TrialHarness, filters: Filters, margin: float
 ) -> None:
     steps = (Step(beyond=margin, rate=1e-4, points=29),)
-    wide = with_thresholds(harness.proof, margin=margin, margin_steps=steps, margin_limit=7.2)
+    wide = with_thresholds(harness.proof, margin=margin, margin_steps=steps, far_margin=7.2, margin_limit=7.2)
     proof = harness.proof if not margin else wide
     filtered_harness = replace(
         harness, filters=filters, proof=proof, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}

@@ -29,7 +29,8 @@ def windows_until_refusal(
 ) -> tuple[int, set[str]]:
     """Return how many windows of one group of a key are accepted before the first refusal, and its reasons."""
     honest_producers: dict[str, Producer] = {
-        "careless": CarelessProducer(harness),
+        "one token in 20": CarelessProducer(harness, 0.05),
+        "one token in 100": CarelessProducer(harness, 0.01),
         "honest": CachedHonestProducer(harness),
     }
     harness.miner = key(f"history {name} {number}")
@@ -39,10 +40,17 @@ def windows_until_refusal(
     return accepted, set(reasons)
 
 
-@pytest.mark.parametrize("name", ["4-bit weights", "careless"])
-def test_an_adversary_is_refused_by_its_history_before_it_earns(harness: TrialHarness, name: str) -> None:
-    """Some keys are refused by a group alone; where none of its groups shows it, the history of a key does."""
+@pytest.mark.parametrize(("name", "most"), [("one token in 20", 4), ("one token in 100", DEPOSIT - 1)])
+def test_replaced_tokens_are_refused_by_how_far_they_fall_short(harness: TrialHarness, name: str, most: int) -> None:
+    """This policy is sure of most tokens, so that most others are beyond the margin limit."""
     outcomes = [windows_until_refusal(harness, name, number=number) for number in range(8)]
+    assert all(accepted <= most for accepted, _ in outcomes)
+    assert any(reasons == {Reason.SAMPLING.value} for _, reasons in outcomes)
+
+
+def test_an_adversary_is_refused_by_its_history_before_it_earns(harness: TrialHarness) -> None:
+    """Some keys are refused by a group alone; where none of its groups shows it, the history of a key does."""
+    outcomes = [windows_until_refusal(harness, "4-bit weights", number=number) for number in range(8)]
     assert all(accepted < DEPOSIT for accepted, _ in outcomes)
     assert any(accepted > 0 and reasons == {Reason.HISTORY.value} for accepted, reasons in outcomes)
 

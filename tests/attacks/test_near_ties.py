@@ -74,6 +74,20 @@ def test_honest_work_in_bfloat16_is_accepted(row: Thresholds) -> None:
     assert tokens_until_refusal(judged(dict(load_weights(PACKAGED_POLICY))), row) is None
 
 
+def test_a_miner_that_puts_few_tokens_in_the_place_of_others_is_refused(row: Thresholds) -> None:
+    """One token of 6,000 is short by 3, far below the margin limit: three in a window refuse it, or one in each of some
+    windows; without far margins neither does.
+    """
+    points = max(step.points for step in row.margin_steps)
+    assert row.far_margin < 3.0 < row.margin_limit
+    few, one = (Counts(6000, 6000, 0, number, 0, number * points, number) for number in (3, 1))
+    assert window_surprisal([few], row) > surprisal_threshold(row)
+    assert history_surprisal([CountedWindow(one, row)] * 8) > surprisal_threshold(row)
+    uncounted = [replace(counts, far_margins=0) for counts in (few, one)]
+    assert window_surprisal(uncounted[:1], row) < surprisal_threshold(row)
+    assert history_surprisal([CountedWindow(uncounted[1], row)] * 100) < surprisal_threshold(row)
+
+
 def right_answer(prompt: Tokens, completion: Tokens) -> int | None:
     """Return the next token of the right answer to a sum."""
     first, second = (int(number) for number in POLICY.tokenizer.decode(prompt).strip("= ").split("+"))

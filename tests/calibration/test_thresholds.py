@@ -11,15 +11,15 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import (
     CalibrationError,
     Honest,
+    MeasuredMargins,
     ThresholdDemands,
     choose_thresholds,
     is_refused,
-    margin_limit,
     points_of,
     relative_entropy,
     surprisals,
 )
-from protocol.judging.evidence import surprisal_threshold, window_surprisal
+from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
 from protocol.proof import Thresholds
 from tests.calibration.synthetic import COPY, groups
 from tests.support.builders.proofs import FLOAT32
@@ -93,12 +93,12 @@ def test_more_groups_of_the_same_distribution_are_accepted(miss: float) -> None:
 
 
 def test_the_limit_lies_beyond_honest_shifts() -> None:
-    limit = margin_limit(groups(200, shift=1e-3), DEMANDS)
+    limit = MeasuredMargins.of(groups(200, shift=1e-3), DEMANDS).limit
     assert 4e-3 < limit < 0.1  # the largest of some 12,000 normal shifts is about 4 standard deviations
-    assert margin_limit(groups(200, shift=0.0), DEMANDS) > 0  # a unit in the last place
-    assert margin_limit(groups(200, tip=0.01, margin=0.75), DEMANDS) >= 0.75
+    assert MeasuredMargins.of(groups(200, shift=0.0), DEMANDS).limit > 0  # a unit in the last place
+    assert MeasuredMargins.of(groups(200, tip=0.01, margin=0.75), DEMANDS).limit >= 0.75
     heavy = [replace(g, shifts=(1e-6 / np.random.default_rng(0).random(len(g.shifts)) ** 2)) for g in groups(50)]
-    assert margin_limit(heavy, DEMANDS) == 100.0  # a tail without a mean: no limit can be estimated
+    assert MeasuredMargins.of(heavy, DEMANDS).limit == 100.0  # a tail without a mean: no limit can be estimated
 
 
 def test_nan_is_a_miss() -> None:
@@ -154,3 +154,41 @@ def test_more_honest_groups_are_accepted_by_their_points() -> None:
     assert not any(is_refused(evidence, spec) for evidence in later)
     windows = [[evidence.counts for evidence in later[begin : begin + 16]] for begin in range(0, 400, 16)]
     assert max(window_surprisal(window, spec) for window in windows) < surprisal_threshold(spec)
+
+
+def heavy_tailed(count: int, seed: int) -> list[GroupMeasurement]:
+    """Groups whose shifts fall as a power of 2.5 from 0.01 on in one of 33 tokens."""
+    generator = np.random.default_rng(seed)
+
+    def heavy(group: GroupMeasurement) -> GroupMeasurement:
+        far = 0.01 * (1.0 + generator.pareto(2.5, len(group.shifts)))
+        shifts = np.where(generator.random(len(far)) < 0.03, far, group.shifts)
+        return replace(group, shifts=shifts.astype(np.float32))
+
+    return [heavy(group) for group in groups(count, seed=seed)]
+
+
+def test_far_margins_have_a_rate_that_no_count_could_show() -> None:
+    honest = {"pair": heavy_tailed(1500, 0), "other": heavy_tailed(1500, 1)}
+    spec = thresholds(honest, demands=replace(DEMANDS, headroom=4.0))
+    largest = max(float(group.shifts.max()) for pair in honest.values() for group in pair)
+    assert 4.0 * largest <= spec.far_margin < spec.margin_limit
+    assert spec.far_rate < 1e-6  # 90,000 tokens without an event show 5e-5 at best
+    true_rate = 0.03 * 0.01**2.5 * (spec.far_margin**-1.5 - (spec.far_margin + 1.0) ** -1.5) / 1.5
+    assert 4.0 * true_rate <= spec.far_rate <= 40.0 * true_rate
+
+
+def test_few_far_margins_refuse_a_window_and_one_does_not() -> None:
+    """Honest work has one far margin in a great many tokens, and never four in 6,000."""
+    spec = thresholds({"pair": heavy_tailed(1500, 0)}, demands=replace(DEMANDS, headroom=4.0))
+
+    def surprisal(far: int) -> float:
+        return window_surprisal([Counts(6000, 6000, 0, far, 0, 0, far)], spec)
+
+    assert surprisal(1) < surprisal_threshold(spec) < surprisal(4)
+
+
+def test_noise_of_rounding_has_a_limit_near_what_was_measured_and_no_far_margins_below_it() -> None:
+    spec = thresholds({"pair": groups(400, shift=1e-3)}, demands=replace(DEMANDS, headroom=4.0))
+    assert spec.far_margin == spec.margin_limit < 0.05
+    assert spec.far_rate < 1e-9

@@ -29,6 +29,8 @@ WIDE = {
     "margin": 0.5,
     "margin_rate": 0.05,
     "margin_steps": (Step(beyond=0.5, rate=0.05, points=20),),
+    "far_margin": 100.0,
+    "far_rate": 0.05,
     "margin_limit": 100.0,
     "logprob_tolerance": 1.0,
 }

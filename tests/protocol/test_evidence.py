@@ -1,5 +1,7 @@
 """Evidence: honest noise at its bounded rate passes, and a cheat is detected in the scope where it hides."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,6 +79,28 @@ def test_one_token_beyond_the_limit_is_rejected():
     assert rejections(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
     margins[77] = np.nan
     assert compute_evidence(distances, margins, LENGTHS, PROOF).worst_margin == MAX_MARGIN
+
+
+def test_far_margins_are_counted_in_every_scope():
+    """Two of them in one rollout of 200 tokens."""
+    margins = np.zeros(N)
+    margins[[10, 20]] = 0.45, math.nan
+    far = PROOF.model_copy(update={"margin_limit": 100.0})
+    evidence = compute_evidence(np.zeros(N, dtype=int), margins, LENGTHS, far)
+    assert (evidence.far_margins, evidence.counts.far_margins) == (2, 2)
+    in_one_rollout = surprisal(2, TOKENS, far.far_rate)
+    assert evidence.margin_surprisal >= in_one_rollout > surprisal_threshold(far)
+    margins[10] = 0.4  # not beyond
+    assert compute_evidence(np.zeros(N, dtype=int), margins, LENGTHS, far).far_margins == 1
+
+
+def test_far_margins_show_a_window_and_a_history_that_nothing_else_shows():
+    one, few = Counts(6000, 6000, 0, 1, 0, 20, 1), Counts(6000, 6000, 0, 4, 0, 80, 4)
+    without = Counts(6000, 6000, 0, 4, 0, 80)
+    assert window_surprisal([without], PROOF) < surprisal_threshold(PROOF) < window_surprisal([few], PROOF)
+    assert window_surprisal([one], PROOF) < surprisal_threshold(PROOF)
+    assert history_surprisal(windows_of([one] * 12, PROOF)) > surprisal_threshold(PROOF)
+    assert history_surprisal(windows_of([Counts(6000, 6000, 0, 1, 0, 20)] * 12, PROOF)) < surprisal_threshold(PROOF)
 
 
 def test_a_median_above_its_threshold_is_rejected():

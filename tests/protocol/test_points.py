@@ -28,7 +28,9 @@ STEPS = tuple(
     Step(beyond=beyond, rate=rate, points=points)
     for beyond, rate, points in ((0.01, 0.02, 4), (0.05, 4e-3, 11), (0.2, 5e-4, 23))
 )
-PROOF: Thresholds = thresholds(margin_steps=STEPS, margin=0.01, margin_rate=0.02, margin_limit=100.0)
+PROOF: Thresholds = thresholds(
+    margin_steps=STEPS, margin=0.01, margin_rate=0.02, far_margin=100.0, far_rate=0.999, margin_limit=100.0
+)
 TOKENS = 400
 
 

@@ -47,7 +47,8 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
         f"sketch: a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
         f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
         f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
-        f"({certainty}); none beyond {spec.margin_limit:.3g}{tail}",
+        f"({certainty}); beyond {spec.far_margin:.3g} at a rate of at most {spec.far_rate:.2g} (extrapolated); none "
+        f"beyond {spec.margin_limit:.3g}{tail}",
         f"points of a position, with the honest rate beyond each step: {_steps(spec.sketch_steps)}",
         f"points of a token: {_steps(spec.margin_steps)}",
         f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",

@@ -1,6 +1,5 @@
 """Miners with windows of one group, and a run in which only the history of a key shows that one of them cheats."""
 
-import random
 from collections.abc import Sequence
 
 import torch
@@ -16,14 +15,16 @@ from tests.support.adversaries.miners.tokens import edit_tokens
 from tests.support.builders.proofs import BFLOAT16, packaged_thresholds, proof_of
 
 MAX_TOKENS = 8
-_EDITED_SHARE = 0.05
 
 
 class CarelessProducer:
-    """Replaces one honest token in twenty by the second-best one, and continues from there."""
+    """Replaces a share of the honest tokens by the second-best one, at most one of each rollout, and continues from
+    there.
+    """
 
-    def __init__(self, harness: TrialHarness) -> None:
+    def __init__(self, harness: TrialHarness, share: float) -> None:
         self._harness = harness
+        self._share = share
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """Implements Producer.produce."""
@@ -32,14 +33,11 @@ class CarelessProducer:
             for group in await self._harness.honest_groups(mining_window, indices)
             for item in group.rollouts
         )
-        count = _binomial(window_rng(mining_window), tokens)
+        rng = window_rng(mining_window)
+        count = sum(rng.random() < self._share for _ in range(tokens))
         return await edit_tokens(
             self._harness, mining_window, indices, min(count, self._harness.group_size * len(indices))
         )
-
-
-def _binomial(rng: random.Random, trials: int) -> int:
-    return sum(rng.random() < _EDITED_SHARE for _ in range(trials))
 
 
 class CachedHonestProducer:

@@ -23,6 +23,8 @@ LENIENT: Final[dict[str, Any]] = {
     "margin": 100.0,
     "margin_rate": 0.999,
     "margin_steps": (Step(beyond=100.0, rate=0.999, points=1),),
+    "far_margin": 100.0,
+    "far_rate": 0.999,
     "margin_limit": 100.0,
 }
 """Values of thresholds that refuse next to nothing."""

@@ -118,6 +118,8 @@ def thresholds(**changes: Any) -> Thresholds:
         "margin": 0.02,
         "margin_rate": 1e-3,
         "margin_steps": steps(0.02, 1e-3),
+        "far_margin": 0.4,
+        "far_rate": 1e-7,
         "margin_limit": 0.5,
         "logprob_tolerance": 0.05,
         "level": 1e-9,
@@ -237,6 +239,7 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "margin_misses": 0,
         "sketch_points": 0,
         "margin_points": 0,
+        "far_margins": 0,
         "worst_margin": 0.0,
         "surprisal": 0.0,
         "rewards": (0.5, 1.0),
@@ -286,6 +289,7 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
         "margin_misses": 0,
         "sketch_points": 0,
         "margin_points": 0,
+        "far_margins": 0,
     }
     return LedgerRow(**(fields | changes))
 
