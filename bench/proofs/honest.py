@@ -41,8 +41,9 @@ def describe(spec: Thresholds) -> str:
     """Return a line with the thresholds."""
     return (
         f"tolerance {spec.sketch_tolerance}, sketch rate {spec.sketch_rate:.2g}, median {spec.sketch_median}, margin "
-        f"{spec.margin:.2g}, margin rate {spec.margin_rate:.2g}, margin limit {spec.margin_limit:.2g}, level "
-        f"{spec.level:g}, from {spec.positions} positions"
+        f"{spec.margin:.2g}, margin rate {spec.margin_rate:.2g}, far margin {spec.far_margin:.2g}, far rate "
+        f"{spec.far_rate:.2g}, margin limit {spec.margin_limit:.2g}, level {spec.level:g}, from {spec.positions} "
+        "positions"
     )
 
 

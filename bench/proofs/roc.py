@@ -28,6 +28,7 @@ from tests.support.adversaries.weight_changes import changed_share, perturb
 from tests.support.builders.proofs import windows_of
 
 _ORDERS = 50
+_WINDOW_TOKENS = 6000  # of the windows of edited tokens, which table (b) has as well
 _MIXED_BITS = ((8, 4), (4, 3), (3, 2))
 
 
@@ -137,6 +138,25 @@ async def edits(setting: Setting, profile: Profile, row: Thresholds) -> None:
     print(
         f"beyond the margin limit {row.margin_limit:.2g}, so that this token alone refuses its group, at "
         f"{(all_gaps > row.margin_limit).mean():.5f} of the positions; "
-        f"no miss at {(all_gaps <= row.margin).mean():.5f}\n",
-        flush=True,
+        f"no miss at {(all_gaps <= row.margin).mean():.5f}"
     )
+    if row.far_margin < row.margin_limit:
+        print(
+            f"beyond the far margin {row.far_margin:.2g} at {(all_gaps > row.far_margin).mean():.5f} of the positions; "
+            f"honest tokens at a rate of at most {row.far_rate:.1e}\n"
+            f"windows of {_WINDOW_TOKENS} tokens until a miner is refused that has far margins in each:"
+            + "".join(f"  {far}: {_windows_with(far, row)}" for far in (1, 2, 3, 4))
+        )
+    print(flush=True)
+
+
+def _windows_with(far: int, row: Thresholds) -> int:
+    """Return after how many windows with so many far margins, and no other evidence, a miner is refused."""
+    window = Counts(_WINDOW_TOKENS, _WINDOW_TOKENS, far_margins=far)
+    refusals = (
+        number
+        for number in range(1, 1000)
+        if max(window_surprisal([window], row), history_surprisal(windows_of([window] * number, row)))
+        > surprisal_threshold(row)
+    )
+    return next(refusals, 1000)

@@ -232,12 +232,12 @@ class MeasuredMargins:
     """The margins of a pair, and what they say of larger ones.
 
     Attributes:
-        largest: headroom times the largest margin or shift that was measured.
+        covered: headroom times the largest margin or shift that was measured; larger margins are extrapolated.
         tail: of the pair's shifts, at the confidence.
         demands: the requirements of the run.
     """
 
-    largest: float
+    covered: float
     tail: MarginTail
     demands: ThresholdDemands
 
@@ -254,7 +254,7 @@ class MeasuredMargins:
     @property
     def limit(self) -> float:
         """A margin that an honest token of the pair exceeds with a probability of at most the level."""
-        return min(WIDEST_MARGIN, max(self.largest, self.tail.reach(self.demands.level)))
+        return min(WIDEST_MARGIN, max(self.covered, self.tail.reach(self.demands.level)))
 
     def rates(self, margins: np.ndarray) -> np.ndarray:
         """Return extrapolated bounds on the rates of margins beyond each, with headroom: float64 [C]."""
@@ -265,12 +265,12 @@ class MeasuredMargins:
 def choose_far_margin(measured: Sequence[MeasuredMargins], limit: float) -> tuple[float, float]:
     """Return a margin beyond all that were measured, and a bound on the rate of honest margins beyond it.
 
-    It is the one that a cheat which edits one token in a thousand shows itself by most, among those between the
-    headroom times the largest measurement and the limit. Where the policy is sure of its token, another one is short by
-    the logarithm of the odds, and near 0 where many are equally probable; so the edited tokens are taken to be short by
-    more than x in 1 / (1 + x) of the cases, which has a part in each order of magnitude.
+    Of those between what is covered and the limit, it is the margin that is the strongest evidence against a cheat
+    which edits one token in a thousand. Where the policy is sure of its token, another one is short by the logarithm of
+    the odds, and near 0 where many are equally probable. So edited tokens are taken to be short by more than x in
+    1 / (1 + x) of the cases, which has a part in each order of magnitude.
     """
-    least = max(pair.largest for pair in measured)
+    least = max(pair.covered for pair in measured)
     candidates = np.geomspace(least, limit, _FAR_CANDIDATES) if least < limit else np.array([limit])
     rates = np.max([pair.rates(candidates) for pair in measured], axis=0)
     merits = [
