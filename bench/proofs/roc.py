@@ -6,6 +6,7 @@ are one window that grows (`tokens`) and if each is a window of its own (`histor
 dash means that the miner is not refused within all the groups.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ from tests.support.builders.proofs import windows_of
 
 _ORDERS = 50
 _WINDOW_TOKENS = 6000  # of the windows of edited tokens, which table (b) has as well
+_SPACINGS = (6_000, 24_000, 100_000, 400_000)
 _MIXED_BITS = ((8, 4), (4, 3), (3, 2))
 
 
@@ -141,22 +143,24 @@ async def edits(setting: Setting, profile: Profile, row: Thresholds) -> None:
         f"no miss at {(all_gaps <= row.margin).mean():.5f}"
     )
     if row.far_margin < row.margin_limit:
+        windows = (Counts(_WINDOW_TOKENS, _WINDOW_TOKENS, far_margins=far) for far in itertools.count(1))
+        few = next(window.far_margins for window in windows if _refused([window], row))
         print(
             f"beyond the far margin {row.far_margin:.2g} at {(all_gaps > row.far_margin).mean():.5f} of the positions; "
             f"honest tokens at a rate of at most {row.far_rate:.1e}\n"
-            f"windows of {_WINDOW_TOKENS} tokens until a miner is refused that has far margins in each:"
-            + "".join(f"  {far}: {_windows_with(far, row)}" for far in (1, 2, 3, 4))
+            f"a window of {_WINDOW_TOKENS} tokens is refused for {few} far margins, a history of one in so many tokens:"
+            + "".join(f"  {tokens}: {_far_margins_until_refusal(tokens, row)}" for tokens in _SPACINGS)
         )
     print(flush=True)
 
 
-def _windows_with(far: int, row: Thresholds) -> int:
-    """Return after how many windows with so many far margins, and no other evidence, a miner is refused."""
-    window = Counts(_WINDOW_TOKENS, _WINDOW_TOKENS, far_margins=far)
-    refusals = (
-        number
-        for number in range(1, 1000)
-        if max(window_surprisal([window], row), history_surprisal(windows_of([window] * number, row)))
-        > surprisal_threshold(row)
-    )
-    return next(refusals, 1000)
+def _far_margins_until_refusal(tokens: int, row: Thresholds) -> int:
+    """Return after how many far margins, one in each window of so many tokens, a history is refused."""
+    window = Counts(tokens, tokens, far_margins=1)
+    return next(number for number in itertools.count(1) if _refused([window] * number, row))
+
+
+def _refused(windows: list[Counts], row: Thresholds) -> bool:
+    """Return whether the last one of some windows is refused, by itself or by the history of all."""
+    worst = max(window_surprisal(windows[-1:], row), history_surprisal(windows_of(windows, row)))
+    return worst > surprisal_threshold(row)
