@@ -4,6 +4,7 @@
 values of bfloat16, which is what other kernels and GPUs do.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -76,10 +77,12 @@ class Profile:
             headroom: instead of that by default.
         """
         demands = ThresholdDemands() if headroom is None else ThresholdDemands(headroom=headroom)
-        path = setting.cache / f"row-{self.name.replace(' ', '-')}-{demands.headroom:g}.json"
+        pairs = self.pairs(setting)
+        counts = self.group_counts(pairs)
+        measured = hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest()[:8]
+        path = setting.cache / f"row-{self.name.replace(' ', '-')}-{demands.headroom:g}-{measured}.json"
         if not path.is_file():
-            pairs = self.pairs(setting)
-            honest = await setting.measure(self.name, pairs, self.group_counts(pairs), CALIBRATION_SEED)
+            honest = await setting.measure(self.name, pairs, counts, CALIBRATION_SEED)
             copy = {"4-bit copy": Pair(replace(self.plain, weights=lambda weights: quantized(weights, 4)), self.plain)}
             copies = await setting.measure(self.name, copy, {"4-bit copy": COPY_GROUPS}, CALIBRATION_SEED)
             row = choose_thresholds(honest, list(copies.values()), self.arithmetics, demands)

@@ -20,6 +20,7 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
+from tests.roles.killed_publisher import publish_until_killed
 from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, copy_of, newest
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, change_elements, equal
@@ -62,6 +63,24 @@ async def test_a_trainer_does_not_go_on_with_versions_that_the_roots_take_back()
         with pytest.raises(StateError, match=r"takes back the versions after 4.*up to 6; run `grailnode repair`"):
             await testbed.publish()
     assert (await testbed.head()).version == 6
+
+
+@simulated
+async def test_what_a_killed_trainer_had_shown_is_taken_back_as_well():
+    """Its state does not call the version published yet, and would publish the same weights again."""
+    testbed = await published(2)
+    await testbed.snapshot(2)
+    await publish_until_killed(testbed, "put", "chain/weights/0000000002")
+    assert (await testbed.head()).version == 2
+    await take_back(testbed, 1)
+    with pytest.raises(StateError, match=r"takes back the versions after 1.*up to 2; run `grailnode repair`"):
+        await testbed.publish()
+    assert "versions 2 to 2 are taken back" in (await repair(testbed))[0]
+    testbed.weights[2] = change_elements(testbed.weights[1], 500)
+    await testbed.snapshot(2)
+    await testbed.publish()
+    version, weights = await newest(*await testbed.follower())
+    assert version == 2 and equal(weights, testbed.weights[2])
 
 
 @simulated

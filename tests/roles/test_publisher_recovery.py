@@ -1,9 +1,7 @@
 """The publisher after a stolen key, kills, and storage that shows a wrong or an old head: it goes on and cleans up."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore, StoreError
 from roles.trainer.publish.history import HeadStamp, History, make_head
-from tests.roles.killed_publisher import killed_at
+from tests.roles.killed_publisher import killed_at, publish_until_killed
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, equal
@@ -23,10 +21,6 @@ from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 LAST_EPOCH = (1 << 53) - 1
-
-
-class KilledError(Exception):
-    """The process that uses a state was killed."""
 
 
 class RefusesAnchors(MemoryStore):
@@ -38,39 +32,6 @@ class RefusesAnchors(MemoryStore):
         if self.refusing and "/anchors/" in path:
             raise StoreError(f"{path}: refused")
         await super().put(path, data)
-
-
-class DeadlyState(MemoryStore):
-    """A state whose process is killed just before a put or delete for which `is_deadly` returns True."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_deadly: Callable[[str, str], bool] = lambda operation, path: False
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.is_deadly("put", path):
-            raise KilledError
-        await super().put(path, data)
-
-    async def delete(self, path: str) -> None:
-        if self.is_deadly("delete", path):
-            raise KilledError
-        await super().delete(path)
-
-
-async def publish_until_killed(testbed: PublisherTestbed, operation: str, prefix: str, **options: Any) -> None:
-    """Publish until the process is killed before an operation on a path with a prefix."""
-    state, has_crashed = DeadlyState(), False
-    async for item in testbed.state.list(""):
-        await state.put(item.path, await testbed.state.get(item.path, 1 << 30))
-    state.is_deadly = lambda name, path: name == operation and path.startswith(prefix)
-    testbed.state = state
-    try:
-        await testbed.publish(**options)
-    except* KilledError:
-        has_crashed = True
-    state.is_deadly = lambda name, path: False
-    assert has_crashed
 
 
 async def names_below(state: ObjectStore, prefix: str) -> list[str]:

@@ -44,7 +44,7 @@ class Fence:
             StateError: the roots take back versions that this node has published.
             StoreError: the head cannot be read.
         """
-        await self.obey_rewind()
+        await self._obey_rewind(self._history.promised_version)
         current = await read_own_head(self._node)
         if current is not None and not self._knows(current.record) and not self._is_obsolete(current.record):
             raise ChainError(
@@ -78,15 +78,18 @@ class Fence:
         Raises:
             StateError: they do.
         """
+        await self._obey_rewind(self._history.published_version)
+
+    async def _obey_rewind(self, newest: int) -> None:
         rewind, history = self._node.revisions.rewind, self._history
         if rewind is None or rewind[0] <= history.rewind:
             return
         number, point = rewind
-        if history.published_version > point.version:
+        if newest > point.version:
             raise StateError(
                 f"{CHAIN} of this node's state",
                 f"revision {number} of the authority takes back the versions after {point.version}, of which this "
-                f"node has published those up to {history.published_version}",
+                f"node has published those up to {newest}",
             )
         await history.record_rewind(number)
 

@@ -95,6 +95,13 @@ class History:
             )
         return history
 
+    @property
+    def promised_version(self) -> int:
+        """The newest version that followers may have seen: a process that was killed may have shown the one that it had
+        signed and not yet recorded as published. -1 before the first.
+        """
+        return max(self.manifests, default=-1)
+
     async def clean_up(self) -> None:
         """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
         await self.delete_needless_weights()

@@ -33,7 +33,7 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     if rewind is None:
         return False
     number, point = rewind
-    if history.published_version <= point.version:
+    if history.promised_version <= point.version:
         return await _shorten_head(node, history, number, point)
     if number <= history.rewind:
         return False
@@ -45,7 +45,7 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
         )
     if history.writer not in (None, node.key.public):
         raise RepairError(f"{CHAIN}: these versions were published under another key; repair with that key")
-    taken_back, head = history.published_version, await read_own_head(node)
+    taken_back, head = history.promised_version, await read_own_head(node)
     await history.take_back(point.version)
     await history.record_rewind(number)
     await history.begin_epoch(max(history.epoch, head.record.epoch if head is not None else 0) + 1)
