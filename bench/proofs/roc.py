@@ -143,8 +143,8 @@ async def edits(setting: Setting, profile: Profile, row: Thresholds) -> None:
         f"no miss at {(all_gaps <= row.margin).mean():.5f}"
     )
     if row.far_margin < row.margin_limit:
-        windows = (Counts(_WINDOW_TOKENS, _WINDOW_TOKENS, far_margins=far) for far in itertools.count(1))
-        few = next(window.far_margins for window in windows if _refused([window], row))
+        windows = (Counts(_WINDOW_TOKENS, _WINDOW_TOKENS, far_rollouts=far) for far in itertools.count(1))
+        few = next(window.far_rollouts for window in windows if _refused([window], row))
         print(
             f"beyond the far margin {row.far_margin:.2g} at {(all_gaps > row.far_margin).mean():.5f} of the positions; "
             f"honest tokens at a rate of at most {row.far_rate:.1e}\n"
@@ -156,7 +156,7 @@ async def edits(setting: Setting, profile: Profile, row: Thresholds) -> None:
 
 def _far_margins_until_refusal(tokens: int, row: Thresholds) -> int:
     """Return after how many far margins, one in each window of so many tokens, a history is refused."""
-    window = Counts(tokens, tokens, far_margins=1)
+    window = Counts(tokens, tokens, far_rollouts=1)
     return next(number for number in itertools.count(1) if _refused([window] * number, row))
 
 

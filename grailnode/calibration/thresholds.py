@@ -339,7 +339,7 @@ def surprisals(spec: Thresholds, honest: Honest, window: int) -> tuple[float, fl
         margin = max(margin, *(evidence.margin_surprisal for evidence in weighed))
         for begin in range(0, len(weighed), window):
             part = weighed[begin : begin + window]
-            sketches = [replace(e.counts, margin_misses=0, margin_points=0, far_margins=0) for e in part]
+            sketches = [replace(e.counts, margin_misses=0, margin_points=0, far_rollouts=0) for e in part]
             margins = [replace(e.counts, sketch_misses=0, sketch_points=0) for e in part]
             sketch = max(sketch, window_surprisal(sketches, spec))
             margin = max(margin, window_surprisal(margins, spec))

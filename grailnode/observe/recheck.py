@@ -201,8 +201,8 @@ def _statistics(judgement: Judgement, group: Group, thresholds: Thresholds) -> t
             judgement.reason != Reason.SAMPLING,
         ),
         Statistic(
-            "far margins",
-            f"{judgement.far_margins} of {n} beyond {thresholds.far_margin:g}",
+            "rollouts with a far margin",
+            f"{judgement.far_rollouts}, beyond {thresholds.far_margin:g}",
             f"{n * thresholds.far_rate:.2g} expected",
             judgement.reason != Reason.SAMPLING,
         ),

@@ -38,7 +38,7 @@ class Counts:
         sketch_misses: positions outside `sketch_tolerance`.
         margin_misses: tokens beyond `margin`.
         sketch_points, margin_points: the sums of the points of positions and of tokens.
-        far_margins: tokens beyond `far_margin`.
+        far_rollouts: rollouts with a far margin (`_count_far_rollouts`).
     """
 
     tokens: int = 0
@@ -47,7 +47,7 @@ class Counts:
     margin_misses: int = 0
     sketch_points: int = 0
     margin_points: int = 0
-    far_margins: int = 0
+    far_rollouts: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
@@ -63,7 +63,7 @@ class Counts:
         Raises:
             ValueError: more misses or points than the positions or tokens can have.
         """
-        if not self.sketch_misses <= self.positions <= self.tokens >= max(self.margin_misses, self.far_margins):
+        if not self.sketch_misses <= self.positions <= self.tokens >= max(self.margin_misses, self.far_rollouts):
             raise ValueError("more misses than positions, or more of either than tokens")
         if self.sketch_points > MAX_POINTS * self.positions or self.margin_points > MAX_POINTS * self.tokens:
             raise ValueError("more points than positions or tokens can have")
@@ -88,11 +88,11 @@ class Evidence:
         sketch_median: median distance of the positions, in sketch units.
         margin_misses: tokens beyond `margin`.
         sketch_points, margin_points: the sums of the points of positions and of tokens.
-        far_margins: tokens beyond `far_margin`.
+        far_rollouts: rollouts with a far margin (`_count_far_rollouts`).
         worst_margin: largest margin, in units of logits / temperature.
         sketch_surprisal: -log10 of the smallest probability under honest work: of the sketch misses of any scope, or of
             the group's points.
-        margin_surprisal: the same for margins, and for the far margins of any scope.
+        margin_surprisal: the same for margins, and for the rollouts with a far margin.
     """
 
     tokens: int = 0
@@ -102,7 +102,7 @@ class Evidence:
     margin_misses: int = 0
     sketch_points: int = 0
     margin_points: int = 0
-    far_margins: int = 0
+    far_rollouts: int = 0
     worst_margin: float = 0.0
     sketch_surprisal: float = 0.0
     margin_surprisal: float = 0.0
@@ -191,10 +191,10 @@ def compute_evidence(
     if not len(distances):
         return NO_EVIDENCE
     fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
+    scopes, tokens, positions = _scopes(lengths), len(distances), int(fresh.sum())
     sketch_misses = (distances > thresholds.sketch_tolerance) & fresh
     margin_misses = ~(margins <= thresholds.margin)  # NaN is a miss
-    far_margins = ~(margins <= thresholds.far_margin)
-    scopes, tokens, positions = _scopes(lengths), len(distances), int(fresh.sum())
+    far_rollouts = _count_far_rollouts(~(margins <= thresholds.far_margin), fresh, scopes[0])
     sketch_points = int(count_points(distances[fresh], thresholds.sketch_steps).sum())
     margin_points = int(count_points(margins, thresholds.margin_steps).sum())
     return Evidence(
@@ -205,7 +205,7 @@ def compute_evidence(
         margin_misses=int(margin_misses.sum()),
         sketch_points=sketch_points,
         margin_points=margin_points,
-        far_margins=int(far_margins.sum()),
+        far_rollouts=far_rollouts,
         worst_margin=float(np.clip(np.nan_to_num(margins, nan=MAX_MARGIN), 0.0, MAX_MARGIN).max()),
         sketch_surprisal=max(
             _largest_surprisal(sketch_misses, fresh, scopes, thresholds.sketch_rate),
@@ -213,10 +213,24 @@ def compute_evidence(
         ),
         margin_surprisal=max(
             _largest_surprisal(margin_misses, np.ones_like(fresh), scopes, thresholds.margin_rate),
-            _largest_surprisal(far_margins, np.ones_like(fresh), scopes, thresholds.far_rate),
+            surprisal(far_rollouts, tokens, thresholds.far_rate),
             points_surprisal(margin_points, tokens, thresholds.margin_steps),
         ),
     )
+
+
+def _count_far_rollouts(far: np.ndarray, fresh: np.ndarray, rollout: np.ndarray) -> int:
+    """Return how many rollouts have a far margin, with one of all those whose far margins are at repeated positions
+    alone, if no other rollout has one.
+
+    A large error of a state may go on in later positions, and rollouts that begin alike share their states. So far
+    margins of one rollout, or at repeated positions, may have one cause. Honest work has no more such rollouts than
+    independent tokens at the rate have far margins (union bound; Hoeffding 1956).
+
+    Args:
+        far, fresh: masks of positions; rollout: the number of each position's rollout. [N] each.
+    """
+    return len(np.unique(rollout[far & fresh])) or int(far.any())
 
 
 def _scopes(lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
@@ -249,7 +263,7 @@ def window_surprisal(groups: Iterable[Counts], thresholds: Thresholds) -> float:
     return max(
         surprisal(whole.sketch_misses, whole.positions, thresholds.sketch_rate),
         surprisal(whole.margin_misses, whole.tokens, thresholds.margin_rate),
-        surprisal(whole.far_margins, whole.tokens, thresholds.far_rate),
+        surprisal(whole.far_rollouts, whole.tokens, thresholds.far_rate),
         points_surprisal(whole.sketch_points, whole.positions, thresholds.sketch_steps),
         points_surprisal(whole.margin_points, whole.tokens, thresholds.margin_steps),
     )
@@ -304,7 +318,7 @@ def _margin_misses(window: CountedWindow) -> np.ndarray:
 
 
 def _far_margins(window: CountedWindow) -> np.ndarray:
-    return _log_factors_of_misses(window.counts.far_margins, window.counts.tokens, window.thresholds.far_rate)
+    return _log_factors_of_misses(window.counts.far_rollouts, window.counts.tokens, window.thresholds.far_rate)
 
 
 def _sketch_points(window: CountedWindow) -> np.ndarray:

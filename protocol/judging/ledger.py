@@ -39,7 +39,7 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed.
-        tokens, positions, sketch_misses, margin_misses, sketch_points, margin_points, far_margins: counts of the
+        tokens, positions, sketch_misses, margin_misses, sketch_points, margin_points, far_rollouts: counts of the
             accepted groups, for the test of a miner's history.
     """
 
@@ -59,7 +59,7 @@ class LedgerRow(Record):
     margin_misses: Count
     sketch_points: Count
     margin_points: Count
-    far_margins: Count
+    far_rollouts: Count
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -59,7 +59,7 @@ class Judgement(Record):
         reason: empty if the group was accepted, else a Reason. LAPSED is no rejection: the group counts for nothing.
         tokens: completion tokens of the group.
         positions: tokens whose sketch is not repeated; 0 if the check ended before the sketches.
-        sketch_misses, sketch_median, margin_misses, sketch_points, margin_points, far_margins, worst_margin: the
+        sketch_misses, sketch_median, margin_misses, sketch_points, margin_points, far_rollouts, worst_margin: the
             statistics that are compared with the run's thresholds, as in protocol/judging/evidence.py; 0 if the check
             ended before them.
         surprisal: -log10 of the smallest probability under honest work, of the misses of any scope or of the points.
@@ -79,7 +79,7 @@ class Judgement(Record):
     margin_misses: Annotated[int, Field(ge=0)]
     sketch_points: Annotated[int, Field(ge=0)]
     margin_points: Annotated[int, Field(ge=0)]
-    far_margins: Annotated[int, Field(ge=0)]
+    far_rollouts: Annotated[int, Field(ge=0)]
     worst_margin: Annotated[float, Field(ge=0.0, le=MAX_MARGIN)]
     surprisal: Annotated[float, Field(ge=0.0, le=MAX_SURPRISAL)]
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]

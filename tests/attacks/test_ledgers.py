@@ -62,7 +62,7 @@ async def test_an_honest_ledger_holds():
         (12, {"margin_misses": 1}, "improbable-history"),
         (1, {"margin_points": 160}, "improbable-window"),
         (12, {"margin_points": 32}, "improbable-history"),
-        (1, {"far_margins": 1}, "improbable-window"),
+        (1, {"far_rollouts": 1}, "improbable-window"),
     ],
 )
 def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:

@@ -83,7 +83,7 @@ def test_a_miner_that_puts_few_tokens_in_the_place_of_others_is_refused(row: Thr
     few, one = (Counts(6000, 6000, 0, number, 0, number * points, number) for number in (3, 1))
     assert window_surprisal([few], row) > surprisal_threshold(row)
     assert history_surprisal([CountedWindow(one, row)] * 8) > surprisal_threshold(row)
-    uncounted = [replace(counts, far_margins=0) for counts in (few, one)]
+    uncounted = [replace(counts, far_rollouts=0) for counts in (few, one)]
     assert window_surprisal(uncounted[:1], row) < surprisal_threshold(row)
     assert history_surprisal([CountedWindow(uncounted[1], row)] * 100) < surprisal_threshold(row)
 

@@ -240,7 +240,7 @@ def test_the_largest_verdict_of_a_run_fits_its_limit():
         margin_misses=tokens,
         sketch_points=MAX_POINTS * tokens,
         margin_points=MAX_POINTS * tokens,
-        far_margins=tokens,
+        far_rollouts=tokens,
         rewards=(-1e6 / 3,) * run.group_size,
         logprobs=bytes(4 * tokens),
     )

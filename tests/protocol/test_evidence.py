@@ -81,17 +81,26 @@ def test_one_token_beyond_the_limit_is_rejected():
     assert compute_evidence(distances, margins, LENGTHS, PROOF).worst_margin == MAX_MARGIN
 
 
-def test_far_margins_are_counted_in_every_scope():
-    """Two of them in one rollout of 200 tokens."""
+def test_far_margins_are_counted_once_for_each_rollout():
+    """One large error may go on in a rollout, and rollouts that begin alike share it."""
+    rows = PROOF.model_copy(update={"margin_limit": 100.0})
+    exact, repeats = np.zeros(N, dtype=int), np.zeros(N, dtype=bool)
+
+    def far_rollouts(*places: int) -> int:
+        margins = np.zeros(N)
+        margins[list(places)] = 0.45
+        return compute_evidence(exact, margins, LENGTHS, rows, repeats).far_rollouts
+
+    assert [far_rollouts(10, 20, 30), far_rollouts(10, TOKENS + 50, 2 * TOKENS), far_rollouts()] == [1, 3, 0]
+    repeats[TOKENS : TOKENS + 20] = repeats[2 * TOKENS : 2 * TOKENS + 20] = True
+    assert far_rollouts(10, TOKENS + 10, 2 * TOKENS + 10) == 1  # the same state
+    assert far_rollouts(TOKENS + 10, 2 * TOKENS + 10) == 1
+    assert far_rollouts(TOKENS + 10, 2 * TOKENS + 30, 3 * TOKENS) == 2
     margins = np.zeros(N)
-    margins[[10, 20]] = 0.45, math.nan
-    far = PROOF.model_copy(update={"margin_limit": 100.0})
-    evidence = compute_evidence(np.zeros(N, dtype=int), margins, LENGTHS, far)
-    assert (evidence.far_margins, evidence.counts.far_margins) == (2, 2)
-    in_one_rollout = surprisal(2, TOKENS, far.far_rate)
-    assert evidence.margin_surprisal >= in_one_rollout > surprisal_threshold(far)
-    margins[10] = 0.4  # not beyond
-    assert compute_evidence(np.zeros(N, dtype=int), margins, LENGTHS, far).far_margins == 1
+    margins[[10, 20, TOKENS + 30]] = 0.4, math.nan, 0.41  # not beyond, no number, and beyond
+    evidence = compute_evidence(exact, margins, LENGTHS, rows, repeats)
+    assert (evidence.far_rollouts, evidence.counts.far_rollouts) == (2, 2)
+    assert evidence.margin_surprisal >= surprisal(2, N, rows.far_rate)
 
 
 def test_far_margins_show_a_window_and_a_history_that_nothing_else_shows():

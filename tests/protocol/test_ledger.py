@@ -51,7 +51,7 @@ def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
         {"tokens": 15},
         {"sketch_misses": 17},
         {"margin_misses": 21},
-        {"far_margins": 21},
+        {"far_rollouts": 21},
     ],
 )
 def test_invalid_rows(changes: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
         margin_misses=0,
         sketch_points=0,
         margin_points=0,
-        far_margins=0,
+        far_rollouts=0,
     )
 
 

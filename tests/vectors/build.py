@@ -291,7 +291,7 @@ def verdict() -> list[Case]:
         bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (0.5,)}), MALFORMED),
         bad("one log-probability missing", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
         bad("more points than tokens can have", "judgement", pack(first | {"margin_points": 501}), MALFORMED),
-        bad("more far margins than tokens", "judgement", pack(first | {"far_margins": 6}), MALFORMED),
+        bad("more rollouts with far margins than tokens", "judgement", pack(first | {"far_rollouts": 6}), MALFORMED),
         _points(),
     ]
 

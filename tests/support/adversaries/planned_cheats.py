@@ -131,7 +131,7 @@ def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
         margin_misses=counts.margin_misses,
         sketch_points=counts.sketch_points,
         margin_points=counts.margin_points,
-        far_margins=counts.far_margins,
+        far_rollouts=counts.far_rollouts,
     )
 
 

@@ -92,7 +92,7 @@ def _row(groups: int, *, is_shown: bool) -> LedgerRow:
         margin_misses=0,
         sketch_points=0,
         margin_points=0,
-        far_margins=0,
+        far_rollouts=0,
     )
 
 

@@ -239,7 +239,7 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "margin_misses": 0,
         "sketch_points": 0,
         "margin_points": 0,
-        "far_margins": 0,
+        "far_rollouts": 0,
         "worst_margin": 0.0,
         "surprisal": 0.0,
         "rewards": (0.5, 1.0),
@@ -289,7 +289,7 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
         "margin_misses": 0,
         "sketch_points": 0,
         "margin_points": 0,
-        "far_margins": 0,
+        "far_rollouts": 0,
     }
     return LedgerRow(**(fields | changes))
 

@@ -70,7 +70,7 @@ class LyingValidator(Validator):
                     margin_misses=0,
                     sketch_points=0,
                     margin_points=0,
-                    far_margins=0,
+                    far_rollouts=0,
                     worst_margin=0.0,
                     surprisal=0.0,
                     rewards=tuple(rollout.reward for rollout in group.rollouts),
