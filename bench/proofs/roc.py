@@ -148,8 +148,9 @@ async def edits(setting: Setting, profile: Profile, row: Thresholds) -> None:
         print(
             f"beyond the far margin {row.far_margin:.2g} at {(all_gaps > row.far_margin).mean():.5f} of the positions; "
             f"honest tokens at a rate of at most {row.far_rate:.1e}\n"
-            f"a window of {_WINDOW_TOKENS} tokens is refused for {few} rollouts with far margins, a history of one in so "
-            "many tokens:" + "".join(f"  {tokens}: {_far_margins_until_refusal(tokens, row)}" for tokens in _SPACINGS)
+            f"a window of {_WINDOW_TOKENS} tokens is refused for {few} rollouts with far margins, a history of one in "
+            "so many tokens:"
+            + "".join(f"  {tokens}: {_far_margins_until_refusal(tokens, row)}" for tokens in _SPACINGS)
         )
     print(flush=True)
 
