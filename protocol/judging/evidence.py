@@ -220,12 +220,13 @@ def compute_evidence(
 
 
 def _count_far_rollouts(far: np.ndarray, fresh: np.ndarray, rollout: np.ndarray) -> int:
-    """Return how many rollouts have a far margin, with one of all those whose far margins are at repeated positions
-    alone, if no other rollout has one.
+    """Return how many rollouts have a far margin at a position that is not repeated. If none has, return 1 for any far
+    margin, and else 0.
 
     A large error of a state may go on in later positions, and rollouts that begin alike share their states. So far
-    margins of one rollout, or at repeated positions, may have one cause. Honest work has no more such rollouts than
-    independent tokens at the rate have far margins (union bound; Hoeffding 1956).
+    margins of one rollout, or at repeated positions, may have one cause. Under honest work a large number of such
+    rollouts is no more probable than the same number of far margins of independent tokens (union bound; Hoeffding
+    1956).
 
     Args:
         far, fresh: masks of positions; rollout: the number of each position's rollout. [N] each.
