@@ -277,4 +277,6 @@ def read(path: Path) -> ProofFile:
     except OSError as error:
         raise ProofFileError(f"{path}: cannot be read ({error.strerror}); `grailnode calibrate` writes it") from error
     except MalformedError as error:
-        raise ProofFileError(f"{path}: not a proof that `grailnode calibrate` wrote ({error})") from error
+        raise ProofFileError(
+            f"{path}: not a proof that `grailnode calibrate` wrote ({error}); measure it again with this version"
+        ) from error

@@ -105,6 +105,7 @@ def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, data: bytes, mess
     assert line is not None
     assert line.startswith(f"{path}: not a proof that `grailnode calibrate` wrote (")
     assert message in line
+    assert line.endswith("; measure it again with this version")
     assert line.isprintable()  # one line, and no control characters
     assert not (tmp_path / "run").exists()
 
