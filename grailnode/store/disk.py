@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,12 +91,19 @@ def make_folder(folder: Path) -> None:
     """Create a folder and its parents durably. Does nothing when the folder exists.
 
     Raises:
+        FileNotFoundError: another process removed the folder or a parent of it meanwhile; the caller may try again.
+        FileExistsError: something that is not a folder has this path.
         OSError: it cannot be created.
     """
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        # Another process may have created the folder since `is_dir`, and may have removed it again since `mkdir`.
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise
     sync_folder(folder.parent)
 
 

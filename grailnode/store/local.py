@@ -101,11 +101,12 @@ class LocalStore:
                         write_through(descriptor, *self._encode(path, data))
                         make_folder(target.parent)
                         temporary.rename(target)
-                    sync_folder(target.parent)
                 except FileNotFoundError:
                     continue
                 finally:
                     temporary.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # a concurrent deletion removed the object and its folder
+                    sync_folder(target.parent)
                 return
         raise StoreError(
             f"{path}: its folder below {self._root} disappeared {_PUT_ATTEMPTS} times during the put; does another "
