@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError, error_context
 from protocol.judging.evidence import CountedWindow, surprisal_threshold
-from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, histories, scores
+from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, are_same_scores, histories, scores
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.proof import ProofSpec
 from protocol.rollout.batch import Commitment
@@ -16,6 +17,9 @@ from roles.node.identity import Node
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals
+
+LEVEL_TOLERANCE: Final = 1e-9
+"""Share of a level by which probabilities may differ between machines."""
 
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
@@ -54,7 +58,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
-        if complete and summary.scores != scores(counting, node.run.scoring, node.run.proof):
+        if complete and not are_same_scores(summary.scores, scores(counting, node.run.scoring, node.run.proof)):
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
         say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")
@@ -206,9 +210,14 @@ def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> 
 
 
 def _check_accepted(verdict: Verdict, history: Sequence[CountedWindow], proof: ProofSpec, place: str) -> None:
-    """Raise ProtocolError if a validator accepts what its own numbers refuse."""
+    """Raise ProtocolError if a validator accepts what its own numbers refuse.
+
+    Probabilities that its machine computed may differ in their last bits from this machine's, so the level is lower by
+    LEVEL_TOLERANCE.
+    """
     with error_context(place):
         thresholds = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
+    thresholds = thresholds.model_copy(update={"level": thresholds.level * (1.0 - LEVEL_TOLERANCE)})
     refused_alone = any(
         max(
             judgement.surprisal - surprisal_threshold(thresholds),

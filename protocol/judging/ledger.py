@@ -5,7 +5,7 @@ reveals the summary, so that no validator can wait for another's results and cop
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,9 @@ Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Score = Annotated[float, Field(gt=0.0, le=1.0)]
 OptionalDigest = Annotated[bytes, Field(max_length=32)]
+
+SCORE_TOLERANCE: Final = 1e-9
+"""Difference of two shares that count as equal: powers differ in their last bits between processors."""
 
 
 def _empty_or_digest(data: bytes, what: str) -> None:
@@ -383,6 +386,19 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
     earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
     earners.sort(key=lambda item: (-item[1], item[0]))
     return tuple(sorted(earners[: limits.MAX_PARTICIPANTS]))
+
+
+def are_same_scores(scores: Sequence[tuple[bytes, float]], computed: Sequence[tuple[bytes, float]]) -> bool:
+    """Return whether scores are what another machine may have computed: the same shares within `SCORE_TOLERANCE`, where
+    a miner that is not listed has a share of 0.
+
+    Args:
+        scores: of a summary; computed: by `scores` on this machine.
+    """
+    one, other = dict(scores), dict(computed)
+    is_ascending = [miner for miner, _ in scores] == sorted(one)
+    differences = (one.get(miner, 0.0) - other.get(miner, 0.0) for miner in one | other)
+    return is_ascending and all(abs(difference) <= SCORE_TOLERANCE for difference in differences)
 
 
 def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:

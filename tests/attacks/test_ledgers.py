@@ -1,6 +1,7 @@
 """A validator that accepts groups which its own numbers refuse: `grailnode verify --ledger` shows it."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ async def write_ledger(
     testbed: AttackedTrainer,
     windows: int,
     amendments: Mapping[int, tuple[Amendment, ...]] | None = None,
+    round_scores: Callable[[float], float] = float,
     **changes: Any,
 ) -> None:
     """Publish a ledger of some windows, each with one accepted group.
 
     Args:
         amendments: by window.
+        round_scores: from the score that this machine computes to the one that the validator signs.
         changes: other numbers of each judgement.
     """
     amendments = amendments or {}
@@ -38,7 +41,9 @@ async def write_ledger(
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
         entry = testbed.summary(FIRST, verdict, **fields)
-        entry = entry.model_copy(update={"scores": scores([*ledger, entry], testbed.run.scoring, testbed.run.proof)})
+        computed = scores([*ledger, entry], testbed.run.scoring, testbed.run.proof)
+        stated = tuple((miner, round_scores(score)) for miner, score in computed)
+        entry = entry.model_copy(update={"scores": stated})
         await testbed.seal(FIRST, entry)
         await testbed.reveal(FIRST, entry, verdict)
         ledger.append(entry)
@@ -50,6 +55,24 @@ async def test_an_honest_ledger_holds():
     await write_ledger(testbed, 12)
     lines: list[str] = []
     assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 12
+
+
+@pytest.mark.parametrize("towards", [0.0, 1.0])
+def test_scores_of_a_machine_that_rounds_powers_otherwise_are_no_lie(towards: float) -> None:
+    async def scenario() -> None:
+        testbed = AttackedTrainer()
+        await write_ledger(testbed, 3, round_scores=lambda score: min(1.0, math.nextafter(score, towards)))
+        assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 3
+
+    simulated(scenario)()
+
+
+@simulated
+async def test_a_score_that_does_not_follow_from_the_rows_is_found():
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 3, round_scores=lambda score: score - 1e-6)
+    with pytest.raises(ProtocolError, match="the scores do not follow from the rows"):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from protocol.judging.ledger import (
     LedgerRow,
     StratumResult,
     Summary,
+    are_same_scores,
     balances,
     clean_windows,
     histories,
@@ -283,3 +284,21 @@ def test_a_rejection_does_not_end_a_history() -> None:
     }
     amendment = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
     assert histories([*ledger, summary(window=5, amendments=(amendment,))], PROOF) == histories(ledger, PROOF)
+
+
+@pytest.mark.parametrize(
+    "listed, computed, same",
+    [
+        ([(b"a", 0.5), (b"b", 0.25)], [(b"a", 0.5 + 1e-15), (b"b", 0.25)], True),
+        ([(b"a", 0.5)], [(b"a", 0.5), (b"b", 1e-16)], True),  # a balance that rounding moves across the deposit
+        ([(b"a", 0.5)], [(b"a", 0.5 + 2e-9)], False),
+        ([(b"a", 0.5)], [(b"a", 0.5), (b"b", 2e-9)], False),
+        ([], [(b"a", 0.5)], False),
+        ([(b"b", 0.25), (b"a", 0.5)], [(b"a", 0.5), (b"b", 0.25)], False),
+        ([(b"a", 0.9), (b"a", 0.5)], [(b"a", 0.5)], False),
+    ],
+)
+def test_scores_are_the_same_but_for_the_last_bits(
+    listed: list[tuple[bytes, float]], computed: list[tuple[bytes, float]], same: bool
+) -> None:
+    assert are_same_scores(listed, computed) == same
