@@ -1,8 +1,11 @@
-"""For all tests: one thread for torch, hypothesis without deadlines (on CI with the same examples every time), the long
-tests first, and `--allowed-skips FILE`.
+"""For all tests: one thread for torch and OpenBLAS, hypothesis without deadlines (on CI with the same examples every
+time), the long tests first, and `--allowed-skips FILE`.
 """
 
 import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported, also by what tests start
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final

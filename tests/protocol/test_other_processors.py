@@ -1,0 +1,120 @@
+"""What two nodes must compute alike, compared with a process whose libraries leave out instruction sets.
+
+Scores, surprisals and factors contain powers, logarithms and sums of BLAS: they differ in their last bits, and only
+there. The state after a round is the same to the bit.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.judging.evidence import Counts, history_surprisal, window_surprisal
+from protocol.judging.ledger import Summary, are_same_scores, scores
+from protocol.outer.comparing import PROJECTED, Comparison, SentRounds
+from protocol.outer.robust import RobustSettings, weigh_round
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import DILOCO, encode
+from tests.support.builders import samples
+from tests.support.builders.proofs import windows_of
+from tests.support.builders.samples import round_rules, row, summary
+from tests.support.processes.dispatches import DISPATCHES, environment
+from tests.support.processes.programs import ROOT
+
+LEDGERS, WINDOWS, MINERS, ROUNDS = 100, 3, 40, 20
+SCORING = samples.SCORING.model_copy(update={"exponent": 1.7, "half_life": 5.0})
+PROOF = samples.run_manifest().proof
+THRESHOLDS = PROOF.row("torch-float32", "torch-float32")
+KEYS = [samples.key(f"miner {number}") for number in range(MINERS)]
+
+
+def _ledger(seed: int) -> list[Summary]:
+    draw = random.Random(seed)
+    return [
+        summary(*(row(key, **_groups(draw)) for key in KEYS), window=window, amendments=()) for window in range(WINDOWS)
+    ]
+
+
+def _groups(draw: random.Random) -> dict[str, int]:
+    accepted = draw.randrange(1, 17)
+    rejected = draw.randrange(17 - accepted) if draw.random() < 0.1 else 0
+    return {"audited": accepted + rejected, "accepted": accepted, "rejected": rejected}
+
+
+def _surprisals(seed: int) -> list[float]:
+    draw = random.Random(seed)
+    tokens = draw.randrange(1000, 5000)
+    counts = Counts(
+        tokens=tokens,
+        positions=tokens,
+        sketch_misses=draw.randrange(20),
+        margin_misses=draw.randrange(6),
+        sketch_points=draw.randrange(60),
+        margin_points=draw.randrange(60),
+        far_rollouts=draw.randrange(2),
+    )
+    return [window_surprisal([counts], THRESHOLDS), history_surprisal(windows_of([counts] * 4, THRESHOLDS))]
+
+
+def _factors(seed: int) -> tuple[float, ...]:
+    sent = np.random.default_rng(seed).standard_normal((5, PROJECTED))
+    sent += sent[0] * np.random.default_rng(seed).uniform(0.2, 2.0, (5, 1))
+    comparison = Comparison(sent @ sent.T, sent)
+    return weigh_round([bytes([place]) for place in range(5)], comparison, SentRounds(), RobustSettings()).factors
+
+
+def _state_after_a_round() -> str:
+    random_state = np.random.default_rng(0)  # torch's own normal numbers depend on the processor
+
+    def tensor(scale: float) -> torch.Tensor:
+        return torch.from_numpy(random_state.uniform(-scale, scale, (300, 40)).astype(np.float32))
+
+    base, rules = tensor(0.1), round_rules()
+    state = SharedState.begin({"a": base}, has_momentum=True)
+
+    def payload() -> bytes:
+        local, feedback = {"a": base - tensor(1e-3)}, {"a": tensor(1e-5)}
+        return encode({"a": base}, local, feedback, DILOCO.coding, state.digests.weights).payload
+
+    return repr(state.after([payload() for _ in range(3)], [1.0, 0.7312, 1 / 3], rules).digests)
+
+
+def results() -> dict[str, Any]:
+    """Return what this process computes."""
+    return {
+        "scores": [
+            [(miner.hex(), score) for miner, score in scores(_ledger(seed), SCORING, PROOF)] for seed in range(LEDGERS)
+        ],
+        "surprisals": [_surprisals(seed) for seed in range(100)],
+        "factors": [_factors(seed) for seed in range(ROUNDS)],
+        "state": _state_after_a_round(),
+    }
+
+
+@pytest.mark.parametrize("name", DISPATCHES)
+def test_other_instruction_sets_change_the_last_bits_of_floats_and_nothing_else(name: str) -> None:
+    script = "import json; from tests.protocol.test_other_processors import results; print(json.dumps(results()))"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **environment(DISPATCHES[name]), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    here, there = results(), json.loads(run.stdout)
+    for own, other in zip(here["scores"], there["scores"], strict=True):
+        assert are_same_scores(
+            [(bytes.fromhex(miner), score) for miner, score in own],
+            [(bytes.fromhex(miner), score) for miner, score in other],
+        )
+    for statistic in ("surprisals", "factors"):
+        np.testing.assert_allclose(here[statistic], there[statistic], rtol=1e-9)
+    assert here["state"] == there["state"]
