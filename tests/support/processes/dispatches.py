@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -130,7 +131,7 @@ def failures(dispatch: Dispatch, seen: Mapping[str, Any], native: Mapping[str, A
 def describe(seen: Mapping[str, Any], native: Mapping[str, Any]) -> str:
     """Return a line that says what the libraries use, and how much of what they compute differs."""
     names = "; ".join(
-        f"{library} {seen[library] or 'baseline'}, here {native[library]}"
+        f"{library} {_name(seen[library])}, here {_name(native[library])}"
         for library in ("numpy", "openblas", "torch", "onednn", "numba")
     )
     counts = {name: sum(map(ne, seen[name], native[name])) for name in ("powers", "products")}
@@ -138,6 +139,13 @@ def describe(seen: Mapping[str, Any], native: Mapping[str, Any]) -> str:
         f"{counts['powers']} of {POWERS} powers of libm and {counts['products']} of {len(seen['products'])} elements "
         f"of a product in torch differ from this processor's; {names}"
     )
+
+
+def _name(answer: Any) -> str:
+    """Return what a library says in a word or some."""
+    if isinstance(answer, bool):
+        return "with bfloat16" if answer else "without bfloat16"
+    return " ".join(answer) or "baseline" if isinstance(answer, list) else answer or "by the processor's name"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -149,6 +157,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"usage, on x86-64: {__spec__.name} {'|'.join(DISPATCHES)} COMMAND ...", file=sys.stderr)
         return 2
     name, command = arguments[0], arguments[1:]
+    if shutil.which(command[0]) is None:
+        print(f"{command[0]}: no such command", file=sys.stderr)
+        return 2
     variables = environment(DISPATCHES[name])
     native, seen = _observe_in({}), _observe_in(variables)
     if problems := failures(DISPATCHES[name], seen, native):
