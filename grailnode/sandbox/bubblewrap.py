@@ -30,10 +30,15 @@ _PROBE_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = (0.1, 1.0)  # pauses before trials are repeated whose sandboxes did not start
 _READY: Final = b"r"
 _TESTER_CPU_FACTOR: Final = 2
-_DESCRIBE_INTERPRETER: Final = (
-    "import json,sys,sysconfig as s;p=s.get_paths();"
-    "print(json.dumps(['%d.%d'%sys.version_info[:2],sys.executable,p['stdlib'],p['platstdlib'],s.get_config_var('LIBDIR'),p['purelib']]))"
-)
+_HOME: Final = "/python"
+"""Where the interpreter is in the sandbox: its path on this machine may name its user."""
+_DESCRIBE_INTERPRETER: Final = """
+import json, sys, sysconfig
+base = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix})  # not those of a venv
+libraries = [base["stdlib"], base["platstdlib"]]
+version = "%d.%d" % sys.version_info[:2]
+print(json.dumps([version, sys.executable, libraries, sys.platlibdir, sysconfig.get_config_var("LIBDIR")]))
+"""
 _LIMITS: Final = ProgramLimits()
 _INSTALL: Final = "install bubblewrap 0.7 or newer (pip install 'grailnode[code]', or apt-get install bubblewrap)"
 _ENABLE: Final = (
@@ -49,17 +54,13 @@ class _Interpreter:
 
     Attributes:
         version: such as '3.11'.
-        executable: path of the program.
-        libraries: directories and files that it needs to start.
-        shared: directory of libpython.
-        packages: directory of third-party packages, which is hidden from programs.
+        executable: path of the program in the sandbox.
+        files: (path on this machine, path in the sandbox) of the directories and files that it needs to start.
     """
 
     version: str
     executable: str
-    libraries: tuple[str, ...]
-    shared: str
-    packages: str
+    files: tuple[tuple[str, str], ...]
 
 
 class BubblewrapSandbox:
@@ -203,19 +204,29 @@ def _isolation_arguments(interpreter: _Interpreter, limits: ProgramLimits) -> tu
     environment = {
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",
+        "PYTHONHOME": _HOME,
         "PYTHONPATH": "/app",
-        "LD_LIBRARY_PATH": interpreter.shared,
+        "LD_LIBRARY_PATH": f"{_HOME}/lib",
     }
     for name, value in environment.items():
         arguments += ["--setenv", name, value]
-    for path in dict.fromkeys((*_LIBRARIES, *interpreter.libraries, interpreter.executable)):
+    for path, place in dict.fromkeys((*((path, path) for path in _LIBRARIES), *interpreter.files)):
         if Path(path).exists():
-            arguments += ["--ro-bind", path, path]
-    for path in (interpreter.packages, "/usr/lib/python3/dist-packages"):
-        if Path(path).is_dir():  # the packages of this machine must not help a solution
-            arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+            arguments += ["--ro-bind", path, place]
+    for path in _package_folders(interpreter):
+        arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
     arguments += ["--ro-bind", str(_INSIDE), _INSIDE_MOUNT, "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     return (*arguments, "--chdir", "/tmp", "--remount-ro", "/")  # noqa: S108
+
+
+def _package_folders(interpreter: _Interpreter) -> list[str]:
+    """Return the paths in the sandbox where third-party packages would be: those of a machine must not help a solution,
+    which would then be right on this machine only.
+    """
+    own = [f"{place}/site-packages" for path, place in interpreter.files if Path(path, "site-packages").is_dir()]
+    names = ("python3/dist-packages", f"python{interpreter.version}/site-packages")
+    shared = [f"{library}/{name}" for library in _LIBRARIES for name in names]
+    return [*own, *(path for path in shared if Path(path).is_dir())]
 
 
 def _find_bubblewrap() -> str:
@@ -251,12 +262,17 @@ def _find_interpreter(version: str) -> _Interpreter:
     )
     if result.returncode:
         raise SandboxError(f"{path} does not run")
-    actual_version, executable, standard, platform_standard, shared, packages = json.loads(result.stdout)
+    actual_version, executable, (standard, platform_standard), library, shared = json.loads(result.stdout)
     if actual_version != version:
         raise SandboxError(f"{path} is Python {actual_version}, not {version}")
-    libraries = [standard, platform_standard, *sorted(map(str, Path(shared).glob("libpython3*.so*")))]
-    real = str(Path(executable).resolve())
-    return _Interpreter(version, real, tuple(libraries), shared, packages)
+    program = f"{_HOME}/bin/python{version}"
+    files = {
+        (standard, f"{_HOME}/lib/python{version}"),
+        (platform_standard, f"{_HOME}/{library}/python{version}"),
+        (str(Path(executable).resolve()), program),
+        *((str(file), f"{_HOME}/lib/{file.name}") for file in Path(shared).glob("libpython3*.so*")),
+    }
+    return _Interpreter(version, program, tuple(sorted(files)))
 
 
 class _Pipe:

@@ -10,6 +10,9 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramLimits, ProgramTests, SandboxError
 from tests.support.builders.sandboxes import OWN
 
+FILES = 50 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""A limit of open files that no other process of these tests gives its sandboxes."""
+
 PRELUDE = """
 def tried(*attempts):
     out = []
@@ -74,9 +77,14 @@ def attack(): return tried(
 """,
     "files of others": """
 import os
+def listed(path):
+    if not os.listdir(path): raise OSError
+    return path
 def attack(): return tried(*[(p, lambda p=p: open(p).read() if not os.path.isdir(p) else os.listdir(p)) for p in (
     '/etc/shadow', '/etc/passwd', '/proc/self/environ', '/proc/1/environ', '/proc/self/mem', '/dev/mem', '/home',
-    '/root/.ssh', '/sys', '/run', '/var', '/etc/hostname', '/dev/shm')])
+    '/root/.ssh', '/sys', '/run', '/var', '/etc/hostname', '/dev/shm', '/root')],
+    *[(p, lambda p=p: listed(p)) for p in (
+    os.path.dirname(os.__file__) + '/site-packages', '/usr/lib/python3/dist-packages', '/lib/python3/dist-packages')])
 """,
     "writing outside": """
 import os
@@ -141,7 +149,8 @@ def test_a_solution_cannot_read_secrets_of_the_node(
         f"""
 import os
 def environment():
-    if set(os.environ) - {{'PYTHONHASHSEED', 'PYTHONUTF8', 'PYTHONPATH', 'LD_LIBRARY_PATH', 'PWD', 'LC_CTYPE'}}:
+    allowed = 'PYTHONHASHSEED PYTHONUTF8 PYTHONHOME PYTHONPATH LD_LIBRARY_PATH PWD LC_CTYPE'
+    if set(os.environ) - set(allowed.split()):
         return dict(os.environ)
     raise OSError
 def attack(): return tried(
@@ -230,7 +239,7 @@ def test_no_test_passes_without_a_correct_answer(sandbox: BubblewrapSandbox, att
 def strict(sandbox: BubblewrapSandbox) -> BubblewrapSandbox:
     """Return a sandbox with short limits. Its limit of files identifies its processes."""
     assert sandbox.python
-    return BubblewrapSandbox.open(OWN, ProgramLimits(cpu_seconds=1, wall_seconds=8.0, files=53))
+    return BubblewrapSandbox.open(OWN, ProgramLimits(cpu_seconds=1, wall_seconds=8.0, files=FILES))
 
 
 ENDLESS_PROGRAMS = {
@@ -283,7 +292,7 @@ def test_an_endless_program_is_stopped_and_leaves_no_process(strict: BubblewrapS
 
 
 def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
-    """Return the command lines of living processes of a sandbox with a limit of 53 files."""
+    """Return the command lines of living processes of a sandbox with a limit of FILES files."""
     command_lines = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
@@ -291,7 +300,7 @@ def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
                 line = (directory / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"grailnode.sandbox.inside" in line and line.endswith(b"\x0053\x00"):
+            if b"grailnode.sandbox.inside" in line and line.endswith(b"\0%d\0" % FILES):
                 command_lines.append(line.decode(errors="replace"))
     return command_lines
 

@@ -10,7 +10,8 @@ from protocol.environments.base import SandboxError
 from tests.support.builders.sandboxes import OWN
 
 FAILING = "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
-UNRESTRICTED = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
+# the program behind `--` is the path of the interpreter in the sandbox
+UNRESTRICTED = f'#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec "{sys.executable}" "$@"\n'
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are for Linux")
 

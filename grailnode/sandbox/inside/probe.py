@@ -28,7 +28,15 @@ def main() -> None:
         "memory": lambda: bytearray(1 << 36),
     }
     failures = [name for name, attempt in attempts.items() if not _is_refused(attempt)]
-    if set(os.environ) - {"PYTHONHASHSEED", "PYTHONUTF8", "PYTHONPATH", "LD_LIBRARY_PATH", "PWD", "LC_CTYPE"}:
+    if set(os.environ) - {
+        "PYTHONHASHSEED",
+        "PYTHONUTF8",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "PWD",
+        "LC_CTYPE",
+    }:
         failures.append("environment")
     sys.stdout.write(json.dumps(failures))
 
