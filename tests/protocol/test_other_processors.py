@@ -6,6 +6,7 @@ there. The state after a round is the same to the bit.
 
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from protocol.pseudogradient import DILOCO, encode
 from tests.support.builders import samples
 from tests.support.builders.proofs import windows_of
 from tests.support.builders.samples import round_rules, row, summary
-from tests.support.processes.dispatches import DISPATCHES, environment
+from tests.support.processes.dispatches import DISPATCHES, environment, failures, observe_in
 from tests.support.processes.programs import ROOT
 
 LEDGERS, WINDOWS, MINERS, ROUNDS = 100, 3, 40, 20
@@ -118,3 +119,14 @@ def test_other_instruction_sets_change_the_last_bits_of_floats_and_nothing_else(
     for statistic in ("surprisals", "factors"):
         np.testing.assert_allclose(here[statistic], there[statistic], rtol=1e-9)
     assert here["state"] == there["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the switches are those of x86-64")
+def test_a_switch_that_has_no_effect_is_noticed() -> None:
+    dispatch, native = DISPATCHES["nehalem"], observe_in({})
+    switches = environment(dispatch)
+    assert failures(dispatch, observe_in(switches), native) == []
+    for switch in switches.keys() - {"NUMBA_CPU_FEATURES"}:  # which only keeps one in the environment from adding some
+        others = {name: value for name, value in switches.items() if name != switch}
+        assert len(failures(dispatch, observe_in(others), native)) == 1, switch

@@ -78,10 +78,12 @@ def _numpy_features() -> list[str]:
 def observe() -> dict[str, Any]:
     """Return what the libraries of this process say, and results in which libm and MKL show what they use."""
     import numba
+    import numpy as np
     import torch
     from threadpoolctl import threadpool_info
 
-    factors = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    # the same factors under every dispatch; torch's own normal numbers would differ, whatever MKL does
+    factors = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (2, 200, 200)).astype(np.float32))
     powers = [math.pow(1.0 + number / POWERS, 1.5 + number % 97) for number in range(POWERS)]
     return {
         "numpy": _numpy_features(),
@@ -94,7 +96,7 @@ def observe() -> dict[str, Any]:
     }
 
 
-def _observe_in(variables: Mapping[str, str]) -> dict[str, Any]:
+def observe_in(variables: Mapping[str, str]) -> dict[str, Any]:
     """Return what `observe` returns in a process with more variables."""
     run = subprocess.run(
         [sys.executable, "-m", __spec__.name, "observe"],
@@ -122,8 +124,8 @@ def failures(dispatch: Dispatch, seen: Mapping[str, Any], native: Mapping[str, A
         lines.append("oneDNN uses AVX-512")
     if dispatch.mkl == "COMPATIBLE" and seen["products"] == native["products"]:
         lines.append("MKL computes the same products as without the switch")
-    here_is_fma = bool({"X86_V3", "FMA3"} & set(native["numpy"]))
-    if "FMA" in dispatch.glibc and here_is_fma and seen["powers"] == native["powers"]:
+    has_fma = bool({"X86_V3", "FMA3"} & set(native["numpy"]))
+    if "FMA" in dispatch.glibc and has_fma and seen["powers"] == native["powers"]:
         lines.append("libm computes the same powers as without the switch")
     return lines
 
@@ -142,7 +144,7 @@ def describe(seen: Mapping[str, Any], native: Mapping[str, Any]) -> str:
 
 
 def _name(answer: Any) -> str:
-    """Return what a library says in a word or some."""
+    """Return what a library says, in a few words."""
     if isinstance(answer, bool):
         return "with bfloat16" if answer else "without bfloat16"
     return " ".join(answer) or "baseline" if isinstance(answer, list) else answer or "by the processor's name"
@@ -161,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{command[0]}: no such command", file=sys.stderr)
         return 2
     variables = environment(DISPATCHES[name])
-    native, seen = _observe_in({}), _observe_in(variables)
+    native, seen = observe_in({}), observe_in(variables)
     if problems := failures(DISPATCHES[name], seen, native):
         print(f"dispatch {name} has not taken effect: {'; '.join(problems)}", file=sys.stderr)
         return 1
