@@ -22,11 +22,7 @@ _HEADER = (
 
 
 def run(seed: int, out: Path) -> DemoReport:
-    """Run one demo with the default number of windows and return its report.
-
-    Raises:
-        CalledProcessError: the demo failed.
-    """
+    """Run one demo with the default number of windows and return its report."""
     command = [sys.executable, "-m", "grailnode", "demo", "--seed", str(seed), "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return read_report(out / "report.json")

@@ -36,11 +36,7 @@ class NamespaceNetwork:
     @classmethod
     @contextmanager
     def open(cls, machines: Sequence[str]) -> Iterator["NamespaceNetwork"]:
-        """Make a hub and the machines with these names, with unlimited links, and remove them at the end of the block.
-
-        Raises:
-            NamespaceError: the machine does not allow it.
-        """
+        """Make a hub and the machines with these names, with unlimited links, for the length of the block."""
         network = cls(f"grailnode-{os.getpid()}")
         try:
             _run("ip", "netns", "add", network.name)

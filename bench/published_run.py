@@ -19,11 +19,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def published_versions(run_file: Path) -> list[Weights]:
-    """Return the versions of a run that its stored anchors and patches give, oldest first.
-
-    Raises:
-        ProtocolError: the chain is not valid.
-    """
+    """Return the versions of a run that its stored anchors and patches give, oldest first."""
 
     async def read() -> list[Weights]:
         return [

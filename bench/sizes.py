@@ -77,7 +77,6 @@ class Events:
     events: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
 
     def event(self, name: str, **fields: Any) -> None:
-        """Implements Telemetry.event."""
         self.events.append((time.monotonic(), name, fields))
 
     def named(self, name: str) -> list[tuple[float, dict[str, Any]]]:

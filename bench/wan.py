@@ -254,11 +254,7 @@ def create_run(directory: Path, pair: Path, tensors: int) -> workspace.Workspace
 
 
 def run(setup: Setup, directory: Path, pair: Path) -> list[Step]:
-    """Publish the anchor, then the patches, and return the measurements of each.
-
-    Raises:
-        NamespaceError: this machine does not allow namespaces.
-    """
+    """Publish the anchor, then the patches, and return the measurements of each."""
     directory.mkdir(parents=True)
     with ExitStack() as stack:
         namespaces = stack.enter_context(NamespaceNetwork.open(tuple(ROLES)))

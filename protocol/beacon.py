@@ -125,11 +125,7 @@ class ChainInfo(Record):
         return hashlib.sha256(times + self.public_key + self.group_hash + name).digest()
 
     def round_time(self, round_number: int) -> float:
-        """Return the time at which a round is due: seconds since the Unix epoch.
-
-        Raises:
-            ValueError: the number is not one of a round.
-        """
+        """Return the time at which a round is due: seconds since the Unix epoch."""
         _check_round(round_number)
         return (self.genesis_ms + (round_number - 1) * self.period_ms) / 1000
 
@@ -231,12 +227,7 @@ def verify_round(chain: ChainInfo, round_number: int, signature: bytes) -> bytes
 
 
 def open_round(chain: ChainInfo, round_number: int, data: bytes) -> bytes:
-    """Parse and verify a relay's answer, and return the round's randomness (32 bytes).
-
-    Raises:
-        LimitError, MalformedError: as `parse_round`.
-        SignatureError: the answer is not signed by the chain's key.
-    """
+    """Parse and verify a relay's answer, and return the round's randomness (32 bytes)."""
     return verify_round(chain, round_number, parse_round(data, round_number))
 
 
@@ -290,11 +281,7 @@ class LocalKey:
         )
 
     def sign(self, round_number: int) -> bytes:
-        """Sign a round: a compressed G1 point, 48 bytes.
-
-        Raises:
-            ValueError: the number is not one of a round.
-        """
+        """Sign a round: a compressed G1 point, 48 bytes."""
         _check_round(round_number)
         compressed = _message(round_number).scalar_mul(self.secret).compress()
         assert isinstance(compressed, bytes)

@@ -227,11 +227,7 @@ def window_of(path: str) -> int:
 
 
 def writer(path: str) -> bytes:
-    """Return the public key of the only participant that may write to a path.
-
-    Raises:
-        MalformedError: the path does not begin with a key, and is not that of an announcement.
-    """
+    """Return the public key of the only participant that may write to a path."""
     if path.startswith(participants()):
         return key_at_end(path)
     return key_at_end(path.partition("/")[0])

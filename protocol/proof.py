@@ -173,11 +173,7 @@ class ProofSpec(Record):
         raise PairError(f"the run has no thresholds for miners in {miner} and validators in {validator}; {admitted}")
 
     def widest(self, *miners: str) -> Thresholds:
-        """Return thresholds for groups of one or more arithmetics of miners within which those of every validator lie.
-
-        Raises:
-            PairError: the run does not admit such miners.
-        """
+        """Return thresholds for groups of some arithmetics of miners within which those of every validator lie."""
         rows = [self.row(miner, validator) for miner in sorted(miners) for validator in self.validators]
         bounds = Thresholds.model_fields.keys() - {"miner", "validator", "confidence", "sketch_steps", "margin_steps"}
         widest: dict[str, Any] = {name: max(getattr(row, name) for row in rows) for name in bounds}

@@ -161,9 +161,6 @@ def quantize(weights: Weights, precision: Precision) -> dict[str, Tensor]:
 
     Args:
         weights: float32 or BF16.
-
-    Raises:
-        ValueError: a weight of a matrix is not finite, or is too large.
     """
     published: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -181,9 +178,6 @@ def published_tensors(weights: Weights, precision: Precision, names: Sequence[st
     Args:
         weights: float32 or BF16, of any device.
         names: of tensors of the version.
-
-    Raises:
-        ValueError: a weight of a matrix is not finite, or is too large.
     """
     sources = {name if name in weights else name.removesuffix(SCALE) for name in names}
     published = quantize({name: weights[name] for name in sources}, precision)

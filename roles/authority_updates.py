@@ -31,11 +31,7 @@ def _state_path(number: int) -> str:
 
 
 async def load_authority(node: Node) -> None:
-    """Obey the revisions that are stored in this node's own state.
-
-    Raises:
-        ProtocolError: one of them is damaged; StoreError: one cannot be read. Neither is safe to ignore.
-    """
+    """Obey the revisions that are stored in this node's own state."""
     while True:
         number = node.revisions.number + 1
         try:
@@ -76,11 +72,7 @@ async def poll_authority(node: Node, poll_seconds: float = POLL_SECONDS) -> None
 async def run_under_authority(
     node: Node, work: Callable[[], Awaitable[None]], poll_seconds: float = POLL_SECONDS
 ) -> None:
-    """Refresh the authority once, then do a node's work while keeping up with it.
-
-    Raises:
-        ProtocolError, StoreError: as `load_authority` and `refresh_authority`; and what the work raises.
-    """
+    """Refresh the authority once, then do a node's work while keeping up with it."""
     await refresh_authority(node)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(poll_authority, node, poll_seconds)

@@ -58,9 +58,6 @@ async def gather(
     Args:
         errors: the expected errors of a task.
         cancel_others: whether a failure cancels the tasks under way; if not, they are waited for.
-
-    Raises:
-        The first of the expected errors that a task raised: StoreError or ProtocolError by default.
     """
     results: dict[int, Result] = {}
     queue = iter(enumerate(items))
@@ -91,9 +88,6 @@ async def fetch_ahead(
     Args:
         sizes: bytes of each result; empty for results whose sizes do not matter.
         ahead_bytes: of the results that are fetched ahead, or wait: as many as this, or a single larger one.
-
-    Raises:
-        StoreError, ProtocolError: the first that a fetch or a use raised; what was under way is cancelled.
     """
     results: dict[int, Result] = {}
     fetches = [trio.Event() for _ in items]  # set when the result of an item is there

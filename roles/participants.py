@@ -95,9 +95,6 @@ async def list_announced_keys(node: Node) -> list[bytes]:
 
     A store cuts long listings, and an attacker may have put thousands of keys before all others. So of a listing that
     is cut, another part follows, which starts at another key each time.
-
-    Raises:
-        StoreError: the storage cannot be listed.
     """
     keys, listed_paths = await _list_keys_after(node, "")
     if listed_paths >= limits.MAX_PARTICIPANTS:  # there may be more: stores cut long listings

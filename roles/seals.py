@@ -12,12 +12,7 @@ from roles.records import fetch_record, open_record
 
 
 async def find_seal(node: Node, window: int, validator: bytes) -> Signed[Seal] | None:
-    """Return the seal of a validator for a window; None if storage shows none.
-
-    Raises:
-        StoreError: storage did not answer.
-        TooLargeError, ProtocolError: it shows something else.
-    """
+    """Return the seal of a validator for a window; None if storage shows none."""
     try:
         return await fetch_record(node, Seal, paths.seal(validator, window))
     except NotFoundError:
@@ -28,10 +23,6 @@ async def fetch_witnessed_seals(node: Node, window: int, validator: bytes) -> se
     """Return (validator, digest of its summary) of the seals that a validator saw before it revealed a window.
 
     An entry that is no seal of a current validator is passed over: it incriminates nobody.
-
-    Raises:
-        NotFoundError, StoreError: storage shows no witness, or did not answer.
-        TooLargeError, ProtocolError: it shows something else.
     """
     witness = await fetch_record(node, Witness, paths.witness(validator, window))
     summaries: set[tuple[bytes, bytes]] = await node.run_sync(_open_seals, node, witness.record)

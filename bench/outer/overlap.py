@@ -39,12 +39,10 @@ class SlowLink:
                 await trio.sleep(self._seconds)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._transfer(path)
         await self._store.put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         await self._transfer(path)
         return await self._store.get(path, max_bytes, offset=offset, size=size)
 

@@ -41,16 +41,13 @@ class Inaccurate(WrappedModel):
 
     @property
     def exact(self) -> bool:
-        """Implements CausalModel.exact."""
         return False
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
-        """Implements CausalModel.hidden."""
         states = self._model.hidden(weights, ids, mask, cache)
         return (states * (1.0 + self._errors.hidden * self._normal(states))).to(states.dtype)
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
         logits = self._model.logits(weights, hidden)
         return logits + self._errors.logits * self._normal(logits)
 
@@ -62,11 +59,9 @@ class _Int8Cache(KeyValueCache):
     """Keys and values rounded to 8 bits, with a scale for each token and head."""
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Implements KeyValueCache.extend."""
         return super().extend(layer, _to_int8(keys), _to_int8(values))
 
     def select(self, rows: Tensor) -> "_Int8Cache":
-        """Implements Cache.select."""
         return _Int8Cache({layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()})
 
 
@@ -80,7 +75,6 @@ class Int8CacheQwen3(Qwen3):
     """Qwen3 with a key-value cache of 8 bits."""
 
     def cache(self) -> KeyValueCache:
-        """Implements CausalModel.cache."""
         return _Int8Cache()
 
 

@@ -78,12 +78,7 @@ class RelayBeacon:
         self._cache: OrderedDict[int, bytes] = OrderedDict()
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness: wait until a round is due, and return its 32 verified bytes.
-
-        Raises:
-            BeaconError: no relay gave a valid answer before the deadline, or the clock was set back and the round is
-                not due.
-        """
+        """Implements Beacon.randomness: wait until a round is due, and return its 32 verified bytes."""
         cached = self._cache.get(round_number)
         if cached is not None:
             await trio.lowlevel.checkpoint()
@@ -222,11 +217,7 @@ class _RoundPublisher:
         self._stored_rounds: set[int] | None = None  # None until the store has been listed
 
     async def step(self, newest: int) -> bool:
-        """Write or remove the most urgent round, and return whether there was none.
-
-        Raises:
-            StoreError: the store refused; the next call repeats the step.
-        """
+        """Write or remove the most urgent round, and return whether there was none."""
         if newest >= 1 and (self._stored_rounds is None or newest not in self._stored_rounds):
             # before anything else, because a window may be waiting for this round
             await self._store.put(self._chain.path(newest), self._key.answer(newest))

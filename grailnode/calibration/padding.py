@@ -22,7 +22,6 @@ class _PaddedCache:
     mask: Tensor | None = None
 
     def select(self, rows: Tensor) -> "_PaddedCache":
-        """Implements Cache.select."""
         return _PaddedCache(self.inner.select(rows), None if self.mask is None else self.mask[rows])
 
 
@@ -41,13 +40,11 @@ class Padded(WrappedModel):
         self._multiple = multiple
 
     def cache(self) -> _PaddedCache:
-        """Implements CausalModel.cache."""
         return _PaddedCache(self._model.cache())
 
     def hidden(
         self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _PaddedCache | None = None
     ) -> Tensor:
-        """Implements CausalModel.hidden."""
         new, before = ids.shape[1], None if cache is None else cache.mask
         extra = 0 if new == 1 and before is not None else -new % self._multiple
         side = self._side if cache is None or before is not None else "left"

@@ -127,9 +127,6 @@ async def measure_pair(
         copy: other weights without adapters for the generating side, which it passes off as the policy.
         first: number of the first group; the same numbers have the same prompts, noise and projections.
         servers: of pairs with vLLM; both sides may have the same one, because all groups are generated first.
-
-    Raises:
-        PolicyError, EngineError: one of the two cannot compute this policy.
     """
     lora = work.lora if copy is None else None
     generating = await serve(work.policy, pair.generating, weights if copy is None else copy, servers, lora)
@@ -148,9 +145,6 @@ async def serve(
     Args:
         servers: of vLLM, where the side has one.
         lora: where the weights have adapters beside a base; None for weights without.
-
-    Raises:
-        PolicyError, EngineError: it cannot compute this policy.
     """
     if isinstance(side, VllmVariant):
         if servers is None or lora is not None:
@@ -167,9 +161,6 @@ async def measure(
     Args:
         generating, checking: engines that serve; which versions does not matter.
         groups, first: as for `measure_pair`.
-
-    Raises:
-        EngineError: one of the two failed.
     """
     async for submissions in generate_groups(work, generating, groups, first=first):
         for group in await check_groups(work, checking, submissions):
@@ -179,11 +170,7 @@ async def measure(
 async def generate_groups(
     work: CalibrationTask, generating: Engine, groups: int, *, first: int = 0
 ) -> AsyncIterator[list[Submission]]:
-    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together.
-
-    Raises:
-        EngineError: the engine failed.
-    """
+    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together."""
     randomness, size = work.seed.to_bytes(32, "little"), work.group_size
     for begin in range(first, first + groups, work.chunk):
         numbers = range(begin, min(begin + work.chunk, first + groups))
@@ -205,11 +192,7 @@ async def generate_groups(
 async def check_groups(
     work: CalibrationTask, checking: Engine, submissions: Sequence[Submission]
 ) -> list[GroupMeasurement]:
-    """Check groups by a prefill of all of them, and return the measurements.
-
-    Raises:
-        EngineError: the engine failed.
-    """
+    """Check groups by a prefill of all of them, and return the measurements."""
     requests = [request for submission in submissions for request in submission.requests]
     completions = [completion for submission in submissions for completion in submission.completions]
     forwards = iter(await checking.forward([request.prompt for request in requests], completions))

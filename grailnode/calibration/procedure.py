@@ -109,10 +109,6 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
 
     Args:
         show: receives the honest distribution before the thresholds are tested.
-
-    Raises:
-        CalibrationError: too few groups; TooWideError: a copy that has to be refused is not.
-        PolicyError, EngineError: a variant cannot compute this policy.
     """
     thresholds.check_groups(sum(job.groups))
     base, lora = policies.load_weights(job.work.policy.directory), job.work.lora

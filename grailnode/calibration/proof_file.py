@@ -195,9 +195,6 @@ class ProofFile(_Part):
 
         Args:
             audit: the audit shares.
-
-        Raises:
-            ProofFileError: a pair was not measured.
         """
         rows = tuple(self.row(*pair) for pair in pairs_of(miners, validators))
         return ProofSpec(sketch=self.subject.sketch, miners=tuple(sorted(set(miners))), table=rows, **audit)

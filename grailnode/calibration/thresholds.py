@@ -80,9 +80,6 @@ def choose_thresholds(
         honest: at least LEAST_GROUPS groups of each pair.
         copies: measurements of a copy's groups, by one or more pairs.
         arithmetics: those of miners and validators, which all pairs have.
-
-    Raises:
-        CalibrationError: too few groups.
     """
     check_groups(min(map(len, honest.values())))
     pilot = [list(groups[::_PILOT]) for groups in honest.values()]

@@ -60,9 +60,6 @@ class Variant:
 
         Args:
             lora: where the weights have adapters beside a base; None for weights without.
-
-        Raises:
-            PolicyError: this implementation does not know the architecture, or has no place for such adapters.
         """
         device = torch.device(self.device)
         config = Qwen3Config.of(policy.config) if self.implementation == "qwen3" else None
@@ -81,10 +78,6 @@ class Variant:
 
         Args:
             lora: where the weights have adapters beside a base; None for weights without.
-
-        Raises:
-            PolicyError: this implementation does not know the architecture, or has no place for such adapters.
-            EngineError: the weights do not fit it.
         """
         return await self.host(self.model(policy, lora), weights)
 
@@ -93,9 +86,6 @@ class Variant:
 
         Args:
             model: that of this variant, or a change of it.
-
-        Raises:
-            EngineError: the weights do not fit it.
         """
         engine = TorchEngine(
             model,

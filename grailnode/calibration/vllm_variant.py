@@ -50,11 +50,7 @@ class VllmServers:
         self._versions: dict[VllmVariant, int] = {}
 
     async def serve(self, variant: VllmVariant, policy: Policy, weights: Weights) -> VllmEngine:
-        """Return the engine of a variant, which serves these weights from now on.
-
-        Raises:
-            EngineError: vLLM does not start, or refuses the weights.
-        """
+        """Return the engine of a variant, which serves these weights from now on."""
         if variant not in self._engines:
             place = variant.directory / f"{variant.dtype}-{variant.sequences}"
             settings = ServerSettings(

@@ -20,32 +20,25 @@ class WrappedModel:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Implements CausalModel.shapes."""
         return self._model.shapes
 
     @property
     def exact(self) -> bool:
-        """Implements CausalModel.exact."""
         return self._model.exact
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Implements CausalModel.layers."""
         return self._model.layers
 
     @property
     def vocabulary(self) -> int:
-        """Implements CausalModel.vocabulary."""
         return self._model.vocabulary
 
     def cache(self) -> Any:
-        """Implements CausalModel.cache."""
         return self._model.cache()
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
-        """Implements CausalModel.hidden."""
         return self._model.hidden(weights, ids, mask, cache)
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
         return self._model.logits(weights, hidden)

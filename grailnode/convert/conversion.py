@@ -47,11 +47,6 @@ def convert(conversion: Conversion) -> list[Path]:
 
     Returns:
         The files that were written.
-
-    Raises:
-        ProtocolError: the source is not of its format, or does not fit the base.
-        ConversionError: the base is missing.
-        OSError: a file cannot be read or written.
     """
     with error_context(conversion.base):
         base = safetensors.read(conversion.base.read_bytes()) if conversion.base else None

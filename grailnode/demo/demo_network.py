@@ -87,12 +87,7 @@ class DemoSettings:
 
 
 async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> DemoReport:
-    """Run the demo and write its report.
-
-    Raises:
-        ProcessError: a process keeps failing.
-        OSError: the output directory cannot be written.
-    """
+    """Run the demo and write its report."""
     settings.out.mkdir(parents=True, exist_ok=True)
     with _directory(settings) as directory:
         created = workspace.create(

@@ -88,10 +88,6 @@ def build(
         lora: where the weights have adapters beside a base (lora_model.py makes the base a part of the model).
 
     transformers is imported only if the Qwen3 of this repository does not cover the config: the import takes seconds.
-
-    Raises:
-        PolicyError: transformers does not know the architecture, the config does not fit it, or the model has no place
-            for such adapters.
     """
     from grailnode.engine.qwen3 import Qwen3, Qwen3Config  # noqa: PLC0415
 

@@ -77,7 +77,6 @@ class ExactQwen3(Qwen3):
 
     @property
     def exact(self) -> bool:
-        """Implements CausalModel.exact."""
         return True
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +105,5 @@ class ExactQwen3(Qwen3):
         return torch.from_numpy(mixed)[..., :width]
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
         name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
         return _linear(hidden, weights[name])

@@ -29,7 +29,6 @@ class _Cache:
         self.states = states
 
     def select(self, rows: Tensor) -> "_Cache":
-        """Implements Cache.select."""
         states = copy(self.states)
         states.layers = [copy(layer) for layer in self.states.layers]
         states.batch_select_indices(rows)
@@ -86,12 +85,10 @@ class TransformersModel:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Implements CausalModel.shapes."""
         return self._names.shapes
 
     @property
     def exact(self) -> bool:
-        """Implements CausalModel.exact."""
         return False
 
     @property
@@ -101,15 +98,12 @@ class TransformersModel:
 
     @property
     def vocabulary(self) -> int:
-        """Implements CausalModel.vocabulary."""
         return int(self._config.vocab_size)
 
     def cache(self) -> _Cache:
-        """Implements CausalModel.cache."""
         return _Cache(DynamicCache(config=self._config))
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
-        """Implements CausalModel.hidden."""
         prefix = self._module.base_model_prefix + "."
         in_parts = bool(self._layers) and (torch.is_grad_enabled() or isinstance(weights, PartialWeights))
         looks_up = self._lookup is not None and isinstance(weights, TableWeights)
@@ -143,7 +137,6 @@ class TransformersModel:
         return states
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
         head = self._module.get_output_embeddings()
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
         bias = None if head.bias is None else weights["lm_head.bias"]
@@ -162,11 +155,7 @@ class TransformersModel:
 
 
 def _insert_adapters(module: Any, lora: LoraSpec) -> None:
-    """Give the linear modules that a run names an adapter; the output projection never has one.
-
-    Raises:
-        PolicyError: the model has no place for such adapters.
-    """
+    """Give the linear modules that a run names an adapter; the output projection never has one."""
     head = module.get_output_embeddings()
     linears = {
         name: child

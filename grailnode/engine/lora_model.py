@@ -50,29 +50,23 @@ class LoraModel:
 
     @property
     def exact(self) -> bool:
-        """Implements CausalModel.exact."""
         return self._model.exact
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Implements CausalModel.layers."""
         return tuple(PREFIX + layer for layer in self._model.layers)
 
     @property
     def vocabulary(self) -> int:
-        """Implements CausalModel.vocabulary."""
         return self._model.vocabulary
 
     def cache(self) -> Cache:
-        """Implements CausalModel.cache."""
         return self._model.cache()
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
-        """Implements CausalModel.hidden."""
         return self._model.hidden(self._with_base(weights), ids, mask, cache)
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
         return self._model.logits(self._with_base(weights), hidden)
 
     def _with_base(self, adapters: Mapping[str, Tensor]) -> "_BaseAndAdapters":
@@ -106,7 +100,6 @@ class _BaseAndAdapters(PartialWeights):
         return len(self._base) + len(self.adapters)
 
     def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Implements PartialWeights.within."""
         return compute_part(self.adapters, PREFIX + prefix if prefix else "", compute, *arguments, **options)
 
 

@@ -23,10 +23,6 @@ def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
 
     Args:
         lora: where the run has adapters; None for a run that trains all weights.
-
-    Raises:
-        PolicyError: the architecture is not supported, the files have other tensors than it, it has no place for the
-            adapters, or computing with tensors of these shapes fails.
     """
     model = build(policy)
     _check_names(policy.directory, file_shapes(policy.directory), model.shapes)

@@ -93,7 +93,6 @@ class KeyValueCache:
         return keys, values
 
     def select(self, rows: Tensor) -> "KeyValueCache":
-        """Implements Cache.select."""
         return KeyValueCache({layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()})
 
 
@@ -174,30 +173,24 @@ class Qwen3:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Implements CausalModel.shapes."""
         return self._shapes
 
     @property
     def exact(self) -> bool:
-        """Implements CausalModel.exact."""
         return False
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Implements CausalModel.layers."""
         return tuple(f"model.layers.{layer}." for layer in range(self._config.num_hidden_layers))
 
     @property
     def vocabulary(self) -> int:
-        """Implements CausalModel.vocabulary."""
         return self._config.vocab_size
 
     def cache(self) -> KeyValueCache:
-        """Implements CausalModel.cache."""
         return KeyValueCache()
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Implements CausalModel.hidden."""
         config, new = self._config, ids.shape[1]
         x = look_up(weights, "model.embed_tokens.weight", ids)
         cosine, sine = self._rotations((mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:])
@@ -286,7 +279,6 @@ class Qwen3:
         return self._linear(weights, prefix + "o_proj", mixed.transpose(1, 2).reshape(B, S, -1))
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
-        """Implements CausalModel.logits."""
         name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
         return project_by(weights, name, hidden)
 

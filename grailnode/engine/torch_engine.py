@@ -97,26 +97,19 @@ class TorchEngine:
 
     @property
     def takes_patches(self) -> bool:
-        """Implements Engine.takes_patches."""
         is_quantized = self._serving is not None and self._serving.is_quantized
         return not is_quantized and (self._device.type != "cpu" or self._dtype != torch.bfloat16)
 
     @property
     def generating_arithmetic(self) -> Arithmetic:
-        """Implements Engine.generating_arithmetic."""
         return self.checking_arithmetic
 
     @property
     def checking_arithmetic(self) -> Arithmetic:
-        """Implements Engine.checking_arithmetic."""
         return "exact" if self._model.exact else arithmetic_of("torch", str(self._dtype).removeprefix("torch."))
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare a policy beside the one that is served.
-
-        Raises:
-            EngineError: a tensor is missing, unknown or of another shape, codes are damaged, or memory is short.
-        """
+        """Prepare a policy beside the one that is served."""
         check_fit(self._model, {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)})
         is_quantized = any(map(is_code, weights.values()))
         self._staged = _Policy(version, await self._compute(self._convert, weights), is_quantized)
@@ -148,29 +141,15 @@ class TorchEngine:
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Sample one completion for each request, in order.
-
-        Raises:
-            EngineError: no policy is served, or the device failed.
-            ValueError: a prompt without tokens, a seed that is not 16 bytes, or a token id outside the vocabulary.
-        """
+        """Sample one completion for each request, in order."""
         return await self._decode([request.prompt for request in requests], [r.seed for r in requests], params)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Return the most likely completion of each prompt, in order.
-
-        Raises:
-            EngineError, ValueError: as for `generate`.
-        """
+        """Return the most likely completion of each prompt, in order."""
         return [generation.tokens for generation in await self._decode(prompts, None, params)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Prefill each prompt with its completion, in order; a prompt that repeats the one before it is computed once.
-
-        Raises:
-            EngineError: no policy is served, or the device failed.
-            ValueError: a prompt without tokens, or a token id outside the vocabulary.
-        """
+        """Prefill each prompt with its completion, in order; a repeated prompt is computed once."""
         policy = self._policy()
         self._check_ids([*prompts, *completions])
         results: list[Forward] = []
@@ -207,11 +186,7 @@ class TorchEngine:
             return await self._run_sync(function, *arguments)
 
     def _patched(self, policy: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
-        """Return the weights of a patch's version in the dtype of the engine.
-
-        Raises:
-            ProtocolError: the patch does not fit, or gives weights with another digest.
-        """
+        """Return the weights of a patch's version in the dtype of the engine."""
         before = {name: _bf16_bits(tensor.cpu()) for name, tensor in policy.weights.items()}
         after = apply_with_digests(before, patch)
         if weights_digest(after.digests, after.weights) != digest:

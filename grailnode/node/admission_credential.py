@@ -37,12 +37,7 @@ def make_credential_source(invitation_file: Path) -> Callable[[Node], Awaitable[
 
 
 async def check_admitted(node: Node) -> None:
-    """Check that this node's run admits it as a miner, by its list of miners or by the node's invitation.
-
-    Raises:
-        AdmissionError: the run does not admit it, or no longer.
-        KeyFileError: the invitation is missing.
-    """
+    """Check that this node's run admits it as a miner, by its list of miners or by the node's invitation."""
     if node.authority.admission.policy != "open":  # a proof of work is computed when an announcement needs it
         now = node.clock.now()  # nothing is signed for others here, so the time need not be proven yet
         AdmissionGate(node.run_id, node.authority).admit(await node.announcement("miner", now + 60.0), now * 1000)

@@ -29,11 +29,7 @@ class MappedTensors:
         self._directory = directory
 
     def __call__(self, like: Weights) -> dict[str, torch.Tensor]:
-        """Return tensors of the names, dtypes and shapes of others; their elements are zeros.
-
-        Raises:
-            StoreError: the disk has no room for them, or cannot be written.
-        """
+        """Return tensors of the names, dtypes and shapes of others; their elements are zeros."""
         places, end = {}, 0
         for name, tensor in like.items():
             places[name] = end

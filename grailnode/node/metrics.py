@@ -61,7 +61,6 @@ class Metrics:
                 self._event_values.labels(self._process, name, field).set(value)
 
     def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
-        """Implements StoreMeter.record."""
         self._operations.labels(self._process, operation, outcome).inc()
         self._bytes.labels(self._process, operation).inc(payload_bytes)
         self._seconds.labels(self._process, operation).inc(seconds)

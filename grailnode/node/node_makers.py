@@ -32,10 +32,6 @@ def make_node(config: Config, name: str, telemetry: NodeTelemetry, *, repairing:
 
     Args:
         repairing: whether its state is a draft of what it will be after a repair.
-
-    Raises:
-        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StateError, StoreError: manifest, key,
-            state or store cannot be used.
     """
     open_state = partial(_open_state, state_directory(config, name) / "objects", repairing=repairing)
     return _node(config, name, read_key(config, name), open_state, Storage(config, telemetry), telemetry)
@@ -67,43 +63,27 @@ def make_canary(config: Config, name: str, telemetry: NodeTelemetry, *, repairin
 
 
 def open_trainer_state(config: Config, name: str, canary: Node) -> ObjectStore:
-    """Return the state of the trainer of a canary, to note there what the collector needs.
-
-    Raises:
-        StateError: it cannot be used.
-    """
+    """Return the state of the trainer of a canary, to note there what the collector needs."""
     directory = state_directory(config, name) / "objects"
     return WaitingState(StateStore(directory, canary.run_id, repairing=False), canary.telemetry)
 
 
 def make_spectator(config: Config) -> Node:
-    """Return a node that only reads: its key is random and its state is in memory.
-
-    Raises:
-        OSError, ProtocolError, StoreError: manifest or store cannot be used.
-    """
+    """Return a node that only reads: its key is random and its state is in memory."""
     telemetry = NodeTelemetry("spectator")
     storage = Storage(config, telemetry, writes=False)
     return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), _no_state, storage, telemetry)
 
 
 def make_root_publisher(config: Config) -> Node:
-    """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory.
-
-    Raises:
-        OSError, ProtocolError, ConfigError, CredentialsError, StoreError: manifest or store cannot be used.
-    """
+    """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory."""
     telemetry = NodeTelemetry("root-publisher")
     key = SigningKey(secrets.token_bytes(32))
     return _node(config, "root-publisher", key, _no_state, Storage(config, telemetry), telemetry)
 
 
 def run_id_of(config: Config) -> bytes:
-    """Return the id of the run of a configuration.
-
-    Raises:
-        OSError, ProtocolError: its manifest cannot be used.
-    """
+    """Return the id of the run of a configuration."""
     return _open_run(config).digest
 
 
@@ -123,11 +103,7 @@ def canary_state_name(config: Config, name: str) -> str:
 
 
 def read_key(config: Config, name: str) -> SigningKey:
-    """Return the key of a node of this machine; a missing one is made.
-
-    Raises:
-        KeyFileError: its file cannot be used.
-    """
+    """Return the key of a node of this machine; a missing one is made."""
     return key_files.read_or_create(config.at(config.node.keys) / f"{name}{key_files.SUFFIX}")
 
 

@@ -186,12 +186,7 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
 async def _task(
     node: Node, config: Config, directory: Path, sandbox: Sandbox | None, versions: int
 ) -> tuple[Task, Compute]:
-    """Fetch the run's files into a directory, and return the run's task and model.
-
-    Raises:
-        StoreError, ProtocolError, PolicyError: a file cannot be fetched, or is not the one that the run names.
-        DiskError: the disk has no room for the node's state.
-    """
+    """Fetch the run's files into a directory, and return the run's task and model."""
     policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
@@ -361,12 +356,7 @@ async def _tracking(node: Node, launch: Launch) -> None:
 
 
 async def recheck_group(config: Config, reference: GroupReference) -> RecheckedGroup:
-    """Judge one group of a run again, as anybody can.
-
-    Raises:
-        OSError, StoreError, ProtocolError, PolicyError, EngineError, SandboxError: an object, a file or the sandbox
-            that this needs is missing or invalid.
-    """
+    """Judge one group of a run again, as anybody can."""
     node = make_spectator(config)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:

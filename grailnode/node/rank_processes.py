@@ -23,9 +23,6 @@ def join_ranks(seat: Seat, device: str) -> RankGroup:
 
     Args:
         device: "cpu" or "cuda".
-
-    Raises:
-        RuntimeError: the others did not come, or cannot be reached.
     """
     backend = "gloo" if device == "cpu" else "nccl"
     dist.init_process_group(backend, init_method=seat.meeting, rank=seat.rank, world_size=seat.count)
@@ -33,11 +30,7 @@ def join_ranks(seat: Seat, device: str) -> RankGroup:
 
 
 async def follow(compute: Compute, settings: LearnerSettings, seat: Seat) -> None:
-    """Take part in what rank 0 computes, on another rank, until rank 0 has ended.
-
-    Raises:
-        RuntimeError: a step cannot be computed.
-    """
+    """Take part in what rank 0 computes, on another rank, until rank 0 has ended."""
 
     def make_learner() -> RankLearner:
         return RankLearner(compute.model, settings, join_ranks(seat, compute.device), compute.dtype)

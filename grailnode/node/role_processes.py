@@ -45,9 +45,6 @@ def run_role(config: Config, role: Role, name: str, report: LineReporter) -> Non
 
     Args:
         name: of the node.
-
-    Raises:
-        ProcessError: a process keeps failing.
     """
     specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
     run_until_interrupted(partial(Supervisor(report).keep, specs))

@@ -90,9 +90,6 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
 
     Args:
         directory: of the policy.
-
-    Raises:
-        PolicyError: the directory holds no policy, or not the base that the run names.
     """
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
     model = causal_model.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
@@ -106,9 +103,6 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
 def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callable[[], Weights]:
     """Return what reads the weights of version 0, before they are quantized: those of the policy, or the first
     adapters.
-
-    Raises:
-        ConfigError: the trainer's settings cannot be used in this run, or do not say where the adapters are.
     """
     check_run_settings(config, run, trains=True)
     if config.trainer.adapters is None or run.lora is None:
@@ -117,12 +111,7 @@ def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callabl
 
 
 async def publish_run_base(node: Node, directory: Path) -> None:
-    """Publish the base of a LoRA run, as far as storage does not have it; do nothing for another run.
-
-    Raises:
-        PolicyError: the policy in the directory is not the base.
-        StoreError: a file cannot be stored.
-    """
+    """Publish the base of a LoRA run, as far as storage does not have it; do nothing for another run."""
     if node.run.lora is not None:
         await publish_base(node, node.run.lora, await node.run_sync(load_weights, directory))
 
@@ -133,11 +122,6 @@ async def follower_model(node: Node, config: Config, policy: Policy, directory: 
     Args:
         directory: of the node's state, to which the base is fetched.
         device: of torch.
-
-    Raises:
-        ConfigError: the engine cannot serve this run.
-        PolicyError: the run's adapters do not fit its model, or its base does not.
-        StoreError: the base cannot be fetched.
     """
     lora = node.run.lora
     check_run_settings(config, node.run, trains=False)

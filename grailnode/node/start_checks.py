@@ -36,9 +36,6 @@ async def check_space(node: Node, announced: ObjectStore | None) -> None:
     Args:
         announced: the node's space as strangers read it, by the URL that it announces; None where all participants
             share one store.
-
-    Raises:
-        StartError: one of these does not work, several times.
     """
     for remaining_attempts in reversed(range(_ATTEMPTS)):
         try:

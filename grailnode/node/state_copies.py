@@ -121,12 +121,7 @@ def _files(root: Path) -> Iterator[str]:
 
 
 def _copy_object(source: Path, target: Path, path: str, run_id: bytes) -> int:
-    """Copy the file of an object piece by piece, check it on the way, and return its bytes.
-
-    Raises:
-        EnvelopeError: it is damaged, or another object.
-        OSError: the disk refused.
-    """
+    """Copy the file of an object piece by piece, check it on the way, and return its bytes."""
     with source.open("rb") as file, target.open("wb") as copy:
         size = os.fstat(file.fileno()).st_size
         head = file.read(envelope.header_size(path))

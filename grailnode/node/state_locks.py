@@ -41,9 +41,6 @@ def lock_whole_state(directory: Path) -> Iterator[None]:
     """Lock a state directory for all kinds of processes, as a stopped node allows.
 
     While one lock is taken, it keeps none of the others: a node that starts meanwhile would give up.
-
-    Raises:
-        StateInUseError: a process of the node has kept its lock for `_LOCK_SECONDS`.
     """
     deadline = time.monotonic() + _LOCK_SECONDS
     with ExitStack() as locks:

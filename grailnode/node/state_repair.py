@@ -30,13 +30,7 @@ from roles.validator.ledger_state import Ledger
 
 
 def repair_node(config: Config, name: str, say: LineReporter) -> None:
-    """Rebuild the state of a stopped node, and that of its canary.
-
-    Raises:
-        StateInUseError: the node runs.
-        RepairError: something that is lost cannot be rebuilt; the state is as it was.
-        StoreError, ProtocolError, StateError: storage or the state cannot be read or written.
-    """
+    """Rebuild the state of a stopped node, and that of its canary."""
     with lock_whole_state(state_directory(config, name)):
         trio.run(repair_state, make_node(config, name, NodeTelemetry(name), repairing=True), say)
         if config.trainer.canaries and state_directory(config, canary_state_name(config, name)).is_dir():
@@ -48,10 +42,6 @@ async def repair_state(node: Node, say: LineReporter) -> None:
 
     Args:
         node: its state is a draft, which is written at the end.
-
-    Raises:
-        RepairError: something that is lost cannot be rebuilt; the state is as it was.
-        StoreError, ProtocolError, StateError: storage or the state cannot be read or written.
     """
     draft = node.state
     assert isinstance(draft, StateDraft)

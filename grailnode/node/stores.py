@@ -115,11 +115,7 @@ class Storage:
         self._clients: dict[bool, httpx.AsyncClient] = {}
 
     def shared(self) -> ObjectStore:
-        """Open the store that all nodes of a run share.
-
-        Raises:
-            ConfigError, CredentialsError, StoreError: it cannot be opened.
-        """
+        """Open the store that all nodes of a run share."""
         return self._place("store", self._config.store, self._writes)
 
     def routed(
@@ -131,9 +127,6 @@ class Storage:
             revisions: who may act now.
             key: the node's public key.
             state: the node's own durable storage.
-
-        Raises:
-            ConfigError, CredentialsError, StoreError: it cannot be opened.
         """
         section = self._config.store
         if section.meeting is None:
@@ -182,11 +175,7 @@ class Storage:
         return relays
 
     def announced(self, url: str) -> ObjectStore:
-        """Open a node's own space as strangers read it, by the URL that the node announces.
-
-        Raises:
-            PermanentError: strangers refuse such a URL.
-        """
+        """Open a node's own space as strangers read it, by the URL that the node announces."""
         return self._space(url, is_stranger=True)
 
     def _space(self, url: str, *, is_stranger: bool) -> ObjectStore:

@@ -79,11 +79,7 @@ class Supervisor:
         self._stopped_names: set[str] = set()
 
     async def keep(self, specs: Sequence[ProcessSpec]) -> None:
-        """Run the processes until cancelled, then stop them all.
-
-        Raises:
-            ProcessError: one of them failed permanently, or too often.
-        """
+        """Run the processes until cancelled, then stop them all."""
         try:
             async with first_failure(ProcessError) as tasks:
                 for spec in specs:

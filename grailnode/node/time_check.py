@@ -65,11 +65,9 @@ class ShiftedClock:
         self._seconds = seconds
 
     def now(self) -> float:
-        """Implements Clock.now."""
         return self._clock.now() + self._seconds
 
     async def sleep_until(self, moment: float) -> None:
-        """Implements Clock.sleep_until."""
         await self._clock.sleep_until(moment - self._seconds)
 
 

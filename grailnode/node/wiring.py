@@ -51,10 +51,6 @@ def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sa
     Args:
         data: the run's data file, for an environment that reads one.
         sandbox: for an environment that runs programs.
-
-    Raises:
-        ValueError: this program does not know the run's environment, or `data` or `sandbox` is missing.
-        ProtocolError: the data is not a file of the environment's problems.
     """
     try:
         environment = environments.get(node.run.environment, data, sandbox)
@@ -70,11 +66,7 @@ def validator_versions(run: RunManifest) -> int:
 
 
 async def _open_follower(node: Node, compute: Compute, versions: int) -> Follower:
-    """Return a follower that keeps some versions: on the disk, if the engine's process has weights in its own memory.
-
-    Raises:
-        ProtocolError, StoreError: as for `Follower.open`.
-    """
+    """Return a follower that keeps some versions: on the disk, if the engine has the weights in its own memory."""
     new_tensors: NewTensors | None = None
     if compute.vllm is not None:
         new_tensors = MappedTensors(compute.vllm.directory / "versions")

@@ -21,10 +21,6 @@ async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
 
     Returns:
         The newest version's weights.
-
-    Raises:
-        ProtocolError: an object is not what the chain says.
-        StoreError: an object that the head lists cannot be fetched.
     """
     newest: VerifiedWeights | None = None
     async for weights in follow_chain(node, say):

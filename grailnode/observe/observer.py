@@ -44,11 +44,7 @@ class OperatorKnowledge:
 
 
 async def newest_summarized(node: Node) -> int | None:
-    """Return the newest window that a validator has summarized; None if there is none.
-
-    Raises:
-        StoreError: the store cannot be listed.
-    """
+    """Return the newest window that a validator has summarized; None if there is none."""
     prefixes = [paths.kind_prefix(validator, "summaries") for validator in node.authority.validators]
     recent = f"{max(0, node.window() - RECENT_WINDOWS):010d}"
     for after in (recent, ""):  # all of them are listed only if the run ended long ago

@@ -86,9 +86,6 @@ async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = 
     Args:
         decoder: the run's tokenizer.
         miner: only those whose keys, in lower-case hex, begin with this.
-
-    Raises:
-        StoreError: the storage does not answer.
     """
     rollouts: list[PublishedRollout] = []
     unread: list[str] = []
@@ -132,11 +129,7 @@ async def _read_miner(node: Node, decoder: Decoder, window: int, miner: bytes) -
 
 
 async def read_judged_groups(node: Node, window: int, miner: bytes) -> list[JudgedGroup]:
-    """Read the groups that a miner delivered for a window, with what validators said about them.
-
-    Raises:
-        NotFoundError: there are none. StoreError, ProtocolError: they cannot be read, or are not what was committed to.
-    """
+    """Read the groups that a miner delivered for a window, with what validators said about them."""
     signed = await fetch_record(node, Commitment, paths.commitment(miner, window))
     commitment = signed.record
     verdicts = await _verdicts(node, signed.digest, window, miner)
@@ -161,9 +154,6 @@ async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
     learns from them.
 
     What cannot be read is left out.
-
-    Raises:
-        StoreError: the storage does not answer. BeaconError: the beacon does not have the window's second round.
     """
     roster = await Rosters(node).get(window)
     draw = await node.randomness(node.run.schedule.audit(window))

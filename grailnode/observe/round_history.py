@@ -39,12 +39,7 @@ class RoundHistory:
         self._sites: dict[bytes, _SiteCounts] = {}
 
     async def refresh(self) -> None:
-        """Read the round manifests that are new, and the contributions that they name.
-
-        Raises:
-            NotFoundError: no round is open yet.
-            StoreError, ProtocolError: an object cannot be read, or must not be believed.
-        """
+        """Read the round manifests that are new, and the contributions that they name."""
         node = self._node
         trainer = node.authority.trainers[0]
         pointer = (await fetch_record(node, RoundPointer, paths.newest_round(trainer))).record
@@ -60,11 +55,7 @@ class RoundHistory:
             self._newest = signed
 
     def _check(self, signed: Signed[RoundManifest]) -> None:
-        """Compare a manifest with the one before.
-
-        Raises:
-            ProtocolError: it does not continue that one.
-        """
+        """Compare a manifest with the one before."""
         before = self._newest
         if before is None or before.record.number + 1 != signed.record.number:
             return

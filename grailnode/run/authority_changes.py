@@ -55,11 +55,7 @@ def parse_public_key(text: str) -> bytes:
 
 
 def list_keys(authority: Authority, directory: Path) -> list[KeyRow]:
-    """Return the key files of a directory, with the roles of their keys.
-
-    Raises:
-        KeyFileError: a key file, or the directory, cannot be used.
-    """
+    """Return the key files of a directory, with the roles of their keys."""
     rows = []
     for path in key_files.list_key_files(directory):
         public = SigningKey(key_files.read(path)).public
@@ -73,10 +69,6 @@ def rotate_key(revisions: Revisions, directory: Path, name: str) -> KeyRotation:
 
     Args:
         directory: of the key files; the new key is written to NAME.next.key, unless an earlier attempt has done so.
-
-    Raises:
-        RevisionError: the key has no role.
-        KeyFileError: a key file can be neither read nor written.
     """
     file, new_file = (directory / f"{stem}{key_files.SUFFIX}" for stem in (name, f"{name}.next"))
     key = SigningKey(key_files.read(file)).public
@@ -90,9 +82,6 @@ def grant_role(revisions: Revisions, key: bytes, role: str) -> Draft:
 
     Args:
         role: "validator", "worker" or "inviter".
-
-    Raises:
-        RevisionError: the key is revoked, or has the role.
     """
     return propose(revisions, f"{key.hex()[:16]} as {role}", **grant(revisions.current, key, role))
 
@@ -118,9 +107,6 @@ def revoke_key(revisions: Revisions, key: bytes, rewind: ChainPoint | None = Non
 
     Args:
         rewind: the last version that counts of a chain that a thief continued with the key.
-
-    Raises:
-        RevisionError: nobody would be left in one of its roles.
     """
     return propose(revisions, f"{key.hex()[:16]} is revoked", rewind, **revocation(revisions.current, key))
 

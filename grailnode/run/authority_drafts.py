@@ -38,11 +38,7 @@ class Draft(Record):
 
     @property
     def revision(self) -> Revision:
-        """The revision to sign.
-
-        Raises:
-            ProtocolError: the body is no revision.
-        """
+        """The revision to sign."""
         return Revision.from_bytes(self.body)
 
     def signed_by(self, key: SigningKey) -> "Draft":
@@ -99,23 +95,14 @@ def read_draft(path: Path) -> Draft:
 
 
 def write_draft(directory: Path, draft: Draft) -> Path:
-    """Write a draft to a file of its number.
-
-    Raises:
-        OSError: the file could not be written.
-    """
+    """Write a draft to a file of its number."""
     path = directory / f"revision-{draft.revision.number}{SUFFIX}"
     write_whole(path, draft.to_bytes())
     return path
 
 
 def sign_draft(path: Path, draft: Draft, key: Path) -> Draft:
-    """Sign a draft with the key of a file, and write it back to its file; this needs neither the run nor a network.
-
-    Raises:
-        KeyFileError: the key file cannot be used.
-        OSError: the draft could not be written, and is as before.
-    """
+    """Sign a draft with the key of a file, and write it back to its file; this needs neither the run nor a network."""
     draft = draft.signed_by(SigningKey(key_files.read(key)))
     write_whole(path, draft.to_bytes())
     return draft
@@ -126,9 +113,6 @@ def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> 
 
     Args:
         authority: before the revision.
-
-    Raises:
-        KeyFileError: a key file, or the directory, cannot be used.
     """
     roots = {*authority.roots, *draft.revision.authority.roots}
     for path in key_files.list_key_files(directory):

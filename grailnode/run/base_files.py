@@ -41,12 +41,7 @@ class LoraStart:
 
 
 def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) -> LoraStart | None:
-    """Return what a run of adapters on a policy begins with; None if the rank is 0.
-
-    Raises:
-        PolicyError: the policy has no place for such adapters.
-        ValueError: rank, alpha or targets are out of bounds.
-    """
+    """Return what a run of adapters on a policy begins with; None if the rank is 0."""
     if not rank:
         return None
     spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
@@ -63,9 +58,6 @@ def lora_spec(
     Args:
         base: BF16, by the names of a checkpoint's files.
         shard_bytes: of the tensors in one file, or one tensor that is larger.
-
-    Raises:
-        ValueError: rank, alpha or targets are out of bounds.
     """
     source = TensorSource.of(base)
     refs = []
@@ -113,10 +105,6 @@ async def fetch_base(
     Args:
         writers: the trainers in whose spaces the files may be.
         shapes: of the model with its adapters.
-
-    Raises:
-        PolicyError: the run names a base that cannot be the model's: nothing is fetched that is too large for it.
-        StoreError: a file cannot be fetched, or is not the one that the run names.
     """
     _check_sizes(lora, shapes)
     directory.mkdir(parents=True, exist_ok=True)

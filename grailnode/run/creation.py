@@ -164,12 +164,6 @@ def draft_manifest(
             same arithmetic.
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
-
-    Raises:
-        PolicyError: the directory holds no policy, or none that exact arithmetic covers.
-        ProofFileError: the proof was measured on another policy, for other sampling, or not for these arithmetics.
-        RequirementError: the data file cannot be read.
-        ValueError: the choices contradict each other.
     """
     policy = policies.Policy.load(directory)
     files = model_files(directory)
@@ -238,11 +232,7 @@ def first_authority(
     validators: Sequence[bytes],
     workers: Sequence[bytes] = (),
 ) -> Authority:
-    """Return who may act when the run begins.
-
-    Raises:
-        ValueError: the choices contradict the keys.
-    """
+    """Return who may act when the run begins."""
     return Authority(
         roots=tuple(roots),
         root_threshold=choices.root_threshold,
@@ -293,10 +283,6 @@ async def fetch_model(
 
     Args:
         writers: the trainers in whose spaces the files may be.
-
-    Raises:
-        StoreError: a file cannot be fetched, or is not the one that the run names.
-        PolicyError: the files are no policy.
     """
     for ref in run.model.files:
         await _fetch(store, ref, writers, directory)
@@ -304,11 +290,7 @@ async def fetch_model(
 
 
 async def fetch_data(store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path) -> bytes | None:
-    """Fetch the run's data file into a directory and check it; None for a run without one.
-
-    Raises:
-        StoreError: it cannot be fetched, or is not the one that the run names.
-    """
+    """Fetch the run's data file into a directory and check it; None for a run without one."""
     return None if run.data is None else await _fetch(store, run.data, writers, directory)
 
 

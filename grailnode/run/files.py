@@ -38,11 +38,7 @@ class NewFiles:
         self._new_files: list[Path] = []
 
     def write(self, file: Path, data: bytes) -> None:
-        """Write a file, and create its directory where it is missing.
-
-        Raises:
-            OSError: the file could not be written; names the file.
-        """
+        """Write a file, and create its directory where it is missing."""
         file.parent.mkdir(parents=True, exist_ok=True)
         is_new = not file.exists()
         write_whole(file, data)
@@ -50,11 +46,7 @@ class NewFiles:
             self._new_files.append(file)
 
     def create_key(self, file: Path, secret: bytes | None = None) -> bytes:
-        """Write a new secret key, as `key_files.create`.
-
-        Raises:
-            KeyFileError: there is a file already, or it cannot be written.
-        """
+        """Write a new secret key, as `key_files.create`."""
         secret = key_files.create(file, secret)
         self._new_files.append(file)
         return secret

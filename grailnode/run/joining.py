@@ -32,10 +32,6 @@ def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporte
         run: the path of a run.toml, or the URL of a manifest.
         overrides: as `--set` gives them.
         trust: as for `localize`.
-
-    Raises:
-        ConfigError: the file, the URL or an override cannot be used.
-        StoreError, ProtocolError: the manifest cannot be fetched, or is not that run's.
     """
     if not is_url(run):
         return localize(load(Path(run), overrides), trust)
@@ -56,9 +52,6 @@ def open_config_to_read(run: str, overrides: tuple[str, ...] = (), *, trust: Lin
 
     Args:
         run, overrides, trust: as for `open_config`; `node.state` and `node.cache` in overrides count.
-
-    Raises:
-        ConfigError, StoreError, ProtocolError: as for `open_config`.
     """
     directory = platformdirs.user_cache_path("grailnode")
     own = (f"node.state={directory}", f"node.cache={directory / 'objects'}")

@@ -87,9 +87,5 @@ def list_key_files(directory: Path) -> list[Path]:
 
 
 def read_or_create(path: Path) -> SigningKey:
-    """Return the signing key of a file, which is created if it is missing.
-
-    Raises:
-        KeyFileError: it can be neither read nor created.
-    """
+    """Return the signing key of a file, which is created if it is missing."""
     return SigningKey(read(path) if path.exists() else create(path))

@@ -92,11 +92,7 @@ class Recipe(Section):
 
 
 def read_recipe(path: Path | None) -> Recipe:
-    """Read a recipe; None for the defaults.
-
-    Raises:
-        ConfigError: the file is missing, is not TOML, or has an unknown key or a value that is not allowed.
-    """
+    """Read a recipe; None for the defaults."""
     return Recipe() if path is None else validate(Recipe, read_toml(path), str(path))
 
 
@@ -105,9 +101,6 @@ def with_options(rules: RulesSection, options: dict[str, Any]) -> RulesSection:
 
     Args:
         options: by name; None where the command line does not say it, and names that are no rules are ignored.
-
-    Raises:
-        ConfigError: a value is not allowed.
     """
     changes = {
         name: value for name, value in options.items() if name in RulesSection.model_fields and value is not None

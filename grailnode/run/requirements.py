@@ -127,11 +127,7 @@ def _check_prompts(
 
 
 def file_reference(data: Path | None) -> FileRef | None:
-    """Return the reference of a data file in a run manifest; None without a file.
-
-    Raises:
-        RequirementError: the file cannot be read.
-    """
+    """Return the reference of a data file in a run manifest; None without a file."""
     if data is None:
         return None
     content = _read(data)
@@ -165,10 +161,6 @@ def open_sandbox(run: RunManifest) -> Sandbox | None:
 
     Returns:
         The sandbox; None where the run's environment runs no programs.
-
-    Raises:
-        SandboxError: this machine cannot provide it.
-        RequirementError: this program does not know the environment.
     """
     python = find(run.environment).python
     return BubblewrapSandbox.open(python) if python else None

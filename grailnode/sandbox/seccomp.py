@@ -151,11 +151,7 @@ machines: Final = tuple(_MACHINES)
 
 
 def build_filter(machine: str) -> bytes:
-    """Return the filter of a machine: struct sock_filter[], little-endian as the machine.
-
-    Raises:
-        KeyError: the machine has no filter.
-    """
+    """Return the filter of a machine: struct sock_filter[], little-endian as the machine."""
     architecture, calls = _MACHINES[machine]
     numbers = sorted(calls.values())
     count = len(numbers)

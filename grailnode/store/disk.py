@@ -48,11 +48,7 @@ def advice(error: OSError) -> str:
 
 @contextmanager
 def locked_file(path: Path) -> Iterator[int]:
-    """Create a file, lock it and yield its descriptor. `sweep` spares it until the block ends or this process dies.
-
-    Raises:
-        OSError: the file exists, or cannot be created.
-    """
+    """Create a file, lock it and yield its descriptor. `sweep` spares it until the block ends or this process dies."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -62,11 +58,7 @@ def locked_file(path: Path) -> Iterator[int]:
 
 
 def write_through(descriptor: int, *parts: bytes) -> None:
-    """Write the parts one after the other, and flush them to the disk.
-
-    Raises:
-        OSError: the disk refused.
-    """
+    """Write the parts one after the other, and flush them to the disk."""
     for part in parts:
         remaining = memoryview(part)
         while remaining:
@@ -75,11 +67,7 @@ def write_through(descriptor: int, *parts: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk.
-
-    Raises:
-        OSError: the disk refused.
-    """
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -88,13 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents durably. Does nothing when the folder exists.
-
-    Raises:
-        FileNotFoundError: another process removed the folder or a parent of it meanwhile; the caller may try again.
-        FileExistsError: something that is not a folder has this path.
-        OSError: it cannot be created.
-    """
+    """Create a folder and its parents durably. Does nothing when the folder exists."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -108,11 +90,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> int:
-    """Remove the files of `folder` that no living process has locked, and return their number.
-
-    Raises:
-        OSError: the folder cannot be read, or a file cannot be removed.
-    """
+    """Remove the files of `folder` that no living process has locked, and return their number."""
     removed = 0
     for path in folder.iterdir():
         try:

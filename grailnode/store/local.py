@@ -58,7 +58,6 @@ class LocalStore:
         await self._run(lambda: self._put(path, data))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         check_path(path)
         check_range(max_bytes, offset, size)
         return await self._run(lambda: self._get(path, max_bytes, offset, size))
@@ -127,13 +126,7 @@ class LocalStore:
                 os.close(descriptor)
 
     def _read(self, descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        """Return a range of the object in an open file.
-
-        Raises:
-            NotFoundError: it is not a regular file.
-            TooLargeError: the range has more than `max_bytes`.
-            OSError: the disk refused.
-        """
+        """Return a range of the object in an open file."""
         return _read_range(descriptor, path, max_bytes, offset, size)
 
     def _delete(self, path: str) -> None:
@@ -152,11 +145,7 @@ class LocalStore:
                     return
 
     def _unlink(self, path: str) -> bool:
-        """Remove the file of an object; return whether there was one.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Remove the file of an object; return whether there was one."""
         try:
             (self._root / path).unlink()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

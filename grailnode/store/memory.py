@@ -21,7 +21,6 @@ class MemoryStore:
         self._paths: list[str] = []  # sorted; code point order is UTF-8 order, as in S3
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         check_path(path)
         await trio.lowlevel.checkpoint()
         if path not in self._objects:
@@ -30,7 +29,6 @@ class MemoryStore:
         self._objects[path] = bytes(data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         check_path(path)
         check_range(max_bytes, offset, size)
         await trio.lowlevel.checkpoint()
@@ -54,7 +52,6 @@ class MemoryStore:
             after = matches[-1].path
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         check_path(path)
         await trio.lowlevel.checkpoint()
         if self._objects.pop(path, None) is not None:

@@ -20,11 +20,7 @@ class LogFollower:
         self._offsets = {path: 0 if from_start or not path.exists() else path.stat().st_size for path in paths}
 
     def read(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the events whose lines are complete, log by log.
-
-        Raises:
-            OSError: a log cannot be read.
-        """
+        """Yield the events whose lines are complete, log by log."""
         for path, offset in self._offsets.items():
             if not path.exists():
                 continue

@@ -63,7 +63,6 @@ class TensorBoard:
         self._writer: Any = module.SummaryWriter(str(directory))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Implements Tracker.scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -78,7 +77,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Implements Tracker.close."""
         self._writer.close()
 
 
@@ -103,7 +101,6 @@ class ExperimentRun:
         self._run.log({f"{axis}/number": step, **values})
 
     def samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Implements Tracker.samples."""
         columns = ["place", "prompt", "completion", "reward", "status"]
         data = [[row.place, row.prompt, row.completion, row.reward, row.status] for row in rows]
         if self._module.__name__ == "wandb":
@@ -114,7 +111,6 @@ class ExperimentRun:
         self._run.log({"samples/number": step, "samples": table})
 
     def close(self) -> None:
-        """Implements Tracker.close."""
         self._run.finish()
 
 
@@ -139,10 +135,6 @@ def open_tracker(name: TrackerName, run: str, directory: Path) -> Tracker:
     Args:
         run: the name under which it shows the run.
         directory: for its files.
-
-    Raises:
-        TrackerError: its package is not installed.
-        Exception: whatever the package raises.
     """
     module = check_tracker(name)
     return TensorBoard(module, directory) if name == "tensorboard" else ExperimentRun(module, run, directory)

@@ -119,11 +119,7 @@ class Manifest(Record):
 
 
 def tensor_table(weights: Weights) -> tuple[TensorRow, ...]:
-    """Return (name, dtype, shape) of every tensor, in order of name.
-
-    Raises:
-        MalformedError: weights may not have one of the dtypes.
-    """
+    """Return (name, dtype, shape) of every tensor, in order of name."""
     return tuple((name, type_name(weights[name].dtype), tuple(weights[name].shape)) for name in sorted(weights))
 
 

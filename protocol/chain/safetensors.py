@@ -115,10 +115,6 @@ def write(weights: Weights) -> bytes:
     """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory.
 
     The bytes are those that the library safetensors writes.
-
-    Raises:
-        MalformedError: weights may not have one of the dtypes.
-        ValueError: a tensor is not contiguous or not on the CPU.
     """
     names = sorted(weights, key=lambda name: (_FILE_ORDER.index(type_name(weights[name].dtype)), name))
     entries, end = {}, 0

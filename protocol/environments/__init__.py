@@ -83,11 +83,7 @@ def dataset(name: str, data: bytes) -> Dataset:
 
 
 def is_exact(name: str) -> bool:
-    """Return the `exact` property of an environment: whether all machines compute the same rewards.
-
-    Raises:
-        ValueError: there is no environment of this name.
-    """
+    """Return the `exact` property of an environment: whether all machines compute the same rewards."""
     return Programming.exact if requirements(name).python else True
 
 

@@ -86,11 +86,7 @@ class Programming(Dataset):
         self._sandbox = sandbox
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return the reward of any text by running the program in its last solution block.
-
-        Raises:
-            SandboxError: the sandbox failed, so nothing was judged.
-        """
+        """Return the reward of any text by running the program in its last solution block."""
         parts = Completion.read(completion)
         code = program(parts.solution)
         share, compiles = Fraction(0), False

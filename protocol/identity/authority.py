@@ -97,11 +97,7 @@ class Authority(Record):
         return (*self.roots, *self.trainers, *self.validators, *self.workers, *admission.allowed, *admission.inviters)
 
     def check_keys(self) -> None:
-        """Refuse unsound keys.
-
-        Raises:
-            SignatureError: a key has small order or is not canonical.
-        """
+        """Refuse unsound keys."""
         for key in self._active_keys():
             check_public_key(key)
 

@@ -131,11 +131,7 @@ def surprisal_threshold(thresholds: Thresholds) -> float:
 
 
 def surprisal(misses: int, trials: int, rate: float) -> float:
-    """Compute -log10 of the probability of at least so many misses under honest work: decades, at most MAX_SURPRISAL.
-
-    Raises:
-        ValueError: misses or rate are out of range.
-    """
+    """Compute -log10 of the probability of so many misses or more in honest work: decades, at most MAX_SURPRISAL."""
     tail = binomial_tail(misses, trials, rate)
     return min(MAX_SURPRISAL, -math.log10(tail)) if tail > 0.0 else MAX_SURPRISAL
 

@@ -300,9 +300,6 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
     Args:
         ledger: summaries of one validator, ascending by window.
         proof: the thresholds of each pair.
-
-    Raises:
-        PairError: a row is of a pair that the run does not admit.
     """
     if not ledger:
         return {}
@@ -379,9 +376,6 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
     Args:
         ledger: summaries of one validator, ascending by window, including the newest.
         proof: the thresholds of each pair.
-
-    Raises:
-        PairError: a row is of a pair that the run does not admit.
     """
     earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
     earners.sort(key=lambda item: (-item[1], item[0]))
@@ -415,9 +409,6 @@ def histories(ledger: Iterable[Summary], proof: ProofSpec) -> dict[bytes, list[C
 
     A rejection does not end a history: a miner could otherwise sacrifice a group to be rid of its evidence. Nor does a
     change of the miner's arithmetic.
-
-    Raises:
-        PairError: a row is of a pair that the run does not admit.
     """
     windows: dict[bytes, list[CountedWindow]] = {}
     for summary in ledger:

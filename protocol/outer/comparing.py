@@ -69,9 +69,6 @@ def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, se
     Args:
         state: with which the round began; rules: of the round.
         secret: of the coordinator, for the signs: at least 16 bytes.
-
-    Raises:
-        MalformedError, LimitError, ContributionError: a payload is broken.
     """
     products, projections = np.zeros((len(payloads),) * 2), np.zeros((len(payloads), PROJECTED))
     stream, number_of_stream = state.stream(rules), state.stream_number(rules)

@@ -80,9 +80,6 @@ class SharedState:
             payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
             factors: one for each.
             rules: of the round.
-
-        Raises:
-            MalformedError, LimitError, ContributionError: a payload is broken, or the new weights are not finite.
         """
         if not payloads:
             return self

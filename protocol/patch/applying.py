@@ -82,9 +82,6 @@ def apply_frame(
 
     Args:
         new: where to write it; None for new memory.
-
-    Raises:
-        PatchError, MalformedError, LimitError: the frame does not fit the tensor.
     """
     new = empty_like(old) if new is None else new
     hasher = blake3()
@@ -152,10 +149,6 @@ def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
 
     Args:
         patch: hostile bytes.
-
-    Raises:
-        MalformedError, LimitError: the bytes are no patch, or exceed a limit.
-        PatchError: the patch is for other weights, or contradicts itself.
     """
     return apply_with_digests(weights, patch).weights
 
@@ -208,9 +201,5 @@ def apply_in_place(weights: dict[str, torch.Tensor], patch: bytes) -> None:
 
     Args:
         patch: hostile bytes.
-
-    Raises:
-        MalformedError, LimitError, PatchError: as `apply`; the weights are then unchanged.
-        ValueError: two changed tensors share memory.
     """
     apply_in_place_with_digests(weights, patch)

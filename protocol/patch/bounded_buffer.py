@@ -44,11 +44,7 @@ class BoundedBuffer:
 
 
 def gather(pieces: Iterable[bytes], max_bytes: int) -> memoryview:
-    """Concatenate pieces.
-
-    Raises:
-        BufferFullError: they have more than `max_bytes` bytes.
-    """
+    """Concatenate pieces."""
     frame = BoundedBuffer(max_bytes)
     for piece in pieces:
         frame.put(piece)

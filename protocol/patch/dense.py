@@ -66,9 +66,6 @@ def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int
         old, new: the previous and the new elements, flat.
         level: of zstd.
         below: size that the frame must stay below, in bytes.
-
-    Raises:
-        BufferFullError: the frame would take `below` bytes or more.
     """
     return gather(_compress(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
 

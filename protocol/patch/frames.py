@@ -118,9 +118,6 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
 
     Returns:
         The mode, the number of changed elements, and the frame.
-
-    Raises:
-        ValueError: a tensor is not contiguous or not on the CPU.
     """
     before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
     places = find_small_changes(before, after)
@@ -169,9 +166,6 @@ def decode_frame(
 
     Yields:
         The offset of a piece and its new elements.
-
-    Raises:
-        PatchError, MalformedError, LimitError: the frame does not fit; the error names the tensor.
     """
     with error_context(row.name):
         yield from _decode(row, frame, old, target, inverse)
@@ -215,9 +209,6 @@ def decode_range(row: TensorRow, frame: memoryview, old: Bits, new: Bits, first:
         old: the previous elements of the range, flat.
         new: an array for the new elements of the range, flat.
         first: index in the tensor of the range's first element.
-
-    Raises:
-        PatchError, MalformedError, LimitError: the frame does not fit; the error names the tensor.
     """
     layout = layout_of(row.dtype)
     with error_context(row.name):

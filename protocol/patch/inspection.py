@@ -23,9 +23,6 @@ def bound_bits(old: torch.Tensor, new: torch.Tensor) -> float:
     It is H(changed | exponent of the old value) over all elements plus H(step | exponent of the old value) over the
     changed ones. The probabilities are the tensor's own frequencies, which a decoder does not have. No code that uses
     only the exponent can be smaller.
-
-    Raises:
-        ValueError: a tensor is not contiguous or not on the CPU.
     """
     layout = layout_of(old.dtype)
     before, after = bits_of(old), bits_of(new)
@@ -71,9 +68,6 @@ def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
 
     Args:
         patch: hostile bytes.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the table or a directory is malformed.
     """
     header = read_header(patch)
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):

@@ -136,9 +136,6 @@ class StreamingApply:
 
         Args:
             data: hostile bytes.
-
-        Raises:
-            MalformedError, LimitError, PatchError: as `apply`, as soon as the bytes so far show the fault.
         """
         rest = memoryview(data)
         if self._header is None:

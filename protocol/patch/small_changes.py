@@ -45,9 +45,6 @@ def encode_small_changes(old: Bits, new: Bits, places: NDArray[np.int64], layout
         old, new: the previous and the new elements, flat.
         places: indices of the changed elements, ascending.
         below: size that the frame must stay below, in bytes.
-
-    Raises:
-        BufferFullError: the frame would take `below` bytes or more.
     """
     gaps = np.diff(places, prepend=-1) - 1
     steps = to_keys(new[places], layout).astype(np.int64) - to_keys(old[places], layout).astype(np.int64)

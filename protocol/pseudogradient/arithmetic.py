@@ -100,9 +100,6 @@ def pseudo_gradient(base: Floats, local: Floats, feedback: Floats, decay: float)
         local: the site's weights after its local steps: float32 [n].
         feedback: the site's error feedback: float32 [n].
         decay: 1 for PULSELoCo, less for SparseLoCo (beta); rounded to float32.
-
-    Raises:
-        ContributionError: it is not finite.
     """
     out = np.empty_like(base)
     kinds = (_FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)
@@ -125,9 +122,6 @@ def nesterov_step(base: Floats, momentum: Floats, mean: Floats, *, decay: float 
     """Make the outer step of DiLoCo and PULSELoCo in place (PULSE, algorithm 2, lines 16 and 17).
 
     momentum = decay * momentum + mean; base = base - rate * (decay * momentum + mean).
-
-    Raises:
-        ContributionError: the new weights are not finite.
     """
     arguments = (_FLOATS, _FLOATS, _FLOATS, "float32", "float32")
     _compiled(_nesterov, *arguments)(base, momentum, mean, np.float32(decay), np.float32(rate))
@@ -135,21 +129,13 @@ def nesterov_step(base: Floats, momentum: Floats, mean: Floats, *, decay: float 
 
 
 def plain_step(base: Floats, mean: Floats, *, rate: float = 1.0) -> None:
-    """Make the outer step of plain averaging and of SparseLoCo in place: base = base - rate * mean.
-
-    Raises:
-        ContributionError: the new weights are not finite.
-    """
+    """Make the outer step of plain averaging and of SparseLoCo in place: base = base - rate * mean."""
     _compiled(_descend, _FLOATS, _FLOATS, "float32")(base, mean, np.float32(rate))
     check_finite(base, "the weights after the outer step")
 
 
 def check_finite(values: Floats, where: str) -> None:
-    """Check that there is no infinity and no NaN.
-
-    Raises:
-        ContributionError: there is one.
-    """
+    """Check that there is no infinity and no NaN."""
     _refuse_infinite(_compiled(_infinite, "uint32[::1]")(values.view(np.uint32)), where)
 
 

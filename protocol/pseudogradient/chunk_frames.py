@@ -118,10 +118,6 @@ def decode_chunks(frame: memoryview, shapes: Sequence[Sequence[int]], chosen: in
 
     Returns:
         The values, zeros where nothing was sent: float32 [n].
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the frame does not have the form in
-            docs/spec/pseudogradient.md.
     """
     out = np.zeros(sum(map(prod, shapes)), np.float32)
     cursor, begin = Cursor(frame, _WHERE), 0

@@ -45,9 +45,6 @@ class ContributionEncoder:
 
         Returns:
             The frame, and the error feedback after sending: float32 [n].
-
-        Raises:
-            ContributionError: the update is not finite.
         """
         squares, residual = np.zeros(LANES), np.empty_like(inputs.base)
         if self._sparse is not None:
@@ -140,9 +137,6 @@ def encode(
         feedback: the site's error feedback; None for zeros, and while it is frozen.
         digest: of `base` (`protocol.digest.digest_weights`).
         decay: factor of the feedback: 1 for PULSELoCo, 0.95 for SparseLoCo.
-
-    Raises:
-        ContributionError: tensors do not fit each other, or the update is not finite.
     """
     encoder, frames, residual = ContributionEncoder(coding, digest), [], dict[str, torch.Tensor]()
     for part in parts_of({name: tensor.shape for name, tensor in base.items()}):

@@ -116,9 +116,6 @@ class SparseEncoder:
 
         Returns:
             The number of entries, and the frame.
-
-        Raises:
-            ContributionError: the update is not finite.
         """
         entries, blobs = 0, []
         for begin in range(0, inputs.base.size, CHUNK_ELEMENTS):

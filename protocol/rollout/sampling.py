@@ -225,9 +225,6 @@ def batch_margins(
 
     Returns:
         float32 [N], non-negative, in units of logits / temperature.
-
-    Raises:
-        ValueError: a seed does not have 16 bytes.
     """
     scaled = logits if temperature == 1.0 else logits / temperature
     token_logits = scaled.gather(-1, tokens[:, None]).squeeze(-1)

@@ -148,11 +148,7 @@ class Miner:
         return max(1, min(most, groups - groups % settings.chunk if groups > settings.chunk else groups))
 
     async def _warm_up(self, weights: VerifiedWeights) -> None:
-        """Generate a chunk twice and throw it away: an engine is slow at first, so the second time measures its speed.
-
-        Raises:
-            StoreError, ProtocolError, EngineError: it could not.
-        """
+        """Generate a chunk twice and throw it away: the first is slow, the second measures the speed."""
         node = self._node
         mining_window = MiningWindow(max(0, node.window()), bytes(32), weights.version, node.key.public)
         await serve(node, self._engine, weights)

@@ -113,12 +113,7 @@ class Node:
         return window
 
     async def randomness(self, round_number: int) -> bytes:
-        """Return the randomness of a round, however long an outage lasts: windows are delayed, never weakened.
-
-        Raises:
-            BeaconError: the round is no longer due, since this machine's clock was ahead; or later rounds are out, and
-                this one is not available.
-        """
+        """Return the randomness of a round, however long an outage lasts: windows are delayed, never weakened."""
         while True:
             try:
                 return await self.time.randomness(round_number)

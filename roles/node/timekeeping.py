@@ -35,7 +35,6 @@ class Timekeeper:
         self._next_try = -float("inf")  # trio's time before which `has_come` does not ask the beacon
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness."""
         randomness = await self._beacon.randomness(round_number)
         self.record_round(round_number)
         return randomness

@@ -60,19 +60,11 @@ class Task:
         return encode_prompt(self.tokenizer, self.run.chat, problem.prompt)
 
     async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
-        """Return the environment's rewards for completions (token ids) of one problem, in order.
-
-        Raises:
-            SandboxError: the environment's sandbox broke; no reward was computed.
-        """
+        """Return the environment's rewards for completions (token ids) of one problem, in order."""
         return await self.rewards_for_attempts([(problem, completion) for completion in completions])
 
     async def rewards_for_attempts(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[float, ...]:
-        """Return the environment's rewards for completions (token ids) of several problems, in order.
-
-        Raises:
-            SandboxError: the environment's sandbox broke; no reward was computed.
-        """
+        """Return the environment's rewards for completions (token ids) of several problems, in order."""
         # A reward that takes microseconds is not worth a change of threads of its own.
         size = max(1, len(attempts)) if self.at_once == 1 else 1
         parts = [attempts[start : start + size] for start in range(0, len(attempts), size)]

@@ -54,9 +54,6 @@ def check_completions(
 
     Returns:
         Margins and log-probabilities, float32 [N] each.
-
-    Raises:
-        EngineError: the engine broke.
     """
     tokens = torch.tensor([token for completion in completions for token in completion], dtype=torch.int64)
     margins, logprobs = torch.empty(len(tokens)), torch.empty(len(tokens))

@@ -24,9 +24,6 @@ _REVISION_POLL_SECONDS = 1.0
 async def serve(node: Node, engine: Engine, weights: VerifiedWeights) -> None:
     """Have the engine serve these weights: by patches if it takes them, and serves an older version from which they
     lead here.
-
-    Raises:
-        EngineError: it cannot; it still serves what it served before, or one of the versions between.
     """
     digest = _serving_digests.get(engine)
     if engine.version == weights.version and digest == weights.digest:

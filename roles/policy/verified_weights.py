@@ -100,7 +100,6 @@ class AnchorBuild:
         self._tensors |= shard
 
     def finish(self) -> VerifiedWeights:
-        """Implements WeightsBuild.finish."""
         self._manifest.check_table(self._tensors)
         return _verify(self._manifest, self._tensors, self._digests)
 
@@ -128,7 +127,6 @@ class PatchBuild:
         self._parts.append(data)
 
     def finish(self) -> VerifiedWeights:
-        """Implements WeightsBuild.finish."""
         result = self._application.finish()
         weights = _verify(self._manifest, result.weights, result.digests)
         step = PatchStep(self._base.digest, self._manifest, b"".join(self._parts))

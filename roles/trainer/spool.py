@@ -95,21 +95,13 @@ def weights_folder(version: int) -> str:
 async def put_snapshot(
     state: ObjectStore, name: SnapshotName, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Put a snapshot into the outbox.
-
-    Raises:
-        StoreError: the state cannot be written.
-    """
+    """Put a snapshot into the outbox."""
     count = await put_shards(state, weights_folder(name.version), source, run_sync, shard_bytes)
     await state.put(name.path, str(count).encode())
 
 
 async def count_shards(state: ObjectStore, path: str) -> int:
-    """Return how many files a version's weights have, as a note in outbox/ or chain/weights/ says.
-
-    Raises:
-        StoreError: the state is damaged, or there is no such note.
-    """
+    """Return how many files a version's weights have, as a note in outbox/ or chain/weights/ says."""
     return int(await state.get(path, 32))
 
 
@@ -138,9 +130,6 @@ async def next_version(state: ObjectStore) -> int:
 async def newest_weights(state: ObjectStore) -> tuple[int, int] | None:
     """Return the version from which training continues, and how many files its weights have: that of the newest
     snapshot in the outbox, or the published version if that is as new; None if there is neither.
-
-    Raises:
-        StoreError, ProtocolError: the state is damaged.
     """
     snapshots = await list_snapshots(state)
     version = await newest_published_version(state)

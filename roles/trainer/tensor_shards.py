@@ -53,9 +53,6 @@ async def put_shards(
 
     Args:
         folder: with a slash at its end.
-
-    Raises:
-        StoreError: the state cannot be written.
     """
     shards = safetensors.shards(source.sizes, shard_bytes)
     for number, names in enumerate(shards):
@@ -81,11 +78,7 @@ class ShardReader:
         self._tensors: dict[str, Tensor] = {}  # that were read and not taken yet
 
     async def next_shard(self) -> dict[str, Tensor] | None:
-        """Return the tensors of the next file; None after the last.
-
-        Raises:
-            StoreError, ProtocolError: the state is damaged, or cannot be read.
-        """
+        """Return the tensors of the next file; None after the last."""
         if self._next == self._count:
             return None
         self._next += 1
@@ -94,11 +87,7 @@ class ShardReader:
         return tensors
 
     async def take(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return tensors that follow those that were taken before; without those that the folder does not have.
-
-        Raises:
-            StoreError, ProtocolError: the state is damaged, or cannot be read.
-        """
+        """Return tensors that follow those that were taken before; without those that the folder does not have."""
         while not self._tensors.keys() >= set(names) and (shard := await self.next_shard()) is not None:
             self._tensors |= shard
         return {name: self._tensors.pop(name) for name in names if name in self._tensors}
@@ -110,11 +99,7 @@ async def run_inline(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def read_tensors(state: ObjectStore, folder: str, count: int) -> Weights:
-    """Return all tensors of a folder: for repairs and tools, since they are all in memory.
-
-    Raises:
-        StoreError, ProtocolError: the state is damaged, or cannot be read.
-    """
+    """Return all tensors of a folder: for repairs and tools, since they are all in memory."""
     reader, tensors = ShardReader(state, folder, count, run_inline), dict[str, Tensor]()
     while (shard := await reader.next_shard()) is not None:
         tensors |= shard
@@ -122,11 +107,7 @@ async def read_tensors(state: ObjectStore, folder: str, count: int) -> Weights:
 
 
 async def delete_shards(state: ObjectStore, folder: str) -> None:
-    """Delete a folder's files.
-
-    Raises:
-        StoreError: the state cannot be written.
-    """
+    """Delete a folder's files."""
     for path in [item.path async for item in state.list(folder)]:
         await state.delete(path)
 

@@ -85,11 +85,6 @@ class Auditor:
         Returns:
             The verdict, and the work digest of each rejected group that may be a copy, by the group's index. The
             original may be accepted later in the window, so `name_copies` decides at its end.
-
-        Raises:
-            EngineError: the engine broke; there is no verdict.
-            StoreError: neither this miner's storage nor any other answers; there is no verdict.
-            PairError: the run has no thresholds for how the miner and this validator compute; there is no verdict.
         """
         thresholds = self.thresholds(case.commitment.record)
         dealt = self.dealt_groups(case)
@@ -151,11 +146,6 @@ class Auditor:
 
         Returns:
             The judgements, and the work digest of each rejected group that may be a copy, by the group's index.
-
-        Raises:
-            EngineError: the engine broke.
-            StoreError: neither this miner's storage nor any other answers.
-            PairError: the run has no thresholds for how the miner and this validator compute.
         """
         thresholds = self.thresholds(commitment)
         groups, rejections = await self._fetch_groups(commitment, indices)
@@ -175,11 +165,7 @@ class Auditor:
         return rejections + judgements, suspected_copies
 
     def thresholds(self, commitment: Commitment) -> Thresholds:
-        """Return the thresholds for groups of a commitment.
-
-        Raises:
-            PairError: the run has none for how the miner and this validator compute.
-        """
+        """Return the thresholds for groups of a commitment."""
         return self._node.run.proof.row(commitment.arithmetic, self._judge.arithmetic)
 
     def make_verdict(self, case: Case, dealt: int, judgements: Sequence[Judgement]) -> Verdict:
@@ -243,9 +229,6 @@ class Auditor:
         Storage may lie and a connection may break, and neither is the miner's fault. So a fetch that fails is repeated:
         while no other storage answers either, as long as the caller's patience lasts. The same false bytes twice are
         what the miner stored; bytes that differ at each read are the fault of the storage, but only so often.
-
-        Raises:
-            StoreError: it cannot be read; ProtocolError: it is not what the commitment promises.
         """
         offset, size = commitment.extent(index)
         max_bytes = self._node.run.group_bytes

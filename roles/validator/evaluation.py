@@ -12,9 +12,6 @@ async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
 
     Args:
         version: of that policy.
-
-    Raises:
-        EngineError: the engine broke. SandboxError: the environment's sandbox did.
     """
     rule, environment, params = task.run.evaluation, task.environment, task.run.sampling.params()
     count = min(rule.problems, environment.held_out_size or rule.problems)

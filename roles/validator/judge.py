@@ -60,9 +60,6 @@ class Judge:
         Args:
             groups: each with the digest of its frame.
             thresholds: those for how their miner and this judge's engine compute.
-
-        Raises:
-            EngineError: the engine broke; there is no judgement.
         """
         judgements: list[Judgement] = []
         part: list[tuple[Group, bytes]] = []

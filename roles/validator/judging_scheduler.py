@@ -123,9 +123,6 @@ class JudgingScheduler:
 
         Returns:
             The verdicts that there was time for, each with the suspected copies (`Auditor.audit`).
-
-        Raises:
-            EngineError: the engine broke; there are no verdicts.
         """
         verdicts: list[tuple[Verdict, dict[int, bytes]]] = []
         ordered_cases = self._queue.in_order(cases)
@@ -169,12 +166,7 @@ class JudgingScheduler:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
 
     async def _judge(self, case: Case, reputation: Reputation, place: int) -> tuple[Verdict, dict[int, bytes]]:
-        """Return the verdict on one case, and its suspected copies.
-
-        Raises:
-            StoreError, ProtocolError: storage does not show what is needed, and that is not the miner's fault.
-            EngineError: the engine broke.
-        """
+        """Return the verdict on one case, and its suspected copies."""
         node, commitment = self._node, case.commitment.record
         await self._look_for(commitment.version)
         refusal = self._versions.refusal(commitment.version, was_allowed=case.version_was_allowed)
@@ -217,11 +209,7 @@ class JudgingScheduler:
                 raise StoreError(self._refresh_error)
 
     async def _refresh(self) -> None:
-        """Refresh the chain, once in a window: miners may have seen a version that came out since the last time.
-
-        Raises:
-            StoreError, ProtocolError: it cannot be read now.
-        """
+        """Refresh the chain, once in a window: miners may have seen a version that came out since the last time."""
         self._refreshed, self._refresh_error = True, "newer versions cannot be read now"
         await self._follower.refresh()
         newest = max(self._versions.newest, self._follower.version_for(self._window))

@@ -35,12 +35,7 @@ class LedgerRepair:
         self._published: dict[int, Summary] = {}
 
     async def run(self) -> None:
-        """Rebuild ledger, sealed windows and floor in the node's state.
-
-        Raises:
-            RepairError: a window that is lost is part of the published ledger, and not in storage.
-            StoreError: storage or the state cannot be read.
-        """
+        """Rebuild ledger, sealed windows and floor in the node's state."""
         await self._read()
         entries = self._local | self._published
         cut = await self._first_lost_window(entries)

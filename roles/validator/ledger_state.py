@@ -110,10 +110,6 @@ class Ledger:
 
         Returns:
             The summary with its scores.
-
-        Raises:
-            StoreError: the state cannot be written.
-            ProtocolError: the summary could not be read back by anybody.
         """
         earlier = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
         entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring, self._proof)})

@@ -24,11 +24,7 @@ _MAX_FOREIGN: Final = 16  # records of other runs that are read, where a key is 
 
 
 async def wait_and_check_published(node: Node, ledger: Ledger) -> None:
-    """Compare a ledger with what this validator has published, as soon as its own storage answers.
-
-    Raises:
-        StateError: the ledger is behind what was published, or is another one.
-    """
+    """Compare a ledger with what this validator has published, as soon as its own storage answers."""
     reporter = ChangeReporter(node.telemetry, "own-space-unread")
     while True:
         try:
@@ -64,11 +60,7 @@ async def check_published(node: Node, ledger: Ledger) -> None:
 
 
 async def _newer_window(node: Node, record_type: type[PublishedRecord], prefix: str, newest: int) -> int | None:
-    """Return a window after `newest` of which this validator's space shows a record of this run; None if there is none.
-
-    Raises:
-        StoreError: the storage does not answer.
-    """
+    """Return a window after `newest` of which this space shows a record of the run; None if there is none."""
     foreign = 0
     async for item in node.store.list(prefix, after=f"{prefix}{newest:010d}" if newest >= 0 else ""):
         try:

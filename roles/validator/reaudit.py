@@ -53,10 +53,6 @@ class Reaudit:
 
         Args:
             is_busy: whether something more urgent waits; the other rows are left for the next call.
-
-        Raises:
-            EngineError: the engine broke.
-            BeaconError: the beacon proves no time.
         """
         for window, row in await self._pending_rows():
             if is_busy():
@@ -86,12 +82,7 @@ class Reaudit:
         return -1
 
     async def _judge(self, window: int, row: LedgerRow) -> Verdict:
-        """Judge the groups of a row that were not audited, publish the verdict, and return it.
-
-        Raises:
-            StoreError, ProtocolError: bytes or weights cannot be fetched any more, or are not those judged before.
-            EngineError: the engine broke.
-        """
+        """Judge the groups of a row that were not audited, publish the verdict, and return it."""
         node, schedule = self._node, self._node.run.schedule
         first_verdict = await self._fetch_first_verdict(window, row)
         commitment = await self._fetch_commitment(first_verdict)

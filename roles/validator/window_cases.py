@@ -136,9 +136,6 @@ class Pledges:
         Args:
             history_keys: miners with a history, for which places are kept if there are too many.
             versions: those that may be used in the next window; None if this validator does not know.
-
-        Raises:
-            StoreError: the storage cannot be listed.
         """
         announcements = {item.key: item for item in await find_participants(self._node, "miner", history_keys)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
@@ -178,9 +175,6 @@ async def read_window_cases(
     Args:
         pledges: by miner.
         history_keys: miners with a history, for which places are kept if there are too many.
-
-    Raises:
-        BeaconError: the window's opening is no longer due.
     """
     schedule, beacon = node.run.schedule, node.run.beacon
     opening = await node.randomness(schedule.opening(window))

@@ -41,11 +41,9 @@ class Chain:
         """Implements Follower.refresh."""
 
     def version_for(self, _: int) -> int:
-        """Implements Follower.version_for."""
         return self.newest
 
     async def rebuild(self, version: int) -> int:
-        """Implements Follower.rebuild."""
         return version
 
 

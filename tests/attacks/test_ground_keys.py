@@ -26,7 +26,6 @@ class VaryingBeacon:
     """A beacon whose rounds have different randomness."""
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness."""
         return hashlib.sha256(f"round {round_number}".encode()).digest()
 
 

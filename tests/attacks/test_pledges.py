@@ -267,5 +267,4 @@ class VaryingBeacon:
     """A beacon whose rounds have different randomness."""
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness."""
         return samples.digest(f"round {round_number}")

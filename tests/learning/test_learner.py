@@ -135,7 +135,6 @@ class WidthRecorder:
         self.widths: list[int] = []
 
     def logits(self, weights: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
-        """Implements PolicyModel.logits."""
         self.widths.append(len(hidden))
         return self._model.logits(weights, hidden)
 

@@ -13,20 +13,16 @@ class StoreOfATestbed:
         self._store = testbed.store
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._store.put(path, data)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._store.delete(path)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         async for info in self._store.list(prefix, after=after):
             yield info
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         return await self._store.get(path, max_bytes, offset=offset, size=size)
 
 

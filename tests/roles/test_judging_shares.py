@@ -29,11 +29,9 @@ class Chain:
     """A follower that has version 0."""
 
     def version_for(self, _: int) -> int:
-        """Implements Follower.version_for."""
         return 0
 
     async def rebuild(self, _: int) -> Any:
-        """Implements Follower.rebuild."""
         return type("Weights", (), {"version": 0, "digest": bytes(32), "weights": {}})()
 
 
@@ -59,7 +57,6 @@ class BusyAuditor:
     async def audit(
         self, case: Case, *arguments: Any, at_engine: Any, **others: Any
     ) -> tuple[Verdict, dict[int, bytes]]:
-        """Implements Auditor.audit."""
         for _ in range(self._steps):
             context: AbstractAsyncContextManager[None] = at_engine()
             async with context:

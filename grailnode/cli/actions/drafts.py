@@ -13,11 +13,7 @@ from roles.node.identity import Node
 
 
 def open_authority(run: str) -> tuple[Config, Node]:
-    """Return a run's configuration, and a node that knows who may act in the run as its store says now.
-
-    Raises:
-        ConfigError, StoreError, ProtocolError: the run or its store cannot be used.
-    """
+    """Return a run's configuration, and a node that knows who may act in the run as its store says now."""
     config = open_config(run)
     node = make_root_publisher(config)
     trio.run(refresh_authority, node)
@@ -25,11 +21,7 @@ def open_authority(run: str) -> tuple[Config, Node]:
 
 
 def submit(config: Config, node: Node, draft: Draft) -> None:
-    """Sign a draft with the root keys at hand; publish it if they are enough, else print what to do with its file.
-
-    Raises:
-        RevisionError, ProtocolError, KeyFileError, OSError: it cannot be signed, published or written.
-    """
+    """Sign a draft with the root keys at hand; publish it if they are enough, else print what to do with its file."""
     draft = authority_drafts.sign_with_key_files(draft, config.at(config.node.keys), node.authority)
     print_revision(draft)
     shortfall = authority_drafts.missing_signatures(draft, node.revisions)
@@ -48,10 +40,6 @@ def print_revision(draft: Draft) -> None:
 
 
 def publish(node: Node, draft: Draft) -> None:
-    """Publish a draft, and print its number.
-
-    Raises:
-        RevisionError, ProtocolError: it cannot be published.
-    """
+    """Publish a draft, and print its number."""
     number = authority_drafts.publish(node, draft)
     click.echo(f"revision {number} is published; every node obeys it at its next poll")

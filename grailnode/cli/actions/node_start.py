@@ -32,11 +32,7 @@ def run_node(**parameters: Any) -> None:
 
 
 def wait_for_run(options: Options) -> Config:
-    """Return the run's configuration, as soon as its founder has published the run.
-
-    Raises:
-        ConfigError, StoreError, ProtocolError: as `joining.open_config`.
-    """
+    """Return the run's configuration, as soon as its founder has published the run."""
     is_reported = False
     while True:
         try:

@@ -77,11 +77,7 @@ async def _read(node: Node, options: Options) -> list[VerifiedGroup]:
 
 
 def make_learner(config: Config, run: RunManifest, directory: Path, settings: LearnerSettings) -> Learner:
-    """Return the learner that a trainer with this configuration has, with the weights of a policy directory.
-
-    Raises:
-        PolicyError: the directory holds no policy.
-    """
+    """Return the learner that a trainer with this configuration has, with the weights of a policy directory."""
     device, dtype = torch.device(config.engine.device), getattr(torch, config.engine.dtype)
     model, genesis = trainer_model(config, run, directory), genesis_reader(config, run, directory)
     return Learner(model, genesis(), settings, device=device, dtype=dtype, precision=run.precision)

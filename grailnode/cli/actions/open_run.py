@@ -19,19 +19,11 @@ class RunOptions:
     trust_run: bool
 
     def open_config(self) -> Config:
-        """Return the run's configuration; its manifest is a file.
-
-        Raises:
-            ConfigError, StoreError, ProtocolError: as `joining.open_config`.
-        """
+        """Return the run's configuration; its manifest is a file."""
         return open_config(self.run, self.overrides, trust=report_line if self.trust_run else None)
 
     def open_config_to_read(self) -> Config:
-        """Return the run's configuration for a verb that reads the run and is none of its nodes.
-
-        Raises:
-            ConfigError, StoreError, ProtocolError: as `joining.open_config`.
-        """
+        """Return the run's configuration for a verb that reads the run and is none of its nodes."""
         return open_config_to_read(self.run, self.overrides, trust=report_line if self.trust_run else None)
 
 

@@ -80,11 +80,7 @@ def status(**parameters: Any) -> None:
 
 
 async def _observe(node: Node) -> Observer:
-    """Return an observer that has seen what the store shows of a run.
-
-    Raises:
-        StoreError: the storage does not answer at all.
-    """
+    """Return an observer that has seen what the store shows of a run."""
     newest = None
     with suppress(NotFoundError, TooLargeError):  # a run without a head is shown, storage that fails is an error
         head = paths.head(node.authority.trainers[0])

@@ -61,21 +61,13 @@ class Checkpoints:
         return self._steps[-1] if self._steps else None
 
     def write_weights(self, version: int, weights: Weights) -> Path:
-        """Write whole weights; the file is complete when this returns.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write whole weights; the file is complete when this returns."""
         path = self._path("weights", version)
         _write_tensors(path, weights, weights.__getitem__)
         return path
 
     def write_patch(self, version: int, patch: bytes) -> Path:
-        """Write a patch.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a patch."""
         path = self._path("patch", version)
         path.write_bytes(patch)
         return path
@@ -102,11 +94,7 @@ class Checkpoints:
         self._steps.append(step)
 
     def compact(self) -> None:
-        """Apply the patches to the checkpoint, if there are many.
-
-        Raises:
-            OSError, ProtocolError: a file cannot be read or written; the files stay as they were.
-        """
+        """Apply the patches to the checkpoint, if there are many."""
         if len(self._steps) <= MAX_PATCHES:
             return
         last = self._steps[-1]

@@ -88,11 +88,7 @@ class EngineWeights:
             yield serving
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare whole weights, which travel through a file.
-
-        Raises:
-            EngineError: vLLM refuses them, or the disk does not take them.
-        """
+        """Prepare whole weights, which travel through a file."""
         async with self._control:
             self._staged = None
             path = await self._on_disk(self._checkpoints.write_weights, version, weights)
@@ -130,9 +126,6 @@ class EngineWeights:
         """Read all tensors back from the engine's memory and compare them with the served version's digest.
 
         If they differ, or the server fails, it is restarted, and they are read back once more.
-
-        Raises:
-            EngineError: none has been committed, or the restart did not help.
         """
         async with self._control:
             return await self._verify()
@@ -160,11 +153,7 @@ class EngineWeights:
                 await self._verify()
 
     async def _swap(self, client: VllmClient, version: int) -> None:
-        """Commit a staged version between two requests.
-
-        Raises:
-            RefusedCommandError: it was not committed. BrokenEngineError: nobody knows.
-        """
+        """Commit a staged version between two requests."""
         staged = self._checkpoints.staged
         assert staged is not None
         start = perf_counter()
@@ -220,9 +209,6 @@ async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
 
     Returns:
         The served version; None if none has been committed.
-
-    Raises:
-        EngineError: vLLM does not take it, or a file cannot be read.
     """
     for step in checkpoints.steps():
         await _stage(client, step)
@@ -248,11 +234,7 @@ async def _stage(client: VllmClient, step: RecoveryStep) -> None:
 
 
 async def _commit(client: VllmClient, step: RecoveryStep) -> float:
-    """Commit a staged version, and have it verified; return the seconds that the commit took.
-
-    Raises:
-        RefusedCommandError: it was not committed. BrokenEngineError: nobody knows.
-    """
+    """Commit a staged version, and have it verified; return the seconds that the commit took."""
     states = await client.call("commit", version=step.version)
     if not all(state["verified"] for state in states):
         await _read_back(client, step)
@@ -260,9 +242,5 @@ async def _commit(client: VllmClient, step: RecoveryStep) -> float:
 
 
 async def _read_back(client: VllmClient, step: RecoveryStep) -> dict[str, Any]:
-    """Have all tensors read back and compared with a version; return how many, and in how many seconds.
-
-    Raises:
-        RefusedCommandError: they differ. BrokenEngineError: vLLM does not answer.
-    """
+    """Have all tensors read back and compared with a version; return how many, and in how many seconds."""
     return (await client.finish("verify", version=step.version, digest=step.digest.hex()))[0]

@@ -68,11 +68,7 @@ def install(directory: Path, device: Literal["cpu", "cuda"]) -> Installation:
 
 
 def installed_version(python: Path) -> str:
-    """Return the version of vLLM in an interpreter's environment, without importing it.
-
-    Raises:
-        InstallationError: the interpreter cannot be run, or its environment has no vLLM.
-    """
+    """Return the version of vLLM in an interpreter's environment, without importing it."""
     failure = f"{python}: no interpreter with vLLM, which `grailnode engine install DIR` makes"
     return _run([str(python), "-I", "-c", _VERSION], failure).strip()
 

@@ -65,23 +65,14 @@ class ServerSupervisor:
         self._connecting = trio.Lock()
 
     async def connected(self) -> VllmClient:
-        """Return the client of a server that runs and has our weights; start it if there is none.
-
-        Raises:
-            EngineError: it does not start, does not fit, or does not take the weights.
-        """
+        """Return the client of a server that runs and has our weights; start it if there is none."""
         async with self._connecting:
             await self._connect()
             assert self._client is not None
             return self._client
 
     async def repeat(self, work: Callable[[VllmClient], Awaitable[T]], attempts: int = 2) -> T:
-        """Do some work with the server; restart it after a failure, and do the work again.
-
-        Raises:
-            BrokenEngineError: vLLM failed in every attempt.
-            EngineError: the work was refused, or the server cannot be restarted.
-        """
+        """Do some work with the server; restart it after a failure, and do the work again."""
         for attempt in range(attempts):
             client = await self.connected()
             try:
@@ -97,9 +88,6 @@ class ServerSupervisor:
 
         Args:
             failing_client: the client that failed; nothing is done if another call has replaced it meanwhile.
-
-        Raises:
-            EngineError: as for `connected`.
         """
         async with self._connecting:
             if failing_client is not self._client:
@@ -111,11 +99,7 @@ class ServerSupervisor:
             self._report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
 
     async def watch(self, client: VllmClient) -> None:
-        """Ask for a sign of life for ever; a health check would not do, because it asks no worker.
-
-        Raises:
-            BrokenEngineError: there was none in time.
-        """
+        """Ask for a sign of life for ever; a health check would not do, because it asks no worker."""
         while True:
             await trio.sleep(_SIGN_OF_LIFE_SECONDS)
             await client.call("ping", self._limits.hang)
@@ -143,11 +127,7 @@ class ServerSupervisor:
         return version
 
     async def _make_ready(self, client: VllmClient) -> int | None:
-        """Check a server that has started, find the places of the tensors, and bring the weights into them.
-
-        Raises:
-            EngineError: it does not fit, or does not take the weights.
-        """
+        """Check a server that has started, find the places of the tensors, and bring the weights into them."""
         for description in await _describe(client):
             check_description(description, self._dtype)
         await client.call("map", shapes=self._shapes)

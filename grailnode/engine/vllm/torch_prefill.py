@@ -40,7 +40,6 @@ class TorchPrefill:
 
     @property
     def takes_patches(self) -> bool:
-        """Implements Engine.takes_patches."""
         return self._prefill.takes_patches or self._sampler.takes_patches
 
     @property
@@ -50,26 +49,15 @@ class TorchPrefill:
 
     @property
     def checking_arithmetic(self) -> Arithmetic:
-        """Implements Engine.checking_arithmetic."""
         return self._prefill.checking_arithmetic
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Implements Engine.stage.
-
-        Raises:
-            EngineError: one of the engines refuses the weights.
-        """
         self._staged = None
         await self._prefill.stage(version, weights)
         await self._sampler.stage(version, weights)
         self._staged = version
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Implements Engine.stage_patch.
-
-        Raises:
-            EngineError: one of the engines refuses the patch.
-        """
         self._staged = None
         await self._prefill.stage_patch(version, patch, manifest)
         await self._sampler.stage_patch(version, patch, manifest)
@@ -89,11 +77,7 @@ class TorchPrefill:
             await self._prefill.commit()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Implements Engine.generate; the states are those of a prefill.
-
-        Raises:
-            EngineError, ValueError: as for the two engines.
-        """
+        """Implements Engine.generate; the states are those of a prefill."""
         async with self._gate.shared():
             generations = await self._sampler.generate(requests, params)
             prompts = [request.prompt for request in requests]
@@ -104,17 +88,7 @@ class TorchPrefill:
         ]
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Implements Engine.greedy.
-
-        Raises:
-            EngineError, ValueError: as for the sampler.
-        """
         return await self._sampler.greedy(prompts, params)
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Implements Engine.forward.
-
-        Raises:
-            EngineError, ValueError: as for the torch engine.
-        """
         return await self._prefill.forward(prompts, completions)

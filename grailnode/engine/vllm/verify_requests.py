@@ -66,11 +66,7 @@ class Verification:
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
-        """Read a line.
-
-        Raises:
-            ValueError, TypeError: it is no verification, as from a node of another version of this program.
-        """
+        """Read a line."""
         values = json.loads(line)
         return cls(**{**values, "different": tuple(values["different"])})
 
@@ -132,11 +128,7 @@ async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.So
 
 
 def _listener(address: str, directory: Path) -> trio.SocketListener:
-    """Listen on the socket of a directory.
-
-    Raises:
-        OSError: the disk is full, or its file system has no sockets.
-    """
+    """Listen on the socket of a directory."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         (directory / _SOCKET).unlink(missing_ok=True)  # of a process that was killed

@@ -90,11 +90,7 @@ class VllmClient:
         return [result["value"] for result in results]
 
     async def finish(self, command: str, **arguments: object) -> list[dict[str, Any]]:
-        """Begin the long work of a command, wait until it is finished on every rank, and return the results.
-
-        Raises:
-            RefusedCommandError, BrokenEngineError: as for `call`.
-        """
+        """Begin the long work of a command, wait until it is finished on every rank, and return the results."""
         await self.call(command, None, **arguments)
         while True:
             states = await self.call("state")
@@ -103,12 +99,7 @@ class VllmClient:
             await trio.sleep(_POLL_SECONDS)
 
     async def share(self, path: Path) -> str:
-        """Make a file of this machine readable for the server, and return its path there.
-
-        Raises:
-            RefusedCommandError, BrokenEngineError: as for `call`.
-            OSError: the file cannot be read.
-        """
+        """Make a file of this machine readable for the server, and return its path there."""
         if self._shares_files:
             return str(path)
         first = True
@@ -120,11 +111,7 @@ class VllmClient:
         return path.name
 
     async def post(self, path: str, **query: str) -> None:
-        """Send a control request without a body, such as /pause.
-
-        Raises:
-            BrokenEngineError: vLLM does not carry it out.
-        """
+        """Send a control request without a body, such as /pause."""
         await self._post(self._control, f"{path}?{httpx.QueryParams(query)}" if query else path, None, None)
 
     async def generate(self, body: Mapping[str, object]) -> tuple[list[int], str]:

@@ -85,50 +85,31 @@ class VllmEngine:
 
     @property
     def takes_patches(self) -> bool:
-        """Implements Engine.takes_patches."""
         return True
 
     @property
     def generating_arithmetic(self) -> Arithmetic:
-        """Implements Engine.generating_arithmetic."""
         return self.checking_arithmetic
 
     @property
     def checking_arithmetic(self) -> Arithmetic:
-        """Implements Engine.checking_arithmetic."""
         return arithmetic_of("vllm", str(self._dtype).removeprefix("torch."))
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare a policy beside the one that is served; whole weights travel through a file.
-
-        Raises:
-            EngineError: a tensor is missing, unknown or of another shape, or vLLM refuses it.
-        """
+        """Prepare a policy beside the one that is served; whole weights travel through a file."""
         check_fit(self._model, weights)
         await self._weights.stage(version, weights)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Prepare the version that a patch leads to; it is decoded inside of vLLM, beside the serving.
-
-        Raises:
-            EngineError: the patch is for other weights, or vLLM refuses it; the current policy still serves.
-        """
+        """Prepare the version that a patch leads to; it is decoded inside of vLLM, beside the serving."""
         await self._weights.stage_patch(version, patch, manifest)
 
     async def commit(self) -> None:
-        """Serve the staged policy from the next request on.
-
-        Raises:
-            EngineError: nothing is staged, or the swap failed and the old policy still serves.
-        """
+        """Serve the staged policy from the next request on."""
         await self._weights.commit()
 
     async def verify(self) -> Verification:
-        """Read all tensors back from the engine's memory and compare them with the served version's digest.
-
-        Raises:
-            EngineError: no policy is served, or they differed and a restart did not help.
-        """
+        """Read all tensors back from the engine's memory and compare them with the served version's digest."""
         return await self._weights.verify()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
@@ -145,22 +126,13 @@ class VllmEngine:
         return await self._answered(calls)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Return the most likely completion of each prompt, in order.
-
-        Raises:
-            EngineError, ValueError: as for `generate`.
-        """
+        """Return the most likely completion of each prompt, in order."""
         self._check_ids(prompts)
         calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
         return [generation.tokens for generation in await self._answered(calls)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Prefill each prompt with its completion, in order.
-
-        Raises:
-            EngineError: no policy is served, or vLLM failed again after a restart.
-            ValueError: a prompt without tokens, or a token id outside the vocabulary.
-        """
+        """Prefill each prompt with its completion, in order."""
         self._check_ids(prompts)
         self._check_ids(completions, empty=True)
         calls = [PrefillCall(self._id(), *pair) for pair in zip(prompts, completions, strict=True)]

@@ -168,7 +168,6 @@ class ChildServer:
         return self.settings.directory / self.LOG
 
     async def start(self) -> None:
-        """Implements Server.start."""
         with trio.move_on_after(self.settings.start_seconds) as scope:
             if self.process_id is None:
                 await self.stop()
@@ -196,11 +195,9 @@ class ChildServer:
         self._launcher.kill_server()
 
     def close(self) -> None:
-        """Implements Server.close."""
         self._launcher.close()
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Implements Server.client."""
         limits = httpx.Limits(
             max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
         )
@@ -269,7 +266,6 @@ class ExternalServer:
         """Implements Server.close: nothing was started."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Implements Server.client."""
         limits = httpx.Limits(
             max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
         )

@@ -67,11 +67,9 @@ class CachedStore:
         await self._store.put(path, data)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._store.delete(path)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         return self._store.list(prefix, after=after)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:

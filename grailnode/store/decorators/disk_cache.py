@@ -43,22 +43,14 @@ class PartialDownload:
         return _marks_of(self.path)
 
     def arrived_pieces(self) -> set[int]:
-        """Return the numbers of the pieces that have arrived.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Return the numbers of the pieces that have arrived."""
         try:
             return {number for number, mark in enumerate(self._marks.read_bytes()) if mark}
         except FileNotFoundError:
             return set()
 
     def put(self, number: int, data: bytes) -> None:
-        """Write a piece.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Write a piece."""
         os.pwrite(self.descriptor, data, number * self.piece_bytes)
         marks = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -67,11 +59,7 @@ class PartialDownload:
             os.close(marks)
 
     def read(self, size: int) -> bytes:
-        """Return the first `size` bytes.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Return the first `size` bytes."""
         pieces, place = [], 0
         while place < size and (data := os.pread(self.descriptor, size - place, place)):
             pieces.append(data)
@@ -116,11 +104,7 @@ class DiskCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def read(self, digest: bytes) -> bytes | None:
-        """Return an object; None when it is not cached. A file with another digest is removed.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Return an object; None when it is not cached. A file with another digest is removed."""
         path = self._objects / digest.hex()
         try:
             data = path.read_bytes()
@@ -134,11 +118,7 @@ class DiskCache:
         return data
 
     def write(self, digest: bytes, data: bytes) -> None:
-        """Add a whole object, whose digest the caller has checked.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Add a whole object, whose digest the caller has checked."""
         temporary = self._partial / f"{secrets.token_hex(12)}.new"
         try:
             temporary.write_bytes(data)
@@ -148,11 +128,7 @@ class DiskCache:
         self.make_room(len(data))
 
     def finish(self, digest: bytes, partial: PartialDownload) -> None:
-        """Turn a download, whose digest the caller has checked, into a cached object.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Turn a download, whose digest the caller has checked, into a cached object."""
         partial.complete(self._objects / digest.hex())
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
@@ -160,9 +136,6 @@ class DiskCache:
 
         Returns:
             None while another task or process has locked it.
-
-        Raises:
-            OSError: the disk refused.
         """
         path = self._partial / f"{digest.hex()}-{piece_bytes}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -182,9 +155,6 @@ class DiskCache:
 
         Downloads under way are never removed. Measuring the cache reads all its entries, so it happens only after this
         node has added an eighth of the room that there was: other nodes add to the cache as well.
-
-        Raises:
-            OSError: the disk refused.
         """
         self._unchecked_bytes -= added_bytes
         if self._unchecked_bytes >= 0:

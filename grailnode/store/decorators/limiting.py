@@ -54,13 +54,11 @@ class LimitedStore:
             await self._store.put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         await self._bucket.take()
         async with self._slots:
             return await self._store.get(path, min(max_bytes, self._limits.max_get_bytes), offset=offset, size=size)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._bucket.take()
         async with self._slots:
             await self._store.delete(path)

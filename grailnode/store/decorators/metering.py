@@ -39,25 +39,21 @@ class MeteredStore:
         self._meter = meter
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         with self._measure("put") as transfer:
             await self._store.put(path, data)
             transfer.payload_bytes = len(data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         with self._measure("get") as transfer:
             data = await self._store.get(path, max_bytes, offset=offset, size=size)
             transfer.payload_bytes = len(data)
             return data
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         with self._measure("delete"):
             await self._store.delete(path)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         source = self._store.list(prefix, after=after)
         seconds, outcome = 0.0, "cancelled"
         try:

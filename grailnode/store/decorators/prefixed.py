@@ -24,19 +24,15 @@ class PrefixedStore:
         self._prefix = prefix
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._store.put(self._prefix + check_path(path), data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         return await self._store.get(self._prefix + check_path(path), max_bytes, offset=offset, size=size)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._store.delete(self._prefix + check_path(path))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         start = self._prefix + after if after else ""
         async for info in self._store.list(self._prefix + check_prefix(prefix), after=start):
             if info.path.startswith(self._prefix):

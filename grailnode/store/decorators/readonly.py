@@ -21,9 +21,7 @@ class ReadOnlyStore:
         raise PermanentError(f"{path}: not deleted, this store is opened for reading")
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         return await self._store.get(path, max_bytes, offset=offset, size=size)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         return self._store.list(prefix, after=after)

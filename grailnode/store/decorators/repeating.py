@@ -19,15 +19,12 @@ class RepeatingStore(ABC):
         self._store = store
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._repeat(path, lambda: self._store.put(path, data))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         return await self._repeat(path, lambda: self._store.get(path, max_bytes, offset=offset, size=size))
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._repeat(path, lambda: self._store.delete(path))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:

@@ -79,23 +79,12 @@ class RoutedStore:
         self._spaces: dict[bytes, _Space] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put.
-
-        Raises:
-            PermanentError: the path belongs to another participant.
-        """
         await self._writable(path).put(path, data)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete.
-
-        Raises:
-            PermanentError: the path belongs to another participant.
-        """
         await self._writable(path).delete(path)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         check_path(path)
         check_range(max_bytes, offset, size)
         if path.startswith(_ANNOUNCEMENTS):

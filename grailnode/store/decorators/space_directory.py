@@ -53,11 +53,7 @@ class SpaceDirectory:
         self._loading = trio.Lock()
 
     async def announcement(self, key: bytes) -> Announcement | None:
-        """Look up the announcement of a key, and return the one that is valid now; None when there is none.
-
-        Raises:
-            StoreError: the meeting point does not answer, and no announcement is remembered.
-        """
+        """Look up the announcement of a key, and return the one that is valid now; None when there is none."""
         try:
             await self.read(paths.participant(key))
         except NotFoundError:
@@ -73,12 +69,7 @@ class SpaceDirectory:
         return entry[0] if entry is not None and self._is_valid(entry[0]) else None
 
     async def read(self, path: str) -> bytes:
-        """Return the bytes of the announcement at a path; invalid ones unchanged, for the reader to refuse.
-
-        Raises:
-            NotFoundError: the meeting point has none, and none is remembered.
-            StoreError: the meeting point does not answer, and none is remembered.
-        """
+        """Return the bytes of the announcement at a path; invalid ones unchanged, for the reader to refuse."""
         key = paths.key_at_end(path)
         try:
             data = await self._meeting.get(path, _MAX_BYTES)
@@ -92,11 +83,7 @@ class SpaceDirectory:
         return (await self._load())[key][1] if await self.recall(key) is not None else data
 
     async def list(self, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
-        """Yield the announcements that the meeting point lists and those that are remembered, in order of path.
-
-        Raises:
-            StoreError: the meeting point cannot be listed, and no announcement is remembered.
-        """
+        """Yield the announcements that the meeting point lists and those that are remembered, in order of path."""
         by_key = await self._load()
         sizes = {
             paths.participant(key): len(data)
@@ -137,11 +124,7 @@ class SpaceDirectory:
         return by_key
 
     def _open(self, key: bytes, data: bytes) -> Announcement:
-        """Return the announcement in signed bytes.
-
-        Raises:
-            ProtocolError: the bytes are not an announcement of this key for this run.
-        """
+        """Return the announcement in signed bytes."""
         signed = open_announced(data, Announcement)
         record = signed.record
         if signed.signers != (key,) or record.key != key or record.run != self._run_id:

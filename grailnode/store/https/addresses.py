@@ -28,9 +28,6 @@ _not_public_4: Final = (
 def is_public(address: str) -> bool:
     """Return whether everybody can reach an IP address: it is not loopback, private, link-local, shared, multicast,
     reserved, or one that a cloud provides inside its own network.
-
-    Raises:
-        ValueError: `address` is not an IP address.
     """
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv4Address):

@@ -139,11 +139,7 @@ class HttpsStore:
         raise PermanentError(f"{self._base}{check_path(path)}: not deleted, HTTPS is for reading only")
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list when the base URL is the root of a bucket with public listing.
-
-        Raises:
-            PermanentError: it is not.
-        """
+        """Implements ObjectStore.list when the base URL is the root of a bucket with public listing."""
         return list_bucket(self._client, self._base, check_prefix(prefix), after)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:

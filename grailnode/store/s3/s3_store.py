@@ -66,7 +66,6 @@ class S3Store:
         await self._run(self._name(path), len(data), work)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         check_path(path)
         check_range(max_bytes, offset, size)
         expected_bytes = max_bytes if size is None else min(size, max_bytes)
@@ -76,11 +75,7 @@ class S3Store:
             return b""
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list. Keys that no put could have created are left out.
-
-        Raises:
-            StoreError: also when the listing is out of order or does not end.
-        """
+        """Implements ObjectStore.list. Keys that no put could have created are left out."""
         check_prefix(prefix)
         check = PageCheck(self._name(prefix), prefix, after)
         token: str | None = None
@@ -95,7 +90,6 @@ class S3Store:
             check.check_progress()
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         check_path(path)
         client, bucket = self._session.client, self._location.bucket
 
@@ -112,9 +106,6 @@ class S3Store:
 
         Args:
             before: the moment, in seconds since the Unix epoch by the service's clock.
-
-        Raises:
-            StoreError: the service refused.
         """
         return await self._uploads.abort_older(check_prefix(prefix), before)
 

@@ -62,11 +62,7 @@ class Uploads:
         self._unfinished: dict[str, _Upload] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """Upload an object in parts, and complete the upload.
-
-        Raises:
-            StoreError: the object may or may not have been stored; the next attempt uses the parts that arrived.
-        """
+        """Upload an object in parts, and complete the upload."""
         size = _part_size(len(data), self._location.part_bytes)
         parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
         upload = await self._open(path, data, parts)

@@ -23,12 +23,7 @@ class StateDraft:
         self._changes: dict[str, bytes | None] = {}  # None: deleted
 
     async def scan(self) -> dict[str, str]:
-        """Read the state; return by path what is wrong with each object that is lost.
-
-        Raises:
-            IntactStateError: an object is of another run, or of another version of this program.
-            StoreError: a file cannot be read now.
-        """
+        """Read the state; return by path what is wrong with each object that is lost."""
         results = await self._state.scan()
         self._intact_paths = {path for path, error in results.items() if error is None}
         self._lost_paths = frozenset(results.keys() - self._intact_paths)
@@ -38,9 +33,6 @@ class StateDraft:
         """Write the changes, and remove what was lost.
 
         A repair that is killed meanwhile can be started again: what was lost is removed last.
-
-        Raises:
-            StateError, StoreError: the state cannot be written.
         """
         for path, data in self._changes.items():
             if data is not None:
@@ -54,12 +46,10 @@ class StateDraft:
             await self._state.forget(path)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await trio.lowlevel.checkpoint()
         self._changes[path] = data
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         await trio.lowlevel.checkpoint()
         if path not in self._paths():
             raise NotFoundError(f"{path}: no such object")
@@ -76,7 +66,6 @@ class StateDraft:
                 yield ObjectInfo(path, 0)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await trio.lowlevel.checkpoint()
         self._changes[path] = None
 

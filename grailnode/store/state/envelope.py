@@ -66,11 +66,7 @@ class Envelope:
             raise ForeignError(f"is of another run, {self.run.hex()}")
 
     def check_data(self, data: bytes) -> None:
-        """Compare data with the envelope.
-
-        Raises:
-            EnvelopeError: they are not those that were written.
-        """
+        """Compare data with the envelope."""
         self.check_digest(data_digest(data))
 
     def check_digest(self, digest: bytes) -> None:
@@ -135,11 +131,7 @@ def decode(head: bytes, file_size: int) -> Envelope:
 
 
 def open_file(contents: bytes) -> bytes:
-    """Return the data of a whole file, checked against its envelope, whichever object it is.
-
-    Raises:
-        EnvelopeError: it does not hold an object whole.
-    """
+    """Return the data of a whole file, checked against its envelope, whichever object it is."""
     envelope = decode(contents, len(contents))
     data = contents[len(contents) - envelope.length :]
     envelope.check_data(data)

@@ -56,10 +56,6 @@ class NameList:
 
         Args:
             is_new: whether there are no objects, so that a list that is missing is created.
-
-        Raises:
-            NameListError: it is missing, empty, or another node's.
-            OSError: the disk refused.
         """
         with self._locked():
             if not os.path.lexists(self._path) and is_new():
@@ -70,31 +66,19 @@ class NameList:
                 self._write(names)
 
     def rewrite(self, names: Collection[str]) -> None:
-        """Replace the list.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Replace the list."""
         with self._locked():
             self._write(names)
 
     def names(self, prefix: str = "") -> set[str]:
-        """Return the names in the list that begin with a prefix.
-
-        Raises:
-            NameListError, OSError: as for `open`.
-        """
+        """Return the names in the list that begin with a prefix."""
         with self._locked():
             self._refresh()
             folders = [folder for folder in self._names if folder.startswith(prefix) or prefix.startswith(folder)]
             return {name for folder in folders for name in self._names[folder] if name.startswith(prefix)}
 
     def contains(self, name: str) -> bool:
-        """Return whether a name is in the list.
-
-        Raises:
-            NameListError, OSError: as for `open`.
-        """
+        """Return whether a name is in the list."""
         with self._locked():
             self._refresh()
             return name in self._names.get(_folder(name), ())
@@ -103,9 +87,6 @@ class NameList:
         """Add the name of an object that was stored, unless it was deleted since.
 
         The line is not flushed: after a power failure it may be lost.
-
-        Raises:
-            NameListError, OSError: as for `open`.
         """
         with self._locked():
             if name not in self._names.get(_folder(name), ()) and (self._root / name).is_file():
@@ -115,9 +96,6 @@ class NameList:
     def removal(self, name: str) -> Iterator[None]:
         """Remove the name of an object that the block deletes. The list is locked until the end of the block, so that
         no other process adds the name meanwhile. It is removed on the disk when the block begins.
-
-        Raises:
-            NameListError, OSError: as for `open`.
         """
         with self._locked():
             self._refresh()
@@ -194,11 +172,7 @@ def title(run_id: bytes) -> str:
 
 
 def parse(data: bytes, title: str) -> set[str]:
-    """Return the names in the contents of a whole list.
-
-    Raises:
-        NameListError: it is empty, damaged in its first line, or another node's.
-    """
+    """Return the names in the contents of a whole list."""
     names: set[str] = set()
     first_line, *lines = data.splitlines(keepends=True) or [b""]
     _check_first_line(first_line, title)
@@ -212,11 +186,7 @@ def parse(data: bytes, title: str) -> set[str]:
 
 
 def write(path: Path, title: str, names: Collection[str]) -> None:
-    """Write a list anew, whole or not at all.
-
-    Raises:
-        OSError: the disk refused.
-    """
+    """Write a list anew, whole or not at all."""
     temporary = path.with_name(f"{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:

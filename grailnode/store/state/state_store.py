@@ -79,11 +79,7 @@ class StateStore(LocalStore):
                 self._names.rewrite([info.path for info in self._walk("", "")])
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get. All of the object is read and checked, whatever the range.
-
-        Raises:
-            StateError: the object is damaged, or was stored and is not there.
-        """
+        """Implements ObjectStore.get. All of the object is read and checked, whatever the range."""
         check_range(max_bytes, offset, size)
         data = await super().get(path, max_bytes if offset == 0 and size is None else 1 << 62)
         return data if offset == 0 and size is None else slice_object(data, path, max_bytes, offset, size)
@@ -105,12 +101,7 @@ class StateStore(LocalStore):
             raise self._error(missing[0], f"missing{others}")
 
     async def scan(self) -> dict[str, StateError | None]:
-        """Read every object that is there or must be there; return by path what is wrong with it, None for nothing.
-
-        Raises:
-            IntactStateError: a file is not this state's, or this user may not read it.
-            StoreError: a file cannot be read now.
-        """
+        """Read every object that is there or must be there; return by path what is wrong with it, None for nothing."""
         with self._state_errors(name_list.NAME):
             paths = self._names.names()
         paths |= {info.path for info in self._walk("", "")}

@@ -15,9 +15,6 @@ def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
 
     Returns:
         the two paths, JSON first.
-
-    Raises:
-        OSError: one of them could not be written; the older file is then still complete.
     """
     directory.mkdir(parents=True, exist_ok=True)
     as_json, as_html = directory / JSON_NAME, directory / HTML_NAME
@@ -28,10 +25,5 @@ def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
 
 
 def read_report(file: Path) -> DemoReport:
-    """Read a report.json.
-
-    Raises:
-        OSError: it cannot be read.
-        pydantic.ValidationError: it is not a report; names the key.
-    """
+    """Read a report.json."""
     return DemoReport.model_validate_json(file.read_bytes())

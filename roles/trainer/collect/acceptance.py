@@ -40,21 +40,13 @@ class Acceptance:
         self._pending: dict[tuple[int, bytes], Intent] = {}  # decided, and not carried out yet
 
     async def open(self) -> None:
-        """Carry out what was decided before a restart.
-
-        Raises:
-            StateError, ProtocolError: the state is damaged.
-        """
+        """Carry out what was decided before a restart."""
         intent_paths = [item.path async for item in self._node.state.list(INTENTS)]
         for path in intent_paths:
             await self._carry_out(Intent.from_bytes(await self._node.state.get(path, Intent.max_bytes)))
 
     async def retry(self, window: int, miner: bytes) -> None:
-        """Carry out what was decided on a miner's window when the state could not be written. Decisions are final.
-
-        Raises:
-            StoreError: the state still cannot be written.
-        """
+        """Carry out what was decided on a miner's window when the state could not be written. Decisions are final."""
         if (window, miner) in self._pending:
             await self._carry_out(self._pending[window, miner])
 
@@ -78,9 +70,6 @@ class Acceptance:
 
         Returns:
             Whether the miner's storage was asked and answered.
-
-        Raises:
-            StoreError: storage did not answer, or does not show yet what was promised.
         """
         if miner in self._canaries:
             decisions = [replace(decision, reason=CANARY) for decision in decisions]
@@ -172,11 +161,7 @@ class Acceptance:
         return results
 
     async def _commitment(self, window: int, miner: bytes) -> Signed[Commitment] | None:
-        """Return the miner's commitment as storage shows it now; None if it shows none.
-
-        Raises:
-            StoreError: the storage did not answer.
-        """
+        """Return the miner's commitment as storage shows it now; None if it shows none."""
         path = paths.commitment(miner, window)
         try:
             return await fetch_record(self._node, Commitment, path)
@@ -185,11 +170,7 @@ class Acceptance:
             return None
 
     async def _fetch(self, commitment: Signed[Commitment] | None, decision: Decision) -> VerifiedGroup | str:
-        """Return an accepted group, whose bytes have the digest that the verdicts name, or why it is not used.
-
-        Raises:
-            StoreError: the storage did not answer.
-        """
+        """Return an accepted group, whose bytes have the digest that the verdicts name, or why it is not used."""
         if commitment is None or commitment.digest != decision.commitment:
             return _COMMITMENT_CHANGED
         record = commitment.record

@@ -14,9 +14,6 @@ async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineRe
 
     Args:
         lost_paths: the paths of the objects that the state has lost.
-
-    Raises:
-        StoreError, ProtocolError: the state cannot be read.
     """
     for path in sorted(lost_paths):
         if path.startswith(INBOX):

@@ -27,11 +27,7 @@ class OutcomeLog:
         """The oldest window for which verdicts may still come; None before the first start."""
 
     async def open(self) -> None:
-        """Read which windows and miners have entries, and how far the collector has come.
-
-        Raises:
-            StateError, ProtocolError: the state is damaged.
-        """
+        """Read which windows and miners have entries, and how far the collector has come."""
         with suppress(NotFoundError):
             data = await self._state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
             self.oldest_window = CollectorProgress.from_bytes(data).oldest_window
@@ -44,11 +40,7 @@ class OutcomeLog:
         return miner in self._windows.get(window, {})
 
     async def outcomes(self, window: int, miner: bytes) -> tuple[GroupOutcome, ...]:
-        """Return what is logged for a miner's window; nothing if there are no entries.
-
-        Raises:
-            StateError, ProtocolError: the state is damaged.
-        """
+        """Return what is logged for a miner's window; nothing if there are no entries."""
         if not self.has_entries(window, miner):
             return ()
         outcomes = self._windows[window][miner]
@@ -58,11 +50,7 @@ class OutcomeLog:
         return outcomes
 
     async def append(self, window: int, miner: bytes, outcomes: Sequence[GroupOutcome]) -> None:
-        """Log what became of more groups of a miner's window.
-
-        Raises:
-            StateError, ProtocolError: the state is damaged; nothing is logged.
-        """
+        """Log what became of more groups of a miner's window."""
         record = WindowOutcomes(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
         await self._state.put(OUTCOMES + object_name(window, miner), record.to_bytes())
         self._windows.setdefault(window, {})[miner] = record.outcomes

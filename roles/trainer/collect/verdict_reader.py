@@ -263,11 +263,7 @@ class VerdictReader:
         await gather(read, missing_rows)
 
     def _check_arithmetics(self, verdict: Verdict, summary: Summary) -> None:
-        """Refuse a verdict by thresholds that are not those of the miner and of this validator.
-
-        Raises:
-            ProtocolError: the run does not admit the pair, or the validator's summary names another arithmetic.
-        """
+        """Refuse a verdict by thresholds that are not those of the miner and of this validator."""
         self._node.run.proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
         if verdict.validator_arithmetic != summary.arithmetic:
             raise MalformedError("in another arithmetic than its summary", verdict.path)

@@ -55,11 +55,7 @@ class CheckpointNote(Record):
 
 
 async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
-    """Return the note of the checkpoint of the newest version; None if there is none.
-
-    Raises:
-        StoreError, ProtocolError: the state is damaged, or cannot be read.
-    """
+    """Return the note of the checkpoint of the newest version; None if there is none."""
     paths = [item.path async for item in state.list(NOTES)]
     notes = [CheckpointNote.from_bytes(await state.get(path, CheckpointNote.max_bytes)) for path in paths]
     return max(notes, key=lambda note: note.version, default=None)
@@ -79,9 +75,6 @@ async def put_checkpoint(
         moment: the version and the optimizer step.
         source: masters and moments, which do not change before this returns.
         replay: the state of the replay buffer; empty for a buffer without groups.
-
-    Raises:
-        StoreError: the state cannot be written.
     """
     version, step = moment
     folder = CheckpointNote(version=version, step=step, shards=1).folder
@@ -93,22 +86,14 @@ async def put_checkpoint(
 
 
 async def get_replay(state: ObjectStore, note: CheckpointNote, run_sync: RunSync) -> Mapping[str, Tensor]:
-    """Return the state of the replay buffer in a checkpoint.
-
-    Raises:
-        StoreError, ProtocolError: the state is damaged, or cannot be read.
-    """
+    """Return the state of the replay buffer in a checkpoint."""
     data = await state.get(f"{note.folder}replay", MAX_SHARD_BYTES)
     replay: Mapping[str, Tensor] = await run_sync(safetensors.read, data)
     return replay
 
 
 async def delete_checkpoints(state: ObjectStore, newest: CheckpointNote | None) -> None:
-    """Delete all checkpoints but one, and what a crash left of incomplete ones.
-
-    Raises:
-        StoreError: the state cannot be written.
-    """
+    """Delete all checkpoints but one, and what a crash left of incomplete ones."""
     for path in [item.path async for item in state.list(NOTES)]:
         if newest is None or path != newest.path:
             await state.delete(path)

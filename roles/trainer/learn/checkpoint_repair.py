@@ -29,9 +29,6 @@ async def repair_checkpoint(
     A checkpoint that is lost is made from the newest weights, and so is one that is older than these where the chain
     was rebuilt, because the state may be that of an old backup: masters are the published weights, the moments begin at
     zero, the warm-up starts again, and the replay buffer is empty. So is one of versions that the roots took back.
-
-    Raises:
-        StoreError, ProtocolError: the state cannot be read.
     """
     newest = await newest_weights(state)
     note = await _whole_checkpoint(state)

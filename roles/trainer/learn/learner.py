@@ -169,11 +169,7 @@ class Learner:
         return sum(master.numel() for master in self._optimizer.masters.values())
 
     def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
-        """Take one optimizer step with these groups.
-
-        Raises:
-            ValueError: the groups have no tokens, or a gradient is not finite; nothing has changed.
-        """
+        """Take one optimizer step with these groups."""
         return self.update(self.gradients(groups))
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
@@ -239,9 +235,6 @@ class Learner:
     def update(self, gradients: Gradients) -> StepReport:
         """Change masters and moments by gradients of the present masters, which are dropped: to give their memory back
         takes long, so it is done here and not on an event loop.
-
-        Raises:
-            ValueError: a gradient is not finite; nothing has changed.
         """
         try:
             norm = self._optimizer.step(gradients.tensors)
@@ -376,9 +369,6 @@ class Learner:
 
         Args:
             steps: the optimizer steps of the saved state; None for those in a whole `state`.
-
-        Raises:
-            ValueError: they are not tensors of this model; nothing has changed.
         """
         self._optimizer.restore(state, steps)
 

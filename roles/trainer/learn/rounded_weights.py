@@ -55,12 +55,10 @@ class RoundedWeights(TableWeights):
         return RoundedWeights(self._masters, self._precision, in_place=True)
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """Implements TableWeights.rows."""
         rows: Tensor = _Lookup.apply(self._with_gradient(name), ids)  # type: ignore[no-untyped-call]
         return rows
 
     def product(self, name: str, states: Tensor) -> Tensor:
-        """Implements TableWeights.product."""
         table = self._with_gradient(name) if self._in_place else self._masters[name]
         flat = states.reshape(-1, states.shape[-1])
         product: Tensor = _Product.apply(flat, table, self._in_place)  # type: ignore[no-untyped-call]

@@ -135,11 +135,7 @@ class Training:
         self._time = TimeShares()
 
     async def run(self) -> None:
-        """Train until the last step; then hand over the last version and keep the inbox empty, for ever.
-
-        Raises:
-            StateError, ValueError: this node's own state is damaged, or is another model's.
-        """
+        """Train until the last step; then hand over the last version and keep the inbox empty, for ever."""
         await self._restore()
         self._checkpoint_time = trio.current_time()
         outgoing, incoming = trio.open_memory_channel[_Version](0)

@@ -96,13 +96,7 @@ class Coordinator:
         self._sent = SentRounds()  # up to the newest manifest
 
     async def run(self) -> None:
-        """Close rounds for ever.
-
-        Raises:
-            FencedError: another trainer publishes under this key.
-            StateError: this node's own state is lost or older than what it has published.
-            StoreError, ProtocolError: this node's own state cannot be read or written.
-        """
+        """Close rounds for ever."""
         await self._open()
         while True:
             await self._publish()

@@ -121,11 +121,7 @@ async def put_manifest(state: ObjectStore, signed: Signed[RoundManifest]) -> Non
 
 
 async def get_manifest(node: Node, trainer: bytes, number: int) -> Signed[RoundManifest]:
-    """Read a round manifest of this node's own state.
-
-    Raises:
-        StoreError, ProtocolError: the state is damaged.
-    """
+    """Read a round manifest of this node's own state."""
     data = await node.state.get(_round_path(trainer, number), RoundManifest.max_signed_bytes())
     return open_record(node, RoundManifest, paths.round_manifest(trainer, number), data)
 

@@ -121,10 +121,6 @@ async def fetch_payload(
 
     Args:
         checks: limits how many are decoded at the same time.
-
-    Raises:
-        StoreError: it is not there, or the store does not answer.
-        ProtocolError: it breaks the rules.
     """
     ref = contribution.payload
     _check_size(ref, shared, rules)

@@ -45,12 +45,7 @@ async def fetch_object(node: Node, path: str, ref: ObjectRef) -> bytes:
 
 
 async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
-    """Fetch the round manifest of a number from the space of a current trainer.
-
-    Raises:
-        NotFoundError: no trainer has one.
-        StoreError, TooLargeError, ProtocolError: it cannot be read, or must not be believed.
-    """
+    """Fetch the round manifest of a number from the space of a current trainer."""
 
     async def fetch(trainer: bytes) -> Signed[RoundManifest]:
         return await fetch_record(node, RoundManifest, paths.round_manifest(trainer, number))
@@ -59,12 +54,7 @@ async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
 
 
 async def fetch_pointer(node: Node) -> RoundPointer:
-    """Fetch the round pointer of a current trainer.
-
-    Raises:
-        NotFoundError: no trainer has one.
-        StoreError, TooLargeError, ProtocolError: it cannot be read, or must not be believed.
-    """
+    """Fetch the round pointer of a current trainer."""
 
     async def fetch(trainer: bytes) -> RoundPointer:
         return (await fetch_record(node, RoundPointer, paths.newest_round(trainer))).record
@@ -78,9 +68,6 @@ async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContr
     The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
     So a failure of the worker's space says nothing, and if it takes long, the copy is fetched beside it: a worker that
     serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of its payload.
-
-    Raises:
-        StoreError, MalformedError: a payload can be read from neither; why not from the trainer's space.
     """
 
     async def fetch(item: CountedContribution) -> bytes:
@@ -151,9 +138,6 @@ async def fetch_used_groups(node: Node, newest: RoundManifest, steps: int) -> tu
 
     Args:
         steps: outer steps to go back.
-
-    Raises:
-        StoreError: the store does not answer.
     """
     used: list[UsedGroup] = []
     manifest = newest

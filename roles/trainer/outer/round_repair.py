@@ -28,11 +28,7 @@ from roles.trainer.tensor_shards import TensorSource, read_tensors
 
 
 async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
-    """Return the round pointer that storage shows under a coordinator's own key; None if there is none of this run.
-
-    Raises:
-        StoreError: the store does not answer.
-    """
+    """Return the round pointer that storage shows under a coordinator's own key; None if there is none of this run."""
     try:
         return await fetch_record(node, RoundPointer, paths.newest_round(node.key.public))
     except (NotFoundError, TooLargeError, ProtocolError):

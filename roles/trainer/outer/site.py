@@ -73,12 +73,7 @@ class Site:
         return self._shared
 
     async def run(self) -> None:
-        """Take part in every round, for ever.
-
-        Raises:
-            ForkError: the trainer signed two histories in one epoch.
-            StoreError, ProtocolError: this site's own state cannot be read or written.
-        """
+        """Take part in every round, for ever."""
         await self._open()
         while True:
             prepared = await self._contribution()
@@ -269,11 +264,7 @@ class Site:
     # The end of a round
 
     async def _closing_manifest(self) -> Signed[RoundManifest] | None:
-        """Wait for the manifest that closes the present round; None if a whole state must be fetched instead.
-
-        Raises:
-            ForkError: the trainer signed two histories in one epoch.
-        """
+        """Wait for the manifest that closes the present round; None if a whole state must be fetched instead."""
         assert self._opening is not None
         node, opening = self._node, self._opening
         while True:

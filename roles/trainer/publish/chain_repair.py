@@ -57,11 +57,7 @@ class ChainRepair:
         self._local: dict[int, Signed[Manifest]] = {}  # the manifests that the state still has
 
     async def is_needed(self) -> bool:
-        """Return whether the record has lost something, or does not know the version that storage shows.
-
-        Raises:
-            StoreError, ProtocolError: storage or the state cannot be read.
-        """
+        """Return whether the record has lost something, or does not know the version that storage shows."""
         if any(path.startswith((CHAIN, OUTBOX, WEIGHTS)) for path in self._lost_paths):
             return True
         head = await self._read_head()

@@ -73,11 +73,7 @@ class Fence:
         return head.epoch <= self._history.epoch and head.version < min(self._history.manifests, default=0)
 
     async def obey_rewind(self) -> None:
-        """Stop if the roots take back versions that this node has published.
-
-        Raises:
-            StateError: they do.
-        """
+        """Stop if the roots take back versions that this node has published."""
         await self._obey_rewind(self._history.published_version)
 
     async def _obey_rewind(self, newest: int) -> None:
@@ -143,9 +139,6 @@ async def read_own_head(node: Node) -> Signed[Head] | None:
     not sign as a head counts as none and will be written over.
 
     The head of another run under the same key counts: it must not be written over.
-
-    Raises:
-        StoreError: the head cannot be read.
     """
     key = node.key.public
     path = paths.head(key)

@@ -174,11 +174,7 @@ class History:
                 await delete_shards(self._state, weights_folder(version))
 
     async def published_shards(self) -> int:
-        """Return how many files the weights of the newest published version have.
-
-        Raises:
-            StoreError: the state is damaged.
-        """
+        """Return how many files the weights of the newest published version have."""
         return await count_shards(self._state, f"{PUBLISHED_WEIGHTS}{self.published_version:010d}")
 
     async def delete_before(self, version: int) -> None:
@@ -226,11 +222,7 @@ class History:
 
 
 async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
-    """Return the signed manifests in a state by version.
-
-    Raises:
-        StateError, StoreError, ProtocolError: the state is damaged, or cannot be read.
-    """
+    """Return the signed manifests in a state by version."""
     manifests: dict[int, Signed[Manifest]] = {}
     async for item in state.list(MANIFESTS):
         signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
@@ -254,11 +246,7 @@ class HeadStamp:
 
 
 def make_head(history: History, newest: int, keep_patches: int, keep_anchors: int, stamp: HeadStamp) -> Head:
-    """Return the head that shows everything up to version `newest`.
-
-    Raises:
-        ChainError: no anchor is near enough, or the head would name what is not in storage.
-    """
+    """Return the head that shows everything up to version `newest`."""
     available = {version for version in history.anchors if version <= newest}
     anchors, oldest_patch = retained_range(newest, available, history.first_patch, keep_patches, keep_anchors)
     base = anchors[0]

@@ -22,12 +22,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 async def migrate(node: Node, history: History, old_key: bytes, head: Head) -> None:
-    """Copy what a head names from the old key's space to this node's, and sign the manifests again.
-
-    Raises:
-        ChainError: an object is gone from the old space, or has other bytes.
-        StoreError: this node's own state cannot be written.
-    """
+    """Copy what a head names from the old key's space to this node's, and sign the manifests again."""
     new_key = node.key.public
     await history.retire(head)  # what the head leaves out is not copied, so the new head must never name it
     node.telemetry.event("key-migration", old=old_key.hex(), versions=len(history.manifests))

@@ -95,12 +95,7 @@ class Publisher:
         self._meter = RateMeter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
     async def run(self) -> None:
-        """Publish for ever.
-
-        Raises:
-            FencedError, StateError: another trainer publishes under this key, or the roots take back its versions.
-            ChainError: what is published differs from this node's state.
-        """
+        """Publish for ever."""
         await self._start()
         self.started.set()
         async with trio.open_nursery() as nursery:
@@ -341,11 +336,7 @@ class Publisher:
         return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
 
     async def _write_head(self, newest: int) -> None:
-        """Write a head that shows everything up to version `newest`.
-
-        Raises:
-            FencedError: another trainer publishes under this key.
-        """
+        """Write a head that shows everything up to version `newest`."""
         node = self._node
         await node.time.wait_for_newest_round()  # before the lock, because it waits as long as the clock is wrong
         async with self._head_lock:

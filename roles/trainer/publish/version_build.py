@@ -83,19 +83,12 @@ class VersionBuild:
 
         Args:
             old: the tensors of the previous version with the same names.
-
-        Raises:
-            ValueError: they are not the same tensors.
         """
         assert self._encoder is not None and self._previous is not None
         self._encoder.add(old, new, base_digests=self._previous.digests, digests=self._digests)
 
     def check(self, new: Weights, old: Weights) -> None:
-        """Decode the changes of tensors that were encoded, as every follower will.
-
-        Raises:
-            ProtocolError: they do not lead to these tensors: a fault of the codec, which must not reach followers.
-        """
+        """Decode the changes of tensors that were encoded, as every follower will."""
         assert self._encoder is not None
         patch.check_frames(old, new, self._encoder.tensors)
 
@@ -105,11 +98,7 @@ class VersionBuild:
         return VersionWeights(self._version, shapes, self._digests, weights_digest(self._digests, shapes), self._shards)
 
     def patch(self) -> tuple[bytes, int]:
-        """Return the patch, and how many elements it changes.
-
-        Raises:
-            ProtocolError: it does not consist of what was checked.
-        """
+        """Return the patch, and how many elements it changes."""
         assert self._encoder is not None and self._previous is not None
         data, tensors = self._encoder.finish(), self._encoder.tensors
         patch.check_container(data, tensors, self._previous.digest, self.weights().digest)

@@ -30,46 +30,36 @@ class BatchedEngine:
 
     @property
     def version(self) -> int | None:
-        """Implements Engine.version."""
         return self._engine.version
 
     @property
     def takes_patches(self) -> bool:
-        """Implements Engine.takes_patches."""
         return self._engine.takes_patches
 
     @property
     def generating_arithmetic(self) -> Arithmetic:
-        """Implements Engine.generating_arithmetic."""
         return self._engine.generating_arithmetic
 
     @property
     def checking_arithmetic(self) -> Arithmetic:
-        """Implements Engine.checking_arithmetic."""
         return self._engine.checking_arithmetic
 
     async def stage(self, version: int, weights: Any) -> None:
-        """Implements Engine.stage."""
         await self._engine.stage(version, weights)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Any) -> None:
-        """Implements Engine.stage_patch."""
         await self._engine.stage_patch(version, patch, manifest)
 
     async def commit(self) -> None:
-        """Implements Engine.commit."""
         await self._engine.commit()
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Implements Engine.greedy."""
         return await self._engine.greedy(prompts, params)
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Implements Engine.generate."""
         return await self._batch(params, list(requests))
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Implements Engine.forward."""
         return await self._batch(None, [(tuple(p), tuple(c)) for p, c in zip(prompts, completions, strict=True)])
 
     async def _batch(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:

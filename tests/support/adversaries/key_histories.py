@@ -27,7 +27,6 @@ class CarelessProducer:
         self._share = share
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Implements Producer.produce."""
         tokens = sum(
             len(item.tokens)
             for group in await self._harness.honest_groups(mining_window, indices)
@@ -47,7 +46,6 @@ class CachedHonestProducer:
         self._harness = harness
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Implements Producer.produce."""
         return await self._harness.honest_groups(mining_window, indices)
 
 

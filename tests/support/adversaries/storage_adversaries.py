@@ -44,11 +44,9 @@ class HonestStore:
         return await self.store.get(path, max_bytes, offset=offset, size=size)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         return self.store.list(prefix, after=after)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self.store.delete(path)
 
     def open_commitment(self, path: str, data: bytes) -> Commitment | None:

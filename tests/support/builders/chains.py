@@ -153,7 +153,6 @@ class PunctualBeacon:
     """A beacon whose rounds are always published."""
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness."""
         await trio.lowlevel.checkpoint()
         return round_number.to_bytes(32, "little")
 

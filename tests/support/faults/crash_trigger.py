@@ -38,11 +38,9 @@ class CrashingStore:
         self._trigger = trigger
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._around("put", path, lambda: self._store.put(path, data))
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._around("delete", path, lambda: self._store.delete(path))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:

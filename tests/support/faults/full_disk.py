@@ -60,21 +60,17 @@ class DiskStore:
     writes: list[tuple[str, str]] = field(default_factory=list)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         self._write("put", path)
         await self.store.put(path, data)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         self._write("delete", path)
         await self.store.delete(path)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         return await self.store.get(path, max_bytes, offset=offset, size=size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         async for info in self.store.list(prefix, after=after):
             yield info
 

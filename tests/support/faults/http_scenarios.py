@@ -73,19 +73,15 @@ class _PartlyUnreachableStore:
         return self._store
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._choose().put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         return await self._choose().get(path, max_bytes, offset=offset, size=size)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete."""
         await self._choose().delete(path)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         async for info in self._choose().list(prefix, after=after):
             yield info
 

@@ -23,7 +23,6 @@ class TallyMeter:
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
 
     def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
-        """Implements StoreMeter.record."""
         tally = self.tallies.setdefault((operation, outcome), Tally())
         tally.count += 1
         tally.bytes += payload_bytes

@@ -122,11 +122,7 @@ def make_deployment(directory: Path) -> Iterator[Deployment]:
 
 
 def follow_page(site: Deployment, moments: Moments) -> None:
-    """Carry out the whole page, up to a window of a stranger that is verified and checked.
-
-    Raises:
-        AssertionError: a command fails, or the network does not do what the page says.
-    """
+    """Carry out the whole page, up to a window of a stranger that is verified and checked."""
     founder, judge, mine = site.home("founder"), site.home("judge"), site.home("mine")
 
     validator = site.run("judge", "grailnode keys new").split()[-1]

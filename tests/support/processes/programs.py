@@ -79,11 +79,7 @@ def members(session: int) -> list[int]:
 
 
 def eventually(condition: Callable[[], bool], description: str, *, seconds: float = PATIENCE) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        AssertionError: the condition did not hold within so many seconds.
-    """
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s: {description}"

@@ -146,7 +146,6 @@ class WatchedStore(MemoryStore):
         self._first: dict[str, bytes] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         is_final = "/rounds/" in path or "/contributions/" in path
         if is_final and self._first.setdefault(path, data) != data:
             self.rewritten.append(path)

@@ -26,7 +26,6 @@ class RecordingStore(MemoryStore):
         self.puts: list[Put] = []
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await super().put(path, data)
         self.puts.append(Put(trio.current_time(), path, data))
 
@@ -68,6 +67,5 @@ class AcknowledgementRecorder:
         self.get, self.list, self.delete = store.get, store.list, store.delete
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         await self._store.put(path, data)
         self._acknowledgements.times.setdefault(path, trio.current_time())

@@ -17,9 +17,6 @@ def seeded_scheduling(seed: int) -> Iterator[None]:
 
     Trio shuffles ready tasks on purpose, and has no public way to seed that. This sets the switch and the generator
     that its plug-in for Hypothesis sets. With the switch, ready tasks are sorted by age before they are shuffled.
-
-    Raises:
-        AttributeError: this version of trio does not have them.
     """
     previous_switch = getattr(scheduler, _SWITCH)
     state = scheduler._r.getstate()

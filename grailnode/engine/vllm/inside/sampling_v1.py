@@ -47,11 +47,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse a request that cannot be sampled.
-
-        Raises:
-            ValueError: see `validate`.
-        """
+        """Refuse a request that cannot be sampled."""
         validate(sampling_params)
 
     def is_argmax_invariant(self) -> bool:

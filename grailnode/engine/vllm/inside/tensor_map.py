@@ -102,11 +102,7 @@ _integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
 
 def integer_storage(tensor: Tensor) -> Tensor:
-    """Return the whole storage of a BF16 or float32 tensor as int16 or int32, flat, sharing its memory.
-
-    Raises:
-        KeyError: the tensor has another dtype.
-    """
+    """Return the whole storage of a BF16 or float32 tensor as int16 or int32, flat, sharing its memory."""
     kind = _integers[tensor.dtype]
     return torch.empty(0, dtype=kind, device=tensor.device).set_(tensor.untyped_storage())
 

@@ -193,11 +193,7 @@ class WeightSession:
         return {}
 
     def state(self) -> Values:
-        """Return the state of the job that was begun last.
-
-        Raises:
-            Exception: what the job raised.
-        """
+        """Return the state of the job that was begun last."""
         return self._job.state() if self._job is not None else {}
 
     def commit(self, version: int) -> Values:

@@ -46,21 +46,13 @@ class RankLearner(Learner):
         self.shapes = {name: torch.Size(model.shapes[name.partition("/")[2]]) for name in self._tensors}
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
-        """Compute the gradients of these groups on all ranks; return this rank's rows.
-
-        Raises:
-            ValueError: the groups have no tokens, on every rank.
-        """
+        """Compute the gradients of these groups on all ranks; return this rank's rows."""
         self._sharded.forget_gradients()
         figures = super().gradients(groups).figures
         return Gradients(self._sharded.gradients(), figures)
 
     def update(self, gradients: Gradients) -> StepReport:
-        """Change the masters and moments of all ranks.
-
-        Raises:
-            ValueError: a gradient is not finite, on every rank; nothing has changed.
-        """
+        """Change the masters and moments of all ranks."""
         report = super().update(gradients)
         self.group.wait()  # rank 0 may read the others' rows next
         return report

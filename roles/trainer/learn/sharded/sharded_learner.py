@@ -73,7 +73,6 @@ class ShardedLearner:
         return self._learner.gradients(groups)
 
     def update(self, gradients: Gradients) -> StepReport:
-        """Implements PolicyLearner.update."""
         self._tell(_Update())
         return self._learner.update(gradients)
 
@@ -126,11 +125,7 @@ class ShardedLearner:
 
 
 def follow_steps(learner: RankLearner) -> None:
-    """Take part in all steps, on a rank other than 0. Returns when rank 0 has ended.
-
-    Raises:
-        RuntimeError: a step cannot be computed.
-    """
+    """Take part in all steps, on a rank other than 0. Returns when rank 0 has ended."""
     learner.take_genesis(None)
     gradients: Gradients | None = None
     for message in _messages(lambda: learner.group.broadcast(learner.group.steps)):

@@ -72,7 +72,6 @@ class ShardedWeights(PartialWeights):
         return len(self._shapes)
 
     def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Implements PartialWeights.within."""
         return self._parts[prefix](compute, *arguments, **options)
 
     @torch.no_grad()

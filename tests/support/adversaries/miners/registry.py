@@ -54,7 +54,6 @@ class AdversarialProducer:
     harness: TrialHarness
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Implements Producer.produce."""
         return await self.adversary.behaviour(self.harness, mining_window, indices)
 
 
