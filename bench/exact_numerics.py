@@ -11,12 +11,12 @@ import numpy as np
 import torch
 import trio
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import Request
 
 COMPLETIONS, PROMPT, TOKENS = 16, 32, 64

@@ -29,7 +29,7 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.calibration import proof_file
-from grailnode.engine import causal_model as models
+from grailnode.engine import models
 from grailnode.engine.compute import Compute, make_engine
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.clock import SystemClock

@@ -24,7 +24,7 @@ from torch.nn import functional
 from grailnode.calibration.pairs import CalibrationTask, measure_pair
 from grailnode.calibration.variants import Variant, select
 from grailnode.engine import output_projection, qwen3
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.rollout.sampling import SamplingParams

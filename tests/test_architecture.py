@@ -5,6 +5,7 @@ outside itself; tests and benches share code through tests/support only.
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,19 @@ def arrows(package: str) -> Iterator[tuple[str, str, str]]:
             inner, outer = room(name, package), room(target, package)
             if inner and outer and inner != outer and f"{package}.{outer}" in names:
                 yield name, inner, outer
+
+
+def test_no_imports_form_a_circle() -> None:
+    """Imports inside functions count: they may save time at the start of a process, but hide no circle."""
+    names = {module_name(path) for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        found = {target for target, _ in imports(path)} & names
+        graph[module_name(path)] = {name for name in found if not any(within(other, name) for other in found - {name})}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' <- '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("package", ROOMS)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.engines.setting import directory, problems_of, report, requests_of, with_changes
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_engine import VllmEngine

@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from bench.engines.setting import directory, report, requests_of, with_changes
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.engine_limits import EngineLimits

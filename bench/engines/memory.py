@@ -19,7 +19,7 @@ import trio
 
 from bench.engines.faults import WORKER, process_of
 from bench.engines.setting import SIZES, directory, report, with_changes
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings

@@ -9,13 +9,14 @@ from typing import Any, Final
 import torch
 
 from bench.engines.setting import SIZES, directory, report, timed, with_changes
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
+from roles.policy.causal_model import CausalModel
 from tests.support.builders.policies import random_weights, write_policy
 
 _ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B

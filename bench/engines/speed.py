@@ -16,7 +16,7 @@ import trio
 from torch import Tensor
 
 from bench.engines.setting import SIZES, directory, report, requests_of, timed
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
@@ -24,6 +24,7 @@ from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Request
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.servers.plain_vllm import PlainVllm

@@ -19,7 +19,7 @@ from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure
 from grailnode.calibration.separation import power
 from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_engine import VllmEngine

@@ -11,7 +11,7 @@ from typing import Final
 
 from torch import Tensor
 
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.learning_rate import RateSchedule

@@ -17,8 +17,8 @@ from bench.proofs.sides import Pair, Side
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
 from grailnode.calibration.variants import DType, Variant, run_pairs
-from grailnode.engine.causal_model import CausalModel
 from protocol.proof import Arithmetic, Thresholds
+from roles.policy.causal_model import CausalModel
 from tests.support.adversaries.harness import TrialHarness
 from tests.support.builders.proofs import proof_of
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from grailnode.calibration.wrapped_model import WrappedModel
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.qwen3 import KeyValueCache, Qwen3
 from protocol.digest import Weights
+from roles.policy.causal_model import CausalModel
 
 
 @dataclass(frozen=True)

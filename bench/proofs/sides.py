@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from bench.proofs.rounding import Inaccurate, RoundingErrors
 from grailnode.calibration.variants import Variant
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Generation, Request
 
 RUN_TEMPERATURE: Final = 1.0

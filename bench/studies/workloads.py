@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bench.checkpoints import MEAN_DEVIATION, WEIGHT_DEVIATION, noisy_gradient
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.learning_rate import RateSchedule

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from grailnode.calibration.wrapped_model import WrappedModel
-from grailnode.engine.causal_model import Cache, CausalModel
+from roles.policy.causal_model import Cache, CausalModel
 
 Side = Literal["left", "right"]
 

@@ -33,8 +33,8 @@ from grailnode.calibration.thresholds import ThresholdDemands, beyond
 from grailnode.calibration.variants import AnyVariant, Pair
 from grailnode.calibration.vllm_variant import VllmServers
 from grailnode.engine import policy as policies
-from grailnode.engine.causal_model import build
 from grailnode.engine.lora_model import merged_weights
+from grailnode.engine.models import build
 from protocol.digest import Weights, digest_weights
 from protocol.lora import PREFIX, LoraSpec
 from protocol.proof import Arithmetic, Thresholds

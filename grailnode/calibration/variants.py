@@ -9,12 +9,12 @@ import trio
 
 from grailnode.calibration.padding import Padded, Side
 from grailnode.calibration.vllm_variant import VllmVariant
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import DEFAULT_BATCH_TOKENS, TorchEngine
 from protocol.digest import Weights
 from protocol.lora import LoraSpec
+from roles.policy.causal_model import CausalModel
 
 Implementation = Literal["qwen3", "transformers"]
 DType = Literal["float32", "bfloat16"]

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings

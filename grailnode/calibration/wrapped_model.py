@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel
+from roles.policy.causal_model import CausalModel
 
 
 class WrappedModel:
-    """A CausalModel (grailnode/engine/causal_model.py) that computes another one. Subclasses override what differs.
+    """A CausalModel (roles/policy/causal_model.py) that computes another one. Subclasses override what differs.
 
     Args:
         model: the model that is computed.

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.proof import Arithmetic, arithmetic_of
+from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
 
 

@@ -69,7 +69,7 @@ def _series(angles: np.ndarray, odd: int) -> np.ndarray:
 
 
 class ExactQwen3(Qwen3):
-    """A CausalModel (grailnode/engine/causal_model.py) for weights in float32 on a CPU, without gradients."""
+    """A CausalModel (roles/policy/causal_model.py) for weights in float32 on a CPU, without gradients."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)

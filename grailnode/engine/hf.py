@@ -1,4 +1,4 @@
-"""Any causal language model of transformers as pure functions of its weights: `causal_model.build` uses it for every
+"""Any causal language model of transformers as pure functions of its weights: `models.build` uses it for every
 architecture but Qwen3.
 """
 
@@ -36,7 +36,7 @@ class _Cache:
 
 
 class TransformersModel:
-    """A CausalModel (grailnode/engine/causal_model.py).
+    """A CausalModel (roles/policy/causal_model.py).
 
     Args:
         directory: a checkpoint directory; only its config.json is read, and none of its code is run.

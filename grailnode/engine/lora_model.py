@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from grailnode.engine.causal_model import Cache, CausalModel
 from grailnode.engine.policy import PolicyError
 from protocol.digest import Weights, digest_weights
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
+from roles.policy.causal_model import Cache, CausalModel
 from roles.policy.layer_weights import PartialWeights, compute_part
 
 _SEED: Final = 0
@@ -24,7 +24,7 @@ _LISTED: Final = 8
 
 
 class LoraModel:
-    """A CausalModel (grailnode/engine/causal_model.py) whose weights are the adapters, by PEFT's names.
+    """A CausalModel (roles/policy/causal_model.py) whose weights are the adapters, by PEFT's names.
 
     Args:
         model: computes base and adapters, all of them by the names of its modules.

@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, PolicyError, published_names, weight_files
 from protocol.lora import LoraSpec
+from roles.policy.causal_model import CausalModel
 
 _LISTED: Final = 3
 

@@ -138,7 +138,7 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 
 
 class Qwen3:
-    """A CausalModel (grailnode/engine/causal_model.py).
+    """A CausalModel (roles/policy/causal_model.py).
 
     Args:
         device: of the rotary frequencies.

@@ -17,7 +17,7 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel, check_fit
+from grailnode.engine.models import check_fit
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
@@ -26,6 +26,7 @@ from protocol.proof import Arithmetic, arithmetic_of
 from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
+from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens, split
 from roles.ports import EngineError, Forward, Generation, Request
 

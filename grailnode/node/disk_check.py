@@ -10,7 +10,7 @@ from typing import Final
 
 from grailnode import UserError
 from grailnode.config import Config
-from grailnode.engine import causal_model as models
+from grailnode.engine import models
 from grailnode.engine.policy import Policy
 from protocol.lora import DOWN, UP, LoraSpec
 from protocol.run import RunManifest

@@ -18,8 +18,8 @@ import trio
 
 from grailnode.beacon.relays import publish_rounds
 from grailnode.config import Config
-from grailnode.engine.causal_model import CausalModel, build_exact
 from grailnode.engine.compute import Compute, VllmCompute
+from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.node.allocator import return_large_blocks
 from grailnode.node.canary import CanaryProducer
@@ -74,6 +74,7 @@ from protocol.run import RunManifest
 from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
 from roles.policy.assignment import Task
+from roles.policy.causal_model import CausalModel
 from roles.ports import StoreError
 from roles.trainer.publish.publisher import PublisherSettings
 

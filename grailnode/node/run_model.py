@@ -11,15 +11,15 @@ from typing import Final
 import torch
 
 from grailnode.config import Config, ConfigError
-from grailnode.engine import causal_model
+from grailnode.engine import models
 from grailnode.engine.adapter_files import read_adapters
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.lora_model import LoraModel, check_base_digest
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.run.base_files import fetch_base, publish_base
 from protocol.digest import Weights
 from protocol.run import RunManifest
 from roles.node.identity import Node
+from roles.policy.causal_model import CausalModel
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BASE: Final = "base"
@@ -92,7 +92,7 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
         directory: of the policy.
     """
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
-    model = causal_model.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
+    model = models.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
     if run.lora is None:
         return model
     base = load_weights(directory)
@@ -125,7 +125,7 @@ async def follower_model(node: Node, config: Config, policy: Policy, directory: 
     """
     lora = node.run.lora
     check_run_settings(config, node.run, trains=False)
-    model = causal_model.build(policy, torch.device(device), lora=lora)
+    model = models.build(policy, torch.device(device), lora=lora)
     if lora is None:
         return model
     base = await fetch_base(node, lora, node.authority.trainers, directory / BASE, model.shapes)

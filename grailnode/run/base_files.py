@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grailnode.engine import causal_model
+from grailnode.engine import models
 from grailnode.engine.lora_model import check_base, check_base_digest, initial_adapters
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.run.files import write_whole
@@ -45,7 +45,7 @@ def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) 
     if not rank:
         return None
     spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
-    shapes = causal_model.build(policy, lora=spec).shapes
+    shapes = models.build(policy, lora=spec).shapes
     names = {PREFIX + name: shape for name, shape in shapes.items() if name.endswith((DOWN, UP))}
     return LoraStart(spec, initial_adapters(names))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grailnode.calibration.proof_file import ProofFile
 from grailnode.engine import policy as policies
-from grailnode.engine.causal_model import build_exact
+from grailnode.engine.models import build_exact
 from grailnode.run import requirements
 from grailnode.run.base_files import LoraStart
 from protocol import paths

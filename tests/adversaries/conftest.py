@@ -4,7 +4,7 @@ import pytest
 import torch
 import trio
 
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams

@@ -16,8 +16,8 @@ from grailnode.calibration.thresholds import CalibrationError
 from grailnode.calibration.variants import Variant
 from grailnode.cli.actions.calibration_run import make_job
 from grailnode.cli.main import cli
-from grailnode.engine.causal_model import build
 from grailnode.engine.lora_model import LoraModel, merged_weights
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run import workspace

@@ -9,11 +9,12 @@ import torch
 
 from grailnode.calibration.padding import Padded
 from grailnode.calibration.variants import ALONE, Variant, run_pairs, select
-from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.hf import TransformersModel
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.digest import Weights
+from roles.policy.causal_model import CausalModel
 from tests.support.builders.policies import NOISE, PARAMS, random_weights, requests_of_many_lengths, write_policy
 
 BASE = Variant()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
+from roles.policy.causal_model import CausalModel
 from tests.support.builders.policies import write_policy
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
 from protocol.patch import encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, EngineError, Request
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 

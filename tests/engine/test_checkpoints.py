@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.vllm import checkpoints
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.vllm_engine import VllmEngine

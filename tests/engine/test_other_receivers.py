@@ -20,7 +20,7 @@ import torch
 
 from grailnode.convert import read_slime, write_slime, write_trl
 from grailnode.convert.slime import INDEX, SHARD
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -28,6 +28,7 @@ from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.compression import compress
 from protocol.digest import Weights, digest_weights, raw_bytes
 from protocol.patch import apply, encode
+from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import changed
 from tests.engine.vllm_site import vllm_python
 from tests.support.builders.policies import random_weights, write_policy

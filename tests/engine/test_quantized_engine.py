@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import CausalModel, build_exact
+from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
 from protocol.patch import encode
 from protocol.quantization import SCALE, Precision, dequantize, quantize
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.engine.engine_contract import manifest
 from tests.support.builders.policies import PARAMS, engine_of, inline, random_weights, requests_of_many_lengths

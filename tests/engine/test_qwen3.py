@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import build
 from grailnode.engine.hf import TransformersModel
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from tests.support.builders.policies import RECIPE, random_weights, write_policy

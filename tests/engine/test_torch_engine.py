@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.engine.engine_contract import EngineContract, NewEngine
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from protocol.digest import Weights
 from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError, Generation, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest
 from tests.support.builders.policies import (

@@ -9,8 +9,8 @@ import torch
 import trio
 
 from grailnode.convert import read_slime, read_trl, write_slime, write_trl
-from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.compute import Compute, VllmCompute, open_engine
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
@@ -19,6 +19,7 @@ from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.patch import apply, encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serving
 from tests.engine.vllm_site import BendableServer, shared_server, url_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.server_launcher import ServerLauncher
@@ -18,6 +18,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ServerSettings
 from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import changed, manifest
 from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
 from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.patch import encode

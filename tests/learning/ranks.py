@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from grailnode.engine.causal_model import CausalModel, build
 from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.rank_processes import join_ranks
 from grailnode.node.seat import Seat, prepare_rank
 from protocol.lora import LoraSpec
+from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.sharded.rank_learner import RankLearner
 from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow_reads, follow_steps

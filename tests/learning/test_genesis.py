@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grailnode.demo import genesis
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import digest_weights

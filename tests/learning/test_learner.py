@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.calibration.wrapped_model import WrappedModel
+from grailnode.engine.models import build
 from protocol.digest import Weights
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import log_probabilities
+from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.advantages import advantages
@@ -126,12 +128,11 @@ def test_the_gradient_of_each_loss_does_not_depend_on_the_size_of_a_pass(model: 
     assert norms == pytest.approx([norms[0]] * 2, rel=1e-4)
 
 
-class WidthRecorder:
+class WidthRecorder(WrappedModel):
     """A model that records for how many tokens at once the logits are computed."""
 
     def __init__(self, model: CausalModel) -> None:
-        self._model = model
-        self.hidden = model.hidden
+        super().__init__(model)
         self.widths: list[int] = []
 
     def logits(self, weights: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import build
 from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.models import build
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.run.base_files import lora_spec

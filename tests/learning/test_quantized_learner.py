@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.quantization import Precision, dequantize, quantize
+from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import newest_checkpoint
 from roles.trainer.learn.checkpoint_repair import repair_checkpoint
 from roles.trainer.learn.learner import Learner

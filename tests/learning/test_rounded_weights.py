@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.node.allocator import return_large_blocks
 from grailnode.node.processes import TRAINER_BLOCK
+from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import look_up
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, round_straight_through

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trio
 
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.node.seat import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from grailnode.engine import causal_model
+from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from tests.support.simulation.network import Network
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
@@ -16,7 +16,7 @@ def test_in_an_exact_run_honest_work_is_trained_on():
     async def scenario() -> None:
         network = Network(replace(CHOICES, numerics="exact"), validators=2, quorum=2)
         assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
-        network.compute = Compute(causal_model.build_exact(network.policy), max_batch_tokens=64)
+        network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
         async with run_nodes(network, miners=1):
             await network.until_window(4)
         rows = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 import trio
 
-from grailnode.engine import causal_model
+from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
@@ -56,7 +56,7 @@ def mixed_network() -> Network:
 def test_miners_and_validators_of_two_arithmetics_accept_each_other():
     async def scenario() -> None:
         network = mixed_network()
-        wide = Compute(causal_model.build(network.policy), dtype=torch.bfloat16)
+        wide = Compute(models.build(network.policy), dtype=torch.bfloat16)
 
         async def run_wide_validator() -> None:
             node = network.node("validator-1")
@@ -101,7 +101,7 @@ def test_a_node_that_nobody_has_measured_judges_nothing():
     async def scenario() -> None:
         network = Network(CHOICES)
         network.validators = []
-        compute = Compute(causal_model.build(network.policy), dtype=torch.bfloat16)
+        compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
         node = network.node("validator-0")
         validator = node.key.public
 

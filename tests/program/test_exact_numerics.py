@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.config import ConfigError
-from grailnode.engine.causal_model import build_exact
+from grailnode.engine.models import build_exact
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
 from grailnode.node.role_processes import check_start
 from grailnode.run import creation, workspace

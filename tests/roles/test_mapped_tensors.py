@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.causal_model import build
 from grailnode.engine.compute import Compute, VllmCompute
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.node import wiring
 from grailnode.node.mapped_tensors import MappedTensors

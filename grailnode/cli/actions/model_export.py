@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from grailnode import UserError
 from grailnode.cli.actions.open_run import RunOptions
-from grailnode.engine import causal_model
+from grailnode.engine import models
 from grailnode.engine.adapter_files import adapter_files
 from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.policy import Policy
@@ -123,7 +123,7 @@ async def export_version(
 
 async def _write_merged(node: Node, lora: LoraSpec, policy: Policy, adapters: Weights) -> None:
     """Write base and adapters as one model into the policy's directory."""
-    shapes = causal_model.build(policy, lora=lora).shapes
+    shapes = models.build(policy, lora=lora).shapes
     base_directory = policy.directory / "base"
     base = await fetch_base(node, lora, node.authority.trainers, base_directory, shapes)
     weights = await node.run_sync(merged_weights, base, adapters, lora.scale)

@@ -14,7 +14,7 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel, check_fit
+from grailnode.engine.models import check_fit
 from grailnode.engine.vllm.checkpoints import Checkpoints
 from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.engine_requests import GenerationCall, PrefillCall, collect, completion_body, prefill_body
@@ -29,6 +29,7 @@ from protocol.proof import Arithmetic, arithmetic_of
 from protocol.rollout import sampling
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError, Forward, Generation, Request
 
 Tokens = tuple[int, ...]

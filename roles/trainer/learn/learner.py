@@ -10,7 +10,6 @@ widened to float32, as for serving there; rounding to BF16 costs 1% of a step.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from protocol.digest import dtypes
 from protocol.quantization import Precision, published_outline, published_tensors
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
+from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
 from roles.trainer.learn.loss.advantages import advantages
@@ -29,16 +29,6 @@ from roles.trainer.learn.optimizer import AdamW, AdamWSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
-
-
-class PolicyModel(Protocol):
-    """A model as functions of its weights, through which gradients flow."""
-
-    def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the final hidden states [B, S, D] of right-padded ids int64 [B, S] with mask bool [B, S]."""
-
-    def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Return logits float32 [..., V] of hidden states [..., D]."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +129,7 @@ class Learner:
 
     def __init__(
         self,
-        model: PolicyModel,
+        model: CausalModel,
         weights: Mapping[str, Tensor],
         settings: LearnerSettings,
         device: torch.device | None = None,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from grailnode.engine.causal_model import CausalModel
 from protocol.digest import Weights
 from protocol.rollout import sampling
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import Generation, Request
 
 Tokens = tuple[int, ...]

@@ -14,7 +14,6 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
@@ -39,6 +38,7 @@ from protocol.window import Schedule
 from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
+from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
 from roles.validator.audit import Auditor
 from roles.validator.judge import Judge

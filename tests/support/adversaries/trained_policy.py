@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from grailnode.engine import policy as policies
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.environments import Environment
 from protocol.rollout.sampling import SamplingParams, log_probabilities
+from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import PaddedBatch, pad
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport

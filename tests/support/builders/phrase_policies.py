@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Split
 
 from grailnode.calibration import proof_file
 from grailnode.engine import policy
-from grailnode.engine.causal_model import build
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol.digest import digest_weights
 from tests.support.builders.policies import RECIPE, random_weights

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from grailnode.demo import genesis
 from grailnode.engine import policy
-from grailnode.engine.causal_model import CausalModel, build
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import Request
 
 RECIPE = genesis.Recipe(width=32, layers=2, heads=4, key_value_heads=2, head_size=8, feed_forward=48)

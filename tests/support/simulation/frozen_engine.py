@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from grailnode.engine.causal_model import CausalModel
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
 from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
+from roles.policy.causal_model import CausalModel
 from tests.support.simulation.network import inline
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grailnode.engine.causal_model import build
 from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run.base_files import start_lora

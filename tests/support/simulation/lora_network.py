@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from grailnode.engine import causal_model as models
+from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import Policy, load_weights

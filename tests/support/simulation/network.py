@@ -16,7 +16,7 @@ import trio
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.demo.cheater import run_cheater
-from grailnode.engine import causal_model as models
+from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.canary import CanaryProducer

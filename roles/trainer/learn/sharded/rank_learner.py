@@ -7,10 +7,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.learner import Gradients, Learner, LearnerSettings, Pass, PassSums, StepReport
 from roles.trainer.learn.optimizer import MASTER, AdamW
 from roles.trainer.learn.sharded.rank_group import RankGroup
-from roles.trainer.learn.sharded.sharded_weights import LayeredModel, ShardedWeights
+from roles.trainer.learn.sharded.sharded_weights import ShardedWeights
 from roles.trainer.verified_batch import VerifiedGroup
 
 REFERENCE: Final = "reference/"
@@ -29,7 +30,7 @@ class RankLearner(Learner):
     """
 
     def __init__(
-        self, model: LayeredModel, settings: LearnerSettings, group: RankGroup, dtype: torch.dtype = torch.float32
+        self, model: CausalModel, settings: LearnerSettings, group: RankGroup, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__(model, {}, settings, group.device, dtype)
         self.group = group

@@ -6,28 +6,16 @@ Either way the forward pass has the published weights, and the gradients of all 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import PartialWeights
-from roles.trainer.learn.learner import PolicyModel
 from roles.trainer.learn.rounded_weights import round_straight_through
 from roles.trainer.learn.sharded.rank_group import RankGroup
-
-
-class LayeredModel(PolicyModel, Protocol):
-    """A model that reads the weights of its layers in parts."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights, by name."""
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """With what the names of the weights of each part begin."""
 
 
 class ShardedWeights(PartialWeights):
@@ -40,7 +28,7 @@ class ShardedWeights(PartialWeights):
         ValueError: a weight has no dimension along which it could be divided.
     """
 
-    def __init__(self, model: LayeredModel, group: RankGroup, dtype: torch.dtype, *, trained: bool) -> None:
+    def __init__(self, model: CausalModel, group: RankGroup, dtype: torch.dtype, *, trained: bool) -> None:
         self._dtype = dtype
         self._shapes = model.shapes
         names = {prefix: [name for name in self._shapes if name.startswith(prefix)] for prefix in model.layers}

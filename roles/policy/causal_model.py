@@ -1,0 +1,54 @@
+"""The interface between a model and its users (engines, the trainer, calibration): pure functions of its weights."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Cache(Protocol):
+    """Keys and values of the tokens computed so far, one row for each sequence."""
+
+    def select(self, rows: Tensor) -> "Cache":
+        """Return a cache of these rows: int64 [B'], indices into the rows of this one; an index may occur more than
+        once.
+        """
+
+
+class CausalModel(Protocol):
+    """A causal language model whose weights are an argument: a new policy version needs no new model."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all tensors of the weights, by name. A tied tensor occurs once."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The prefixes of the weights that `hidden` reads in parts (roles/policy/layer_weights.py)."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in exact arithmetic (docs/spec/numerics.md)."""
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the number of rows of the output projection."""
+
+    def cache(self) -> Cache:
+        """Return an empty cache."""
+
+    def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        """Compute the final hidden states, after the last norm.
+
+        Args:
+            weights: tensors of `shapes`, one dtype, one device; gradients flow to them.
+            ids: int64 [B, S], tokens that follow those in the cache.
+            mask: bool [B, P + S], False at pads; P tokens are in the cache. A token's position counts real tokens only.
+            cache: from `cache()`; this call appends S tokens to it. None: no later call needs these tokens.
+
+        Returns:
+            [B, S, D] in the weights' dtype; rows at pads are meaningless.
+        """
+
+    def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """Compute the output projection: float32 [..., V] from [..., D]."""
