@@ -11,7 +11,7 @@ from protocol.digest import Weights
 from protocol.lora import DOWN, PREFIX, UP
 
 ADAPTER_SHARE: Final = 0.05
-"""By how much an adapter changes its matrix unless the founder says otherwise (docs/adr/0450)."""
+"""By how much an adapter changes its matrix unless the founder says otherwise (docs/adr/0340)."""
 
 
 def random_adapters(

@@ -226,37 +226,23 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert not [page_name(page) for page in PAGES if page not in linked_pages]
 
 
+def test_there_are_at_most_30_adrs() -> None:
+    assert 20 <= len(ADRS) <= 30
+
+
 @every_adr
-def test_an_adr_has_the_common_form(adr: Path) -> None:
+def test_an_adr_has_at_most_230_words_in_the_common_form(adr: Path) -> None:
     text = adr.read_text(encoding="utf-8")
-    number = adr.name[:4]
-    assert re.match(
-        rf"# {number}\. [^\n]+\n\n- Status: (accepted|superseded by \d{{4}})[^\n]*\n- Date: \d{{4}}-\d\d-\d\d\n", text
-    )
-    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert sections in (
-        ["Context", "Decision", "Consequences"],
-        ["Context", "Decision", "Alternatives", "Consequences"],
-    )
+    assert len(text.split()) <= 230
+    assert re.match(rf"# {adr.name[:4]}\. [^\n]+\n\n## ", text)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Decision", "Why", "Alternatives", "Reconsider if"]
 
 
-@every_adr
-def test_the_adr_index_repeats_title_status_and_date(adr: Path) -> None:
-    text = adr.read_text(encoding="utf-8")
-    title, status, date = re.findall(r"^(?:# \d{4}\.|- Status:|- Date:) (.+)$", text, re.MULTILINE)[:3]
-    row = f"| [{adr.name[:4]}]({adr.name}) | {title} | {status} | {date} |"
-    assert row in (DOCS / "adr" / "README.md").read_text(encoding="utf-8").splitlines()
-
-
-@every_adr
-def test_an_adr_that_is_amended_or_superseded_is_named_by_its_successor(adr: Path) -> None:
-    status = adr.read_text(encoding="utf-8").split("\n")[2]
-    for verb, inverse in (("amended", "amends"), ("superseded", "supersedes")):
-        for numbers in re.findall(rf"{verb} by ((?:\d{{4}}(?: and |, )?)+)", status):
-            for number in re.findall(r"\d{4}", numbers):
-                (successor,) = (DOCS / "adr").glob(f"{number}-*.md")
-                successor_status = successor.read_text(encoding="utf-8").split("\n")[2]
-                assert re.search(rf"{inverse} [\d, and]*{adr.name[:4]}", successor_status)
+def test_the_adr_index_lists_each_adr_by_its_title() -> None:
+    titles = {adr.name: re.findall(r"^# \d{4}\. (.+)$", adr.read_text(encoding="utf-8"), re.MULTILINE) for adr in ADRS}
+    rows = [f"- [{name[:4]}]({name}) {title}" for name, (title,) in titles.items()]
+    index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
+    assert [line for line in index.splitlines() if line.startswith("- [")] == rows
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

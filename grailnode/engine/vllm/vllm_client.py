@@ -1,7 +1,7 @@
 """HTTP requests to a server of vLLM: completions by one client, control by another.
 
-With one pool of connections, a control call would wait behind hundreds of completions (docs/log.md). Every request has
-a deadline, because a server whose worker hangs still accepts requests.
+With one pool of connections, a control call would wait behind hundreds of completions. Every request has a deadline,
+because a server whose worker hangs still accepts requests.
 """
 
 import base64

@@ -2,7 +2,7 @@
 
 Readers learn paths from signed indexes and from the protocol's naming. The root URL of a bucket can be listed when the
 bucket permits public listing. A bucket that does not answers 403 for a missing object, so 403 means the same as 404
-(docs/adr/0210).
+(docs/adr/0211).
 """
 
 import re

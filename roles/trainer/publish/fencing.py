@@ -1,4 +1,4 @@
-"""Fencing: of two trainers that start with the same key, one stops (docs/adr/0222).
+"""Fencing: of two trainers that start with the same key, one stops (docs/adr/0220).
 
 Storage without conditional writes keeps the last of two heads, so of two publishers that took the same epoch exactly
 one reads a head that it did not write. It takes the next epoch, or stops if that head shows versions that it does not

@@ -1,4 +1,4 @@
-"""Moves a trainer's chain from its old key's space to that of its new key (docs/adr/0221).
+"""Moves a trainer's chain from its old key's space to that of its new key (docs/adr/0220).
 
 The data are copied first, then the manifests are signed again. A manifest is named by the digest of its body, so
 followers see one history. After a crash all of it is done again; the record of the chain's writer is changed last.
