@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grailnode import UserError
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.identity.participant import SPACE_FORM
 from protocol.limits import MAX_STREAMS, MAX_WORKERS
 from roles.trainer.learn.learning_rate import ScheduleName
@@ -137,29 +138,14 @@ class BeaconSection(Section):
     keep_rounds: Count = 1000
 
 
-class EngineSection(Section):
-    """What computes the policy, on which device and in which precision.
+class EngineSection(VllmSettings, Section):
+    """What computes the policy, on which device and in which precision."""
 
-    Kind "vllm" generates with vLLM: `python` is the interpreter of its environment (`grailnode engine install` makes
-    one), or `url` a server that somebody else runs. `states` says which of the two computes the hidden states behind
-    sketches and checks: the serving vLLM, or a prefill by torch in the node. It and the keys behind it are for vLLM
-    alone.
-    """
-
-    kind: Literal["torch", "vllm"] = "torch"
-    python: Path | None = None
-    url: Annotated[str, Field(pattern=r"^(https?://[^/]+)?$")] = ""
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: Count = 1
-    max_batch_tokens: Count = 8192
-    states: Literal["vllm", "torch"] = "vllm"
-    runner: Literal["v1", "v2"] = "v1"
-    max_tokens: Annotated[int, Field(ge=0)] = 0
-    sequences: Count = 256
-    ranks: Count = 1
-    cache_gib: Count = 1
-    flags: tuple[str, ...] = ()
+    kind: Annotated[Literal["torch", "vllm"], Field(description="What generates: torch, or a server of vLLM.")] = (
+        "torch"
+    )
+    threads: Annotated[Count, Field(description="Threads of torch in each process.")] = 1
+    max_batch_tokens: Annotated[Count, Field(description="Most padded tokens that torch computes at once.")] = 8192
 
     @model_validator(mode="after")
     def _check_place(self) -> "EngineSection":

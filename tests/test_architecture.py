@@ -68,7 +68,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
     ),
     "roles.trainer": ("tensor_shards", "spool", "verified_batch", "learn", "publish", "collect", "outer"),
     "grailnode": (
-        *("config", "store", "beacon", "engine", "chat", "sandbox", "convert", "observe", "calibration"),
+        *("store", "beacon", "engine", "config", "chat", "sandbox", "convert", "observe", "calibration"),
         *("track", "run", "ui", "node", "demo", "cli", "__main__"),
     ),
 }

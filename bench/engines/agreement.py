@@ -13,7 +13,8 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
@@ -84,10 +85,11 @@ async def _compare(python: Path, dtype: str, name: str, batch: int, arguments: a
     half = len(requests) // 2 if way.update else len(requests)
     comparison = Comparison()
     with directory() as place:
-        settings = ServerSettings(
-            python, policy.directory, place / "server", dtype=dtype, sequences=batch, flags=way.flags
+        settings = VllmSettings.model_validate(
+            {"python": python, "dtype": dtype, "sequences": batch, "flags": way.flags}
         )
-        engine = VllmEngine(model, ChildServer(settings), place / "engine", dtype=getattr(torch, dtype))
+        server = ChildServer(settings, policy.directory, place / "server")
+        engine = VllmEngine(model, server, place / "engine", dtype=getattr(torch, dtype))
         reference = TorchEngine(model, dtype=getattr(torch, dtype))
         try:
             for side in (engine, reference):

@@ -23,7 +23,8 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
@@ -43,7 +44,7 @@ class Trial:
         self.params = SamplingParams(1.0, 24, policy.stops)
         self.requests: list[Request] = requests_of(rollouts, self.model.vocabulary, 8)
         self.weights = load_weights(PACKAGED_POLICY)
-        self.server = ChildServer(ServerSettings(python, policy.directory, place / "server"))
+        self.server = ChildServer(VllmSettings(python=python), policy.directory, place / "server")
         self.reference = TorchEngine(self.model)
         self.events: dict[str, tuple[float, dict[str, Any]]] = {}
         limits = EngineLimits(hang=hang)

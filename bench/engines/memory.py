@@ -22,7 +22,8 @@ from bench.engines.setting import SIZES, directory, report, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from grailnode.node.allocator import return_large_blocks
 from grailnode.node.mapped_tensors import MappedTensors
 from grailnode.node.processes import FOLLOWER_BLOCK
@@ -96,7 +97,9 @@ async def _publish(policy: Policy, directory: Path, share: float) -> PublishedCh
 async def _follow(python: Path, chain: PublishedChain, place: Path, name: str) -> dict[str, float]:
     """Follow the chain and serve its versions; return what memory that took."""
     model = build(chain.policy)
-    server = ChildServer(ServerSettings(python, chain.policy.directory, place / f"server-{name}", dtype="bfloat16"))
+    server = ChildServer(
+        VllmSettings(python=python, dtype="bfloat16"), chain.policy.directory, place / f"server-{name}"
+    )
     engine = VllmEngine(model, server, place / f"engine-{name}", dtype=torch.bfloat16)
     node = make_node(chain.run_id, chain.run, LocalStore(chain.directory), MemoryStore(), Log("miner"))
     node = replace(node, run_sync=trio.to_thread.run_sync)

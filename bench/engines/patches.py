@@ -12,7 +12,8 @@ from bench.engines.setting import SIZES, directory, report, timed, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
@@ -58,7 +59,7 @@ async def _updates(python: Path, size: str, shares: list[float], place: Path) ->
     else:
         policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
         weights = random_weights(build(policy))
-    engine = ObservedEngine(build(policy), ChildServer(ServerSettings(python, policy.directory, place)), place)
+    engine = ObservedEngine(build(policy), ChildServer(VllmSettings(python=python), policy.directory, place), place)
     updates = []
     try:
         await engine.stage(0, weights)

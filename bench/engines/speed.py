@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import trio
@@ -22,7 +22,8 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Request
@@ -30,6 +31,7 @@ from tests.support.builders.policies import random_weights, write_policy
 from tests.support.servers.plain_vllm import PlainVllm
 
 Way = Callable[[], Awaitable[Any]]
+AnyServer = TypeVar("AnyServer", bound=ChildServer)
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Task:
         params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
         return cls(place, policy, model, random_weights(model), requests, params)
 
-    def settings(self, name: str, python: Path, batch: int) -> ServerSettings:
-        """Return the settings of a server with a name."""
-        return ServerSettings(python, self.policy.directory, self.place / f"server-{name}", sequences=batch)
+    def server(self, kind: type[AnyServer], name: str, python: Path, batch: int) -> AnyServer:
+        """Return a server of this kind, with files of its own."""
+        return kind(VllmSettings(python=python, sequences=batch), self.policy.directory, self.place / f"server-{name}")
 
     async def serve(self, engine: Engine) -> Way:
         """Serve the weights with an engine; return the work that is measured."""
@@ -72,10 +74,10 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
     for size in arguments.sizes:
         async with AsyncExitStack() as stack:
             task = Task.of_size(size, stack.enter_context(directory()), arguments)
-            server = ChildServer(task.settings("grailnode", python, arguments.batch))
+            server = task.server(ChildServer, "grailnode", python, arguments.batch)
             engine = VllmEngine(task.model, server, task.place / "engine")
             stack.push_async_callback(engine.close)
-            plain = PlainVllm(task.settings("plain", python, arguments.batch))
+            plain = task.server(PlainVllm, "plain", python, arguments.batch)
             stack.callback(plain.close)
             ways = {"grailnode": await task.serve(engine)}
             await plain.start()
@@ -97,7 +99,7 @@ async def states(python: Path, arguments: argparse.Namespace) -> None:
             task = Task.of_size(size, stack.enter_context(directory()), arguments)
             servers, engines = [], []
             for has_states in (False, True):
-                servers.append(ChildServer(task.settings(f"states-{has_states}", python, arguments.batch)))
+                servers.append(task.server(ChildServer, f"states-{has_states}", python, arguments.batch))
                 place = task.place / f"engine-{has_states}"
                 engines.append(VllmEngine(task.model, servers[-1], place, states=has_states))
                 stack.push_async_callback(engines[-1].close)

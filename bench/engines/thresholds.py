@@ -23,7 +23,8 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol import environments
 from protocol.digest import Weights
 from protocol.proof import arithmetic_of
@@ -57,10 +58,9 @@ async def thresholds(python: Path, arguments: argparse.Namespace) -> None:
     work = CalibrationTask(policy, SamplingParams(1.0, 24, policy.stops), 8, lambda seed: problems.problem(seed).prompt)
     for dtype in arguments.dtypes:
         with directory() as place:
-            settings = ServerSettings(
-                python, policy.directory, place / "server", dtype=dtype, sequences=arguments.batches[-1]
-            )
-            engine = VllmEngine(model, ChildServer(settings), place / "engine", dtype=getattr(torch, dtype))
+            settings = VllmSettings(python=python, dtype=dtype, sequences=arguments.batches[-1])
+            server = ChildServer(settings, policy.directory, place / "server")
+            engine = VllmEngine(model, server, place / "engine", dtype=getattr(torch, dtype))
             checks = {
                 checking: TorchEngine(model, dtype=getattr(torch, checking))
                 for checking in dict.fromkeys((dtype, "float32"))

@@ -9,7 +9,8 @@ import torch
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
 
 SMALL_BATCH: Final = 8
@@ -53,16 +54,12 @@ class VllmServers:
         """Return the engine of a variant, which serves these weights from now on."""
         if variant not in self._engines:
             place = variant.directory / f"{variant.dtype}-{variant.sequences}"
-            settings = ServerSettings(
-                variant.python,
-                policy.directory.absolute(),
-                place / "server",
-                device=variant.device,
-                dtype=variant.dtype,
-                sequences=variant.sequences,
+            settings = VllmSettings.model_validate(
+                {name: getattr(variant, name) for name in ("python", "device", "dtype", "sequences")}
             )
+            server = ChildServer(settings, policy.directory.absolute(), place / "server")
             self._engines[variant] = VllmEngine(
-                build(policy), ChildServer(settings), place / "engine", dtype=getattr(torch, variant.dtype)
+                build(policy), server, place / "engine", dtype=getattr(torch, variant.dtype)
             )
         engine, version = self._engines[variant], self._versions.get(variant, -1) + 1
         await engine.stage(version, weights)

@@ -2,42 +2,17 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.proof import Arithmetic, arithmetic_of
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
-
-
-@dataclass(frozen=True)
-class VllmCompute:
-    """The settings with which a node computes by vLLM.
-
-    Attributes:
-        policy: the policy directory.
-        directory: for the server's log, and the checkpoint and patches of the served version.
-        python: the interpreter of vLLM's environment, to start a server with; None to use the one at `url`.
-        url: the base URL of a server that somebody else runs.
-        states: what computes hidden states, "vllm" or "torch" (vllm/torch_prefill.py).
-        runner, max_tokens, sequences, ranks, cache_gib, flags: see ServerSettings in vllm/vllm_server.py.
-    """
-
-    policy: Path
-    directory: Path
-    python: Path | None = None
-    url: str = ""
-    states: str = "vllm"
-    runner: str = "v1"
-    max_tokens: int = 0
-    sequences: int = 256
-    ranks: int = 1
-    cache_gib: int = 1
-    flags: tuple[str, ...] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True)
@@ -48,14 +23,18 @@ class Compute:
         model: the policy's architecture.
         device: of torch, or of vLLM; dtype: the BF16 weights are widened to this for computing.
         max_batch_tokens: padded tokens of one batch of torch.
-        vllm: None to compute with torch.
+        vllm: how vLLM computes; None to compute with torch. The other two are for vLLM.
+        policy: the policy directory.
+        directory: for the server's log, and the checkpoint and patches of the served version.
     """
 
     model: CausalModel
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     max_batch_tokens: int = 8192
-    vllm: VllmCompute | None = None
+    vllm: VllmSettings | None = None
+    policy: Path = Path()
+    directory: Path = Path()
 
 
 def exact_refusal(kind: str, device: str, dtype: str) -> str:
@@ -121,38 +100,24 @@ async def open_engine(
     from grailnode.engine.vllm.torch_prefill import TorchPrefill  # noqa: PLC0415 - only nodes with vLLM need it
     from grailnode.engine.vllm.verify_requests import serve_verifications  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
-    from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, ServerSettings  # noqa: PLC0415
+    from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer  # noqa: PLC0415
 
-    place = compute.vllm
-    server: ChildServer | ExternalServer = ExternalServer(place.url)
-    if place.python is not None:
-        dtype = str(compute.dtype).removeprefix("torch.")
-        settings = ServerSettings(
-            place.python,
-            place.policy,
-            place.directory,
-            device=compute.device,
-            dtype=dtype,
-            runner=place.runner,
-            max_tokens=place.max_tokens,
-            sequences=place.sequences,
-            ranks=place.ranks,
-            cache_gib=place.cache_gib,
-            flags=place.flags,
-        )
-        server = ChildServer(settings)
+    settings = compute.vllm
+    server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
+    if settings.python is not None:
+        server = ChildServer(settings, compute.policy, compute.directory)
     sampler = VllmEngine(
         compute.model,
         server,
-        place.directory / "weights",
+        compute.directory / "weights",
         dtype=compute.dtype,
-        states=place.states == "vllm",
+        states=settings.states == "vllm",
         run_sync=run_sync,
         report=report,
     )
-    engine: Engine = sampler if place.states == "vllm" else TorchPrefill(sampler, make_engine(compute, run_sync))
+    engine: Engine = sampler if settings.states == "vllm" else TorchPrefill(sampler, make_engine(compute, run_sync))
     try:
-        async with serve_verifications(place.directory, sampler.verify, report):
+        async with serve_verifications(compute.directory, sampler.verify, report):
             yield engine
     finally:
         await sampler.close()

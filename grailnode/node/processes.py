@@ -18,7 +18,7 @@ import trio
 
 from grailnode.beacon.relays import publish_rounds
 from grailnode.config import Config
-from grailnode.engine.compute import Compute, VllmCompute
+from grailnode.engine.compute import Compute
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.node.allocator import return_large_blocks
@@ -197,32 +197,18 @@ async def _task(
     engine = config.engine
     device = engine.device if engine.kind == "torch" or engine.states == "torch" else "cpu"
     compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
-    vllm = None if engine.kind == "torch" else _vllm_compute(policy, config, engine_directory(directory))
-    return task, replace(compute, vllm=vllm)
+    if engine.kind == "torch":
+        return task, compute
+    python = None if engine.python is None else config.at(engine.python)
+    vllm = engine.model_copy(update={"python": python})
+    policy_files, engine_files = policy.directory.absolute(), engine_directory(directory).absolute()
+    return task, replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
 
 
 def _torch_compute(model: CausalModel, config: Config) -> Compute:
     """Return how a node computes a model with torch."""
     engine = config.engine
     return Compute(model, device=engine.device, dtype=DTYPES[engine.dtype], max_batch_tokens=engine.max_batch_tokens)
-
-
-def _vllm_compute(policy: Policy, config: Config, directory: Path) -> VllmCompute:
-    """Return how a node computes with vLLM, whose files are in a directory."""
-    engine = config.engine
-    return VllmCompute(
-        policy.directory.absolute(),
-        directory.absolute(),
-        python=None if engine.python is None else config.at(engine.python),
-        url=engine.url,
-        states=engine.states,
-        runner=engine.runner,
-        max_tokens=engine.max_tokens,
-        sequences=engine.sequences,
-        ranks=engine.ranks,
-        cache_gib=engine.cache_gib,
-        flags=engine.flags,
-    )
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:

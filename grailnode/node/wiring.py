@@ -69,7 +69,7 @@ async def _open_follower(node: Node, compute: Compute, versions: int) -> Followe
     """Return a follower that keeps some versions: on the disk, if the engine has the weights in its own memory."""
     new_tensors: NewTensors | None = None
     if compute.vllm is not None:
-        new_tensors = MappedTensors(compute.vllm.directory / "versions")
+        new_tensors = MappedTensors(compute.directory / "versions")
     return await Follower.open(node, keep=versions, threads=torch.get_num_threads(), new_tensors=new_tensors)
 
 

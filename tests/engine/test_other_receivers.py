@@ -24,7 +24,8 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.compression import compress
 from protocol.digest import Weights, digest_weights, raw_bytes
 from protocol.patch import apply, encode
@@ -66,7 +67,7 @@ class ReceivingServer(ChildServer):
     def environment(self) -> dict[str, str]:
         """Return the environment with the folder of that extension."""
         own = super().environment()
-        site = self.settings.directory / "site"
+        site = self.log.parent / "site"
         site.mkdir(parents=True, exist_ok=True)
         (site / "receiving_extension.py").write_text(EXTENSION)
         return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(site)))}
@@ -111,7 +112,7 @@ def module_of(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_vllms_receiver_of_sparse_updates_takes_a_delta_of_trls_form(
     policy: Policy, model: CausalModel, tmp_path: Path
 ) -> None:
-    server = ReceivingServer(ServerSettings(vllm_python(), policy.directory, tmp_path / "server", sequences=8))
+    server = ReceivingServer(VllmSettings(python=vllm_python(), sequences=8), policy.directory, tmp_path / "server")
     engine = VllmEngine(model, server, tmp_path / "engine")
     weights = random_weights(model)
     target = apply(weights, encode(weights, changed(weights, 1)))
@@ -152,7 +153,7 @@ async def test_slimes_receiver_takes_our_versions_and_vllm_serves_them(
         receiver.pull(str(tmp_path / "local"), str(tmp_path / "base"), str(tmp_path / "source"), number)
         received.append(safetensors.torch.load_file(tmp_path / "local" / "model.safetensors"))
         assert digest_weights(received[-1]) == digest_weights(versions[number])
-    server = ChildServer(ServerSettings(vllm_python(), policy.directory, tmp_path / "server", sequences=8))
+    server = ChildServer(VllmSettings(python=vllm_python(), sequences=8), policy.directory, tmp_path / "server")
     engine = VllmEngine(model, server, tmp_path / "engine")
     try:
         for number, weights in enumerate(received, 1):

@@ -9,13 +9,14 @@ import torch
 import trio
 
 from grailnode.convert import read_slime, read_trl, write_slime, write_trl
-from grailnode.engine.compute import Compute, VllmCompute, open_engine
+from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import apply, encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
@@ -148,7 +149,7 @@ async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
     expected = [g.tokens for g in await (await engine_of(model, target)).generate(requests, PARAMS)]
     await server.start()
     async with url_of(server) as url:
-        compute = Compute(model, vllm=VllmCompute(policy.directory, directory, url=url))
+        compute = Compute(model, vllm=VllmSettings(url=url), policy=policy.directory, directory=directory)
         async with open_engine(compute, trio.to_thread.run_sync, lambda event, **fields: None) as engine:
             result = await trio.to_thread.run_sync(ask)
             assert result.stderr == "grailnode: miner-1: nothing was verified: no policy has been committed\n"

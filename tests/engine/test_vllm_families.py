@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import encode
 from roles.ports import EngineError
 from tests.engine.engine_contract import changed, manifest
@@ -76,8 +77,8 @@ class PlainServer(ForkedServer):
         missing: the flags that it was started without.
     """
 
-    def __init__(self, settings: ServerSettings, launcher: ServerLauncher, missing: tuple[str, ...]) -> None:
-        super().__init__(settings, launcher)
+    def __init__(self, model: Path, launcher: ServerLauncher, missing: tuple[str, ...]) -> None:
+        super().__init__(VllmSettings(python=vllm_python()), model, model / "server", launcher)
         self._missing = missing
 
     def flags(self, socket: str) -> list[str]:
@@ -91,7 +92,7 @@ class PlainServer(ForkedServer):
 
 def engine_in(directory: Path, model: Any, launcher: ServerLauncher, **settings: Any) -> VllmEngine:
     """Return an engine with a server of its own."""
-    server = ForkedServer(ServerSettings(vllm_python(), directory, directory / "server", **settings), launcher)
+    server = ForkedServer(VllmSettings(python=vllm_python(), **settings), directory, directory / "server", launcher)
     return VllmEngine(model, server, directory / "engine")
 
 
@@ -140,7 +141,7 @@ async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
     write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
     model = TransformersModel(tmp_path)
     flags = ("--quantization", "fp8")
-    server = ChildServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server", flags=flags))
+    server = ChildServer(VllmSettings(python=vllm_python(), flags=flags), tmp_path, tmp_path / "server")
     engine = VllmEngine(model, server, tmp_path / "engine")
     try:
         with pytest.raises(EngineError, match="fp8"):
@@ -161,7 +162,7 @@ async def test_a_server_without_our_code_is_refused(
 ) -> None:
     write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
     model = TransformersModel(tmp_path)
-    server = PlainServer(ServerSettings(vllm_python(), tmp_path, tmp_path / "server"), launcher, missing)
+    server = PlainServer(tmp_path, launcher, missing)
     engine = VllmEngine(model, server, tmp_path / "engine")
     try:
         with pytest.raises(EngineError, match=reason):

@@ -15,7 +15,7 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ServerSettings
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
@@ -59,7 +59,7 @@ async def engine(
     policy: Policy, model: CausalModel, tmp_path: Path, launcher: ServerLauncher, directory: Path
 ) -> AsyncIterator[VllmEngine]:
     """Return an engine with a server of its own."""
-    server = ForkedServer(ServerSettings(vllm_python(), policy.directory, tmp_path / "server"), launcher)
+    server = ForkedServer(VllmSettings(python=vllm_python()), policy.directory, tmp_path / "server", launcher)
     engine = VllmEngine(model, server, tmp_path / "engine", limits=EngineLimits(hang=5.0))
     yield engine
     await engine.close()
@@ -149,9 +149,10 @@ async def test_no_process_outlives_what_started_it(
 import sys, trio
 from pathlib import Path
 from pkgutil import resolve_name
-from grailnode.engine.vllm.vllm_server import ServerSettings
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 async def main():
-    await resolve_name(sys.argv[1])(ServerSettings(*map(Path, sys.argv[2:]))).start()
+    python, model, directory = map(Path, sys.argv[2:])
+    await resolve_name(sys.argv[1])(VllmSettings(python=python), model, directory).start()
     print("ready", flush=True)
     await trio.sleep_forever()
 trio.run(main)

@@ -13,7 +13,8 @@ import torch
 
 from grailnode.engine.models import build
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
@@ -50,7 +51,7 @@ class InterpretedServer(ChildServer):
     def environment(self) -> dict[str, str]:
         """Return the environment with Triton."""
         own = super().environment()
-        site = self.settings.directory / "site"
+        site = self.log.parent / "site"
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(CPU_BACKEND)
         paths = os.pathsep.join((own["PYTHONPATH"], str(site), str(triton_site())))
@@ -71,8 +72,8 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: 
     model = build(policy)
     weights, requests = random_weights(model), requests_of_many_lengths()
     target = changed(weights, 1)
-    settings = ServerSettings(vllm_python(), policy.directory, tmp_path / "server", runner="v2", sequences=16)
-    engine = VllmEngine(model, InterpretedServer(settings), tmp_path / "engine")
+    settings = VllmSettings(python=vllm_python(), runner="v2", sequences=16)
+    engine = VllmEngine(model, InterpretedServer(settings, policy.directory, tmp_path / "server"), tmp_path / "engine")
     try:
         await engine.stage(0, weights)
         await engine.commit()

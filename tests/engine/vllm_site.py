@@ -12,7 +12,8 @@ import torch
 import trio
 
 from grailnode.engine.vllm.server_launcher import ServerLauncher
-from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout import sampling
 
 ABSENT = "GRAILNODE_VLLM_PYTHON names no interpreter with vLLM; `grailnode engine install DIR` makes one"
@@ -85,7 +86,7 @@ class BendableServer(SharedServer):
 
     def environment(self) -> dict[str, str]:
         """Return the environment with the extension that does it."""
-        site = self.settings.directory / "site"
+        site = self.log.parent / "site"
         site.mkdir(exist_ok=True)
         shutil.copy(Path(__file__).with_name("bendable_extension.py"), site)
         own = super().environment()
@@ -109,8 +110,8 @@ class ForkedServer(ChildServer):
         launcher: its environment variables are those of the server, and its log has the server's output.
     """
 
-    def __init__(self, settings: ServerSettings, launcher: ServerLauncher) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: VllmSettings, model: Path, directory: Path, launcher: ServerLauncher) -> None:
+        super().__init__(settings, model, directory)
         self._launcher = launcher
 
     def close(self) -> None:
@@ -120,9 +121,9 @@ class ForkedServer(ChildServer):
 
 def new_launcher(directory: Path) -> ServerLauncher:
     """Return a launcher of servers on a CPU; it starts with its first server."""
-    return ServerLauncher(ChildServer(ServerSettings(vllm_python(), directory, directory))._spawn)
+    return ServerLauncher(ChildServer(VllmSettings(python=vllm_python()), directory, directory)._spawn)
 
 
 def shared_server(model: Path, directory: Path, **changes: object) -> BendableServer:
     """Return a server for a policy directory; it starts with its first engine."""
-    return BendableServer(ServerSettings(vllm_python(), model, directory, sequences=64, **changes))  # type: ignore[arg-type]
+    return BendableServer(VllmSettings(python=vllm_python(), sequences=64, **changes), model, directory)  # type: ignore[arg-type]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.engine.compute import Compute, VllmCompute
+from grailnode.engine.compute import Compute
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from grailnode.node import wiring
 from grailnode.node.mapped_tensors import MappedTensors
 from protocol.digest import digest_weights
@@ -121,8 +122,8 @@ async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -
 async def test_only_a_node_with_vllm_has_its_weights_in_files(tmp_path: Path, with_vllm: bool, files: int) -> None:
     testbed = FollowerTestbed()
     await testbed.publish(1)
-    vllm = VllmCompute(PACKAGED_POLICY, tmp_path / "engine") if with_vllm else None
-    compute = Compute(build(Policy.load(PACKAGED_POLICY)), vllm=vllm)
+    vllm = VllmSettings() if with_vllm else None
+    compute = Compute(build(Policy.load(PACKAGED_POLICY)), vllm=vllm, directory=tmp_path / "engine")
     node = make_node(testbed.run_id, testbed.run, testbed.store, testbed.state, testbed.log)
     follower = await wiring._open_follower(node, compute, wiring.MINER_VERSIONS)
     await follower.refresh()

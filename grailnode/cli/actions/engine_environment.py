@@ -7,7 +7,8 @@ from typing import Any, Literal
 import click
 
 from grailnode.engine.vllm import installation
-from grailnode.engine.vllm.vllm_server import ServerSettings, server_environment, server_flags, write_modules
+from grailnode.engine.vllm.vllm_server import server_environment, server_flags, write_modules
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 
 
 def install(directory: Path, device: Literal["cpu", "cuda"]) -> None:
@@ -20,9 +21,14 @@ def install(directory: Path, device: Literal["cpu", "cuda"]) -> None:
 
 def flags(policy: Path, **choices: Any) -> None:
     """Print the command that starts a server for a policy."""
-    settings = ServerSettings(Path("python"), policy, Path(), **choices)
+    settings = VllmSettings(**choices)
     modules = write_modules(Path.cwd() / "grailnode-vllm")
     variables = {"PYTHONPATH": str(modules), **server_environment(settings)}
-    words = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy), *server_flags(settings)]
+    words = [
+        "python",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *server_flags(settings, policy),
+    ]
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     click.echo(f"{assignments} {shlex.join([*words, '--host', '127.0.0.1'])}")

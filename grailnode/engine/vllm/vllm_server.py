@@ -7,7 +7,6 @@ import secrets
 import subprocess
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,6 +16,7 @@ import trio
 import grailnode
 import protocol
 from grailnode.engine.vllm.server_launcher import ServerLauncher
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from roles.ports import EngineError
 
 _INSIDE: Final = "grailnode.engine.vllm.inside"
@@ -26,38 +26,6 @@ GUARD_PLUGIN: Final = "grailnode_guard"
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """How a server is started.
-
-    Attributes:
-        python: the interpreter of vLLM's environment.
-        model: a policy directory; its weights are not read.
-        directory: for the log and the files that node and engine exchange.
-        device: "cpu" or "cuda"; dtype: "float32" or "bfloat16".
-        runner: vLLM's model runner, "v1" or "v2".
-        max_tokens: of a prompt with its completion, 0 for what the model allows; sequences: at the same time.
-        ranks: of tensor parallelism.
-        start_seconds: how long a start may take.
-        cache_gib: memory for keys and values on a CPU, in GiB; memory_share: of a GPU.
-        flags: further flags of vLLM.
-    """
-
-    python: Path
-    model: Path
-    directory: Path
-    device: str = "cpu"
-    dtype: str = "float32"
-    runner: str = "v1"
-    max_tokens: int = 0
-    sequences: int = 256
-    ranks: int = 1
-    start_seconds: float = 300.0
-    cache_gib: int = 1
-    memory_share: float = 0.85
-    flags: tuple[str, ...] = field(default_factory=tuple)
 
 
 class Server(Protocol):
@@ -113,20 +81,20 @@ def _write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def cache_directory(settings: ServerSettings) -> Path:
+def cache_directory(python: Path, directory: Path) -> Path:
     """Return the directory for what vLLM's processes compile and find out about models.
 
     It is in vLLM's environment, so that a new server compiles nothing again; in the server's own directory, if there is
     no virtual environment or it cannot be written.
     """
-    environment = settings.python.absolute().parent.parent
+    environment = python.absolute().parent.parent
     cache = environment / "grailnode-cache"
     if (environment / "pyvenv.cfg").is_file():
         with suppress(OSError):
             cache.mkdir(exist_ok=True)
             if os.access(cache, os.W_OK):
                 return cache
-    return settings.directory / "kernels"
+    return directory / "kernels"
 
 
 class ChildServer:
@@ -134,6 +102,11 @@ class ChildServer:
 
     Its processes are a group of their own, and the kernel kills them when this process ends (inside/process_guard.py).
     They are forked from a launcher (server_launcher.py).
+
+    Args:
+        settings: with `python`, the interpreter of vLLM's environment.
+        model: a policy directory; its weights are not read.
+        directory: for the log and the files that node and engine exchange.
     """
 
     LOG: Final = "vllm.log"
@@ -141,8 +114,12 @@ class ChildServer:
 
     shares_files = True
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: VllmSettings, model: Path, directory: Path) -> None:
+        assert settings.python is not None
         self.settings = settings
+        self._python = settings.python
+        self._model = model
+        self._directory = directory
         self._launcher = ServerLauncher(self._spawn)
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
         self._socket = ""
@@ -165,7 +142,7 @@ class ChildServer:
     @property
     def log(self) -> Path:
         """The file with the server's output."""
-        return self.settings.directory / self.LOG
+        return self._directory / self.LOG
 
     async def start(self) -> None:
         with trio.move_on_after(self.settings.start_seconds) as scope:
@@ -206,23 +183,22 @@ class ChildServer:
 
     def flags(self, socket: str) -> list[str]:
         """Return the flags of the server."""
-        return _flags(self.settings, socket)
+        return _flags(self.settings, self._model, socket)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the server."""
-        return _environment(self.settings, cache_directory(self.settings))
+        return _environment(self.settings, cache_directory(self._python, self._directory))
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        settings = self.settings
-        settings.directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [str(settings.python), "-m", f"{_INSIDE}.launch"],
+                [str(self._python), "-m", f"{_INSIDE}.launch"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self.environment(),
-                cwd=settings.directory,
+                cwd=self._directory,
                 start_new_session=True,
             )
 
@@ -272,9 +248,10 @@ class ExternalServer:
         return httpx.AsyncClient(base_url=self._url, timeout=_timeout(seconds), limits=limits, trust_env=False)
 
 
-def server_flags(settings: ServerSettings) -> list[str]:
+def server_flags(settings: VllmSettings, model: Path) -> list[str]:
     """Return the flags that any server of vLLM needs to be a grailnode engine."""
     return [
+        *("--model", str(model)),
         *("--load-format", "dummy"),
         *("--dtype", settings.dtype),
         *(("--max-model-len", str(settings.max_tokens)) if settings.max_tokens else ()),
@@ -283,14 +260,14 @@ def server_flags(settings: ServerSettings) -> list[str]:
         *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
         *("--worker-extension-cls", f"{_INSIDE}.worker_extension.WorkerExtension"),
         *("--generation-config", "vllm"),
-        *("--hf-overrides", json.dumps(_overrides(settings.model))),
+        *("--hf-overrides", json.dumps(_overrides(model))),
         "--enable-scale-out",
         "--skip-tokenizer-init",
         "--disable-log-stats",
     ]
 
 
-def server_environment(settings: ServerSettings) -> dict[str, str]:
+def server_environment(settings: VllmSettings) -> dict[str, str]:
     """Return the environment variables that any server of vLLM needs to be a grailnode engine."""
     return {
         "VLLM_SERVER_DEV_MODE": "1",
@@ -313,8 +290,8 @@ def _overrides(model: Path) -> dict[str, object]:
     return overrides | ({"architectures": [name]} if isinstance(name, str) else {})
 
 
-def _flags(settings: ServerSettings, socket: str) -> list[str]:
-    flags = ["--model", str(settings.model), "--uds", socket, *server_flags(settings)]
+def _flags(settings: VllmSettings, model: Path, socket: str) -> list[str]:
+    flags = ["--uds", socket, *server_flags(settings, model)]
     if settings.device == "cpu":
         flags += ["--enforce-eager"]
     else:
@@ -322,7 +299,7 @@ def _flags(settings: ServerSettings, socket: str) -> list[str]:
     return [*flags, *settings.flags]
 
 
-def _environment(settings: ServerSettings, cache: Path) -> dict[str, str]:
+def _environment(settings: VllmSettings, cache: Path) -> dict[str, str]:
     """Return the environment of the child: this one's without its Python, and what vLLM needs."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
