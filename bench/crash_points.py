@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from grailnode.node import node_makers, processes
-from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch
+from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store import disk, local
 from roles.node.identity import Node

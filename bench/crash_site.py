@@ -14,8 +14,7 @@ from typing import Any, Final, Self
 from bench.crash_points import KillPlan, main
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
-from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch
+from grailnode.node.process_launch import Kind, Launch
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from tests.support.simulation import small_policy

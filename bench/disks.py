@@ -30,7 +30,7 @@ from bench.crash_audit import find_violations
 from bench.crash_points import KillPlan
 from bench.crash_site import PROCESSES, READY_EVENTS, ProcessNetwork, complete_files
 from grailnode.node import processes
-from grailnode.node.processes import Launch
+from grailnode.node.process_launch import Launch
 
 NODES: Final = ("trainer", "validator", "miner-1")
 _DISK: Final = "size=128m,nr_inodes=20k"  # a node does not start with less than 65 MiB

@@ -24,8 +24,7 @@ import torch
 import trio
 
 from bench.sizes import SHAPES, Site
-from grailnode.node.allocator import return_large_blocks
-from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK
+from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK, return_large_blocks
 from protocol.digest import digest_weights
 from protocol.errors import ExpiredError, ProtocolError
 from roles.authority_updates import refresh_authority

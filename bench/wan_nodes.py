@@ -16,8 +16,9 @@ import torch
 import trio
 
 from grailnode.config import Config
+from grailnode.node.bodies import publish_beacon
 from grailnode.node.node_makers import make_node
-from grailnode.node.processes import Launch, publish_beacon
+from grailnode.node.process_launch import Launch
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.wiring import run_publisher
 from grailnode.run.joining import open_config

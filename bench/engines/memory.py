@@ -24,9 +24,8 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from grailnode.node.allocator import return_large_blocks
 from grailnode.node.mapped_tensors import MappedTensors
-from grailnode.node.processes import FOLLOWER_BLOCK
+from grailnode.node.processes import FOLLOWER_BLOCK, return_large_blocks
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol import patch

@@ -13,7 +13,8 @@ import torch
 
 from grailnode.engine.compute import Compute
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.node import processes
+from grailnode.node import bodies, processes
+from grailnode.node.process_launch import Launch
 from grailnode.node.settings import miner_settings
 from protocol import limits, paths
 from protocol.chain.manifest import Manifest
@@ -189,11 +190,11 @@ async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerS
     await Miner(node, follower, engine, producer, settings).run()
 
 
-async def _cheat(node: Node, launch: processes.Launch) -> None:
-    task, compute = await processes.join_run(node, launch.config, launch.name)
+async def _cheat(node: Node, launch: Launch) -> None:
+    task, compute = await bodies.join_run(node, launch.config, launch.name)
     await run_cheater(node, task, compute, miner_settings(launch.config))
 
 
-def main(launch: processes.Launch) -> None:
+def main(launch: Launch) -> None:
     """Run the cheat's process until it is stopped."""
     processes.main(launch, _cheat)

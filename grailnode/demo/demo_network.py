@@ -16,8 +16,7 @@ from grailnode.config import Config, load
 from grailnode.demo import cheater
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node import node_makers, processes
-from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch
+from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import NetworkState, NodeRow

@@ -11,7 +11,7 @@ import trio
 from torch import distributed as dist
 
 from grailnode.engine.compute import Compute
-from grailnode.node.seat import Seat
+from grailnode.node.process_launch import Seat
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.sharded.rank_group import RankGroup
 from roles.trainer.learn.sharded.rank_learner import RankLearner

@@ -14,9 +14,10 @@ from grailnode.config import Config, ConfigError
 from grailnode.engine.compute import config_arithmetics, exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
+from grailnode.node.bodies import data_file
 from grailnode.node.node_makers import make_canary, make_node, state_directory
-from grailnode.node.process_kinds import Kind
-from grailnode.node.processes import Launch, data_file, main, main_of_rank
+from grailnode.node.process_launch import Kind, Launch
+from grailnode.node.processes import main, main_of_rank
 from grailnode.node.run_model import check_run_settings, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted

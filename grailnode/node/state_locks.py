@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Final, get_args
 
-from grailnode.node.process_kinds import Kind
+from grailnode.node.process_launch import Kind
 from grailnode.node.user_errors import StateInUseError
 
 _LOCK_SECONDS: Final = 5.0  # longer than a killed process takes to release its lock

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from grailnode import UserError
-from grailnode.node.seat import Seat
+from grailnode.node.process_launch import Seat
 from roles.first_failure import first_failure
 from roles.ports import LineReporter
 

@@ -14,8 +14,8 @@ import torch
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
+from grailnode.node.process_launch import Seat, prepare_rank
 from grailnode.node.rank_processes import join_ranks
-from grailnode.node.seat import Seat, prepare_rank
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.learner import LearnerSettings

@@ -17,8 +17,7 @@ from torch import Tensor
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from grailnode.node.allocator import return_large_blocks
-from grailnode.node.processes import TRAINER_BLOCK
+from grailnode.node.processes import TRAINER_BLOCK, return_large_blocks
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import look_up
 from roles.trainer.learn.learner import Learner, LearnerSettings

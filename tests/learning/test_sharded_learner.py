@@ -13,7 +13,7 @@ import trio
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.node.seat import Seat
+from grailnode.node.process_launch import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner, LearnerSettings

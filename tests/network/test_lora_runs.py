@@ -14,7 +14,7 @@ from grailnode.config import Config, ConfigError
 from grailnode.engine.adapter_files import read_adapters
 from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.policy import PolicyError, load_weights
-from grailnode.node.processes import join_run
+from grailnode.node.bodies import join_run
 from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.base_files import fetch_base, lora_spec, publish_base

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.node.process_kinds import TRAINER_KINDS
+from grailnode.node.process_launch import TRAINER_KINDS
 from tests.support.processes.command_line import run_command
 from tests.support.processes.network_of_processes import CHOICES, NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import eventually, members

@@ -8,7 +8,7 @@ import pytest
 
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from grailnode.node.processes import data_file
+from grailnode.node.bodies import data_file
 from grailnode.run import requirements, workspace
 from grailnode.run.creation import Choices, open_run
 from grailnode.run.requirements import CheckedTask, RequirementError

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +17,16 @@ from grailnode.config import Config
 from grailnode.convert import conversion
 from grailnode.convert.conversion import Conversion, Format
 from grailnode.convert.inspect_patch import inspect_patch
+from grailnode.node.bodies import fetch_task
 from grailnode.node.node_makers import make_spectator
-from grailnode.node.processes import recheck_group
+from grailnode.node.wiring import MINER_VERSIONS
 from grailnode.observe.bottleneck import bottleneck, read_trainer_time
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.judging_time import unjudged_cases
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
-from grailnode.observe.recheck import GroupReference, RecheckedGroup
+from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
+from grailnode.run import requirements
 from grailnode.ui.terminal import patch_table, recheck_table, render_status
 from protocol import limits, paths
 from protocol.chain import safetensors
@@ -133,13 +136,18 @@ def _verify_rollout(config: Config, text: str) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
-    async def recheck() -> RecheckedGroup:
-        return await recheck_group(config, reference)
-
-    group = trio.run(recheck)
+    group = trio.run(_recheck, config, reference)
     Console().print(recheck_table(reference, group))
     if any(result.contradicts for result in group.validators):
         raise click.ClickException("a validator came to another judgement")
+
+
+async def _recheck(config: Config, reference: GroupReference) -> RecheckedGroup:
+    node = make_spectator(config)
+    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
+    with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
+        task, compute = await fetch_task(node, config, Path(directory), sandbox, MINER_VERSIONS)
+        return await recheck(node, task, compute, reference)
 
 
 def inspect(**parameters: Any) -> None:

@@ -1,7 +1,40 @@
-"""The place of a process among several that work as one."""
+"""What a process of a node needs to start, and the kinds of processes that nodes have."""
 
 import os
 from dataclasses import dataclass
+from typing import Final, Literal
+
+from grailnode.config import Config
+
+Kind = Literal[
+    "beacon", "training", "upload", "download", "canary", "tracking", "coordinator", "site", "miner", "validator"
+]
+TRAINER_KINDS: Final[tuple[Kind, ...]] = (
+    "beacon",
+    "training",
+    "upload",
+    "download",
+    "canary",
+    "tracking",
+    "coordinator",
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a process needs to start; picklable.
+
+    Attributes:
+        config: the node's configuration.
+        kind: which of the node's processes it is.
+        name: the node's name, which names its key and its state directory.
+        echo: whether events also go to the terminal.
+    """
+
+    config: Config
+    kind: Kind
+    name: str
+    echo: bool = True
 
 
 @dataclass(frozen=True)

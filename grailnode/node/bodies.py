@@ -1,0 +1,248 @@
+"""What each kind of process of a node does, once its node has been made: the bodies that processes.py runs."""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from grailnode.beacon.relays import publish_rounds
+from grailnode.config import Config
+from grailnode.engine.compute import Compute
+from grailnode.engine.models import build_exact
+from grailnode.engine.policy import Policy
+from grailnode.node.canary import CanaryProducer
+from grailnode.node.disk_check import check_disk, follower_bytes
+from grailnode.node.node_makers import (
+    engine_directory,
+    make_spectator,
+    open_trainer_state,
+    read_key,
+)
+from grailnode.node.outer_settings import coordinator_settings, site_settings
+from grailnode.node.process_launch import Kind, Launch, Seat
+from grailnode.node.run_model import (
+    DTYPES,
+    follower_model,
+    genesis_reader,
+    policy_directory,
+    publish_run_base,
+    trainer_model,
+)
+from grailnode.node.settings import TrainerSettings, miner_settings, trainer_settings, validator_settings
+from grailnode.node.tracking import track
+from grailnode.node.wiring import (
+    MINER_VERSIONS,
+    make_task,
+    run_collector,
+    run_coordinator,
+    run_miner,
+    run_publisher,
+    run_training,
+    run_validator,
+    run_worker,
+    validator_versions,
+)
+from grailnode.run import creation, key_files, requirements
+from protocol import paths
+from protocol.beacon import LocalKey
+from protocol.digest import Weights
+from protocol.environments import Sandbox
+from protocol.run import RunManifest
+from roles.node.change_reporter import ChangeReporter
+from roles.node.identity import Node
+from roles.policy.assignment import Task
+from roles.policy.causal_model import CausalModel
+from roles.ports import StoreError
+from roles.trainer.publish.publisher import PublisherSettings
+
+if TYPE_CHECKING:
+    from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
+
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
+
+ProcessBody = Callable[[Node, Launch], Awaitable[None]]
+"""What a process does after its node has been made; it runs until cancelled."""
+
+
+async def join_run(node: Node, config: Config, name: str, versions: int = MINER_VERSIONS) -> tuple[Task, Compute]:
+    """Wait for the run's files in the store, and return the run's task and model.
+
+    The sandbox, if the run needs one, is opened first: without it the node cannot take part.
+
+    Args:
+        versions: of the weights, that the node keeps.
+    """
+    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
+    reporter = ChangeReporter(node.telemetry, "files-missing")
+    pause = _RETRY_SECONDS
+    while True:
+        try:
+            return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+        except StoreError as error:
+            reporter.failure(error)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_RETRY_SECONDS)  # a file that is damaged in storage is downloaded each time
+
+
+async def fetch_task(
+    node: Node, config: Config, directory: Path, sandbox: Sandbox | None, versions: int
+) -> tuple[Task, Compute]:
+    """Fetch the run's files into a directory, and return the run's task and model.
+
+    Args:
+        sandbox: of the run's environment, None if it needs none.
+        versions: of the weights, that the node keeps.
+    """
+    policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
+    check_disk(directory, follower_bytes(node.run, config, policy, versions))
+    data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
+    task = make_task(node, policy, data, sandbox)
+    if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
+        return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
+    engine = config.engine
+    device = engine.device if engine.kind == "torch" or engine.states == "torch" else "cpu"
+    compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
+    if engine.kind == "torch":
+        return task, compute
+    python = None if engine.python is None else config.at(engine.python)
+    vllm = engine.model_copy(update={"python": python})
+    policy_files, engine_files = policy.directory.absolute(), engine_directory(directory).absolute()
+    return task, replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
+
+
+def _torch_compute(model: CausalModel, config: Config) -> Compute:
+    """Return how a node computes a model with torch."""
+    engine = config.engine
+    return Compute(model, device=engine.device, dtype=DTYPES[engine.dtype], max_batch_tokens=engine.max_batch_tokens)
+
+
+def data_file(config: Config) -> Path | None:
+    """Return the path of the trainer's data file; None when run.toml names no data file."""
+    return None if config.trainer.data is None else config.at(config.trainer.data)
+
+
+async def publish_beacon(node: Node, launch: Launch) -> None:
+    """Publish the rounds of the run's own beacon until cancelled."""
+    config = launch.config
+    secret = key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}")
+    key = LocalKey.from_seed(secret)
+    keep, telemetry = config.beacon.keep_rounds, node.telemetry
+    await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=keep, telemetry=telemetry)
+
+
+async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
+    """Train, on one device or as rank 0 of several."""
+    genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
+    compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
+    if seat is None:
+        await run_training(node, genesis, compute, settings)
+        return
+    await run_training(node, genesis, compute, settings, _rank_0(compute, settings, genesis, seat))
+
+
+def _rank_0(
+    compute: Compute, settings: TrainerSettings, genesis: Callable[[], Weights], seat: Seat
+) -> "Callable[[], ShardedLearner]":
+    """Return a function that joins the other ranks, and returns the learner of all."""
+    from grailnode.node.rank_processes import join_ranks  # noqa: PLC0415 - it imports torch's compiler
+    from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
+    from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
+
+    def make_learner() -> ShardedLearner:
+        group = join_ranks(seat, compute.device)
+        return ShardedLearner(RankLearner(compute.model, settings.learner, group, compute.dtype), genesis())
+
+    return make_learner
+
+
+def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
+    compute = _torch_compute(trainer_model(config, run, policy_directory(config)), config)
+    return compute, trainer_settings(config, run.sampling.params())
+
+
+async def _upload(node: Node, launch: Launch) -> None:
+    await _publish_run(node, launch.config)
+    await run_publisher(node, _publisher_settings(node, launch.config))
+
+
+async def _publish_run(node: Node, config: Config) -> None:
+    """Publish the run's manifest, and the files that it names."""
+    data = requirements.files_to_publish(node.run, data_file(config))
+    await publish_run_base(node, policy_directory(config))
+    files = creation.model_files(policy_directory(config)) | data
+    await creation.publish_files(node.store, node.key.public, files)
+    await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
+
+
+def _publisher_settings(node: Node, config: Config) -> PublisherSettings:
+    expiry_offset_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
+    return replace(trainer_settings(config, node.run.sampling.params()).publisher, expiry_offset_ms=expiry_offset_ms)
+
+
+async def _download(node: Node, launch: Launch) -> None:
+    await run_collector(node, trainer_settings(launch.config, node.run.sampling.params()).collector)
+
+
+async def _tracking(node: Node, launch: Launch) -> None:
+    await track(node, launch.config, Policy.load(policy_directory(launch.config)).tokenizer)
+
+
+async def _coordinator(node: Node, launch: Launch) -> None:
+    config = launch.config
+    settings = coordinator_settings(config, node.run)
+    await _publish_run(node, config)
+    genesis = genesis_reader(config, node.run, policy_directory(config))
+    await run_coordinator(node, genesis, _publisher_settings(node, config), settings)
+
+
+async def train_site(node: Node, launch: Launch, seat: Seat | None = None) -> None:
+    """Collect and train as a site, on one device or as rank 0 of several."""
+    config = launch.config
+    genesis = genesis_reader(config, node.run, policy_directory(config))
+    compute, settings = await node.run_sync(_training_compute, config, node.run)
+    make_learner = None if seat is None else _rank_0(compute, settings, genesis, seat)
+    await run_worker(node, genesis, compute, settings, site_settings(config, node.run), make_learner)
+
+
+async def _miner(node: Node, launch: Launch) -> None:
+    task, compute = await join_run(node, launch.config, launch.name)
+    await run_miner(node, task, compute, miner_settings(launch.config))
+
+
+async def _canary(node: Node, launch: Launch) -> None:
+    config = launch.config
+    task, compute = await join_run(node, config, f"{launch.name}-canary")
+    trainer_state = open_trainer_state(config, launch.name, node)
+    producer = partial(CanaryProducer, trainer=read_key(config, launch.name), trainer_state=trainer_state)
+    await run_miner(node, task, compute, miner_settings(config), producer)
+
+
+async def _validator(node: Node, launch: Launch) -> None:
+    task, compute = await join_run(node, launch.config, launch.name, validator_versions(node.run))
+    await run_validator(node, task, compute, validator_settings(launch.config))
+
+
+async def follow_rank_0(launch: Launch, seat: Seat) -> None:
+    """Compute what rank 0 asks for, on another rank, which has no key, no store and no state."""
+    from grailnode.node.rank_processes import follow  # noqa: PLC0415 - it imports torch's compiler
+
+    compute, settings = _training_compute(launch.config, make_spectator(launch.config).run)
+    await follow(compute, settings.learner, seat)
+
+
+BODIES: dict[Kind, ProcessBody] = {
+    "beacon": publish_beacon,
+    "training": train,
+    "upload": _upload,
+    "download": _download,
+    "canary": _canary,
+    "tracking": _tracking,
+    "coordinator": _coordinator,
+    "site": train_site,
+    "miner": _miner,
+    "validator": _validator,
+}
