@@ -90,7 +90,9 @@ class EngineWeights:
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare whole weights, which travel through a file."""
         async with self._control:
+            # Whatever was staged before is gone now, even if this call fails: a commit may only follow its own stage.
             self._staged = None
+            # The file is complete before the engine hears of it, so that a restart in the meantime can load it again.
             path = await self._on_disk(self._checkpoints.write_weights, version, weights)
             digest = await self._run_sync(digest_weights, weights)
             await self._stage(RecoveryStep("stage_weights", version, digest, path))
@@ -105,6 +107,7 @@ class EngineWeights:
             if self.version is None:
                 raise EngineError("a patch needs a version that serves")
             self._staged = None
+            # A long chain of patches would make `restore` slow: it is replaced by one checkpoint first.
             await self._on_disk(self._checkpoints.compact)
             path = await self._on_disk(self._checkpoints.write_patch, version, patch)
             await self._stage(RecoveryStep("stage_patch", version, manifest.weights, path))
@@ -118,7 +121,9 @@ class EngineWeights:
         async with self._control:
             if self._staged is None:
                 raise EngineError("nothing is staged")
+            # It can be committed once, whatever comes of it.
             version, self._staged = self._staged, None
+            # Calls that use the old version end first; later ones wait until the swap is over.
             async with self._gate.exclusive():
                 await self._commit(version)
 
@@ -131,6 +136,7 @@ class EngineWeights:
             return await self._verify()
 
     async def _stage(self, step: RecoveryStep) -> None:
+        # Asked once more after a restart, because a server that fails while it takes a version lost only its own copy.
         await self._server.repeat(partial(_stage, step=step))
         self._checkpoints.stage(step)
         self._staged = step.version
@@ -140,15 +146,20 @@ class EngineWeights:
         try:
             await self._swap(client, version)
         except RefusedCommandError as error:
+            # The engine undid the change, or is poisoned and must load its weights again. Either way the old version
+            # serves.
             if error.poisoned:
                 await self._server.restart(client, error)
             raise EngineError(f"version {version} was not committed: {error}") from error
         except BrokenEngineError as error:
+            # Nobody knows whether the change was carried out. The checkpoint says that it was, so the restart loads the
+            # new version.
             self._checkpoints.commit()
             await self._server.restart(client, error)
         else:
             self._checkpoints.commit()
             self._commits += 1
+            # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
             if self._commits % self._limits.verify_interval == 0:
                 await self._verify()
 
@@ -157,6 +168,8 @@ class EngineWeights:
         staged = self._checkpoints.staged
         assert staged is not None
         start = perf_counter()
+        # vLLM finishes the requests under way. If they take too long they are aborted, and the node asks for them
+        # again.
         try:
             with trio.fail_after(self._limits.drain):
                 await client.post("/pause", mode="wait")
@@ -164,8 +177,10 @@ class EngineWeights:
             await client.post("/pause", mode="abort")
         try:
             seconds = await _commit(client, staged)
+            # Keys and values in the cache are those of the old version.
             await client.post("/reset_prefix_cache")
         finally:
+            # Shielded: a node that is cancelled here would leave the engine paused.
             with trio.CancelScope(shield=True):
                 await client.post("/resume")
         pause = perf_counter() - start
@@ -184,6 +199,8 @@ class EngineWeights:
             different = error.tensors if isinstance(error, RefusedCommandError) else ()
             failure = str(error).partition("\n")[0]
             await self._server.restart(client, error)
+            # After the restart everything was loaded anew; a second difference is the machine's fault and ends the
+            # call.
             state = await _read_back(await self._server.connected(), serving)
         seconds = round(float(state["seconds"]), 3)
         self._report("engine-verified", version=serving.version, seconds=seconds)
@@ -210,6 +227,7 @@ async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
     Returns:
         The served version; None if none has been committed.
     """
+    # In the order in which they were committed: the checkpoint first, then each patch that follows it.
     for step in checkpoints.steps():
         await _stage(client, step)
         await _commit(client, step)
@@ -236,6 +254,7 @@ async def _stage(client: VllmClient, step: RecoveryStep) -> None:
 async def _commit(client: VllmClient, step: RecoveryStep) -> float:
     """Commit a staged version, and have it verified; return the seconds that the commit took."""
     states = await client.call("commit", version=step.version)
+    # A whole checkpoint has no version before all of it was read back.
     if not all(state["verified"] for state in states):
         await _read_back(client, step)
     return max(float(state["seconds"]) for state in states)

@@ -60,12 +60,14 @@ class ElementChange:
 
     def swap(self) -> None:
         """Exchange the elements in the parameter with the values."""
+        # Kept on the object before the write: if the write fails half-way, `undo` has the old elements.
         self.overwritten = self.target[self.places]
         self.target[self.places] = self.values
         self.values, self.overwritten = self.overwritten, None
 
     def undo(self) -> None:
         """Bring the old elements back after a swap, or after one that failed."""
+        # A swap that ended has its old elements in `values`; one that failed has them in `overwritten`.
         if self.overwritten is None:
             self.swap()
         else:
@@ -127,6 +129,7 @@ class ServedWeights:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
         placement = self._map[name]
+        # Elements of other ranks stay 0, and `gather` fills them in.
         bits, is_exact = torch.zeros(placement.shape, dtype=torch.int16), True
         for piece in placement.pieces:
             narrow, is_exact_here = _narrow(piece.view)
@@ -148,10 +151,13 @@ class ServedWeights:
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
+        # With `names` only changed tensors are read: the others have the digests that an earlier reading found, and the
+        # digest of all tensors together binds both kinds to what the trainer signed.
         checked = {name: self._read_digest(name) for name in (self._map if names is None else names)}
         expected = self.digests or checked
         wrong = [name for name, digest in checked.items() if not digest or digest != expected.get(name)]
         digests = self.digests | checked
+        # The digest of all tensors decides; `wrong` only says where to look.
         if digests.keys() != self._map.keys() or weights_digest(digests, self._described()) != digest:
             self.version = self.digest = None
             raise DifferentWeightsError(version, sorted(wrong))
@@ -173,6 +179,8 @@ class ServedWeights:
             ServedWeightsError: it could not be written, and the old version serves.
             PoisonedError: nor could the old version be restored.
         """
+        # Order: refuse what does not fit, forget the version, write, and name the new version last. A failure at any
+        # point leaves weights without a version, or with the old one, never with a version that is not theirs.
         if self.poisoned:
             raise PoisonedError(self.poisoned)
         if staged.base is not None and staged.base != self.digest:
@@ -182,6 +190,7 @@ class ServedWeights:
         swapped: list[ElementChange] = []
         try:
             for change in staged.changes:
+                # Before the swap, so that one that fails half-way is undone too.
                 swapped.append(change)
                 change.swap()
             self._write(staged.tensors)
@@ -189,6 +198,7 @@ class ServedWeights:
             self._undo(swapped, staged, error)
             self.version, self.digest, self.digests = version, digest, digests
             raise ServedWeightsError(f"version {staged.version} was not committed, and undone: {error}") from error
+        # Whole tensors were written without a digest of what is there now; `verify` reads them back.
         if staged.tensors:
             self.digests = {}
         else:
@@ -208,7 +218,9 @@ class ServedWeights:
         """
         try:
             if staged.tensors:
+                # A whole checkpoint overwrites what an undo would need, so only single elements can be taken back.
                 raise PoisonedError("whole tensors cannot be undone")
+            # In reverse order, as changes of one parameter may overlap between tensors that share it.
             for change in reversed(swapped):
                 change.undo()
         except Exception as second:
@@ -224,6 +236,7 @@ class ServedWeights:
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
+    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
     """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
@@ -231,6 +244,7 @@ def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
 def _narrow(bits: Tensor) -> tuple[Tensor, bool]:
     """Convert the bits of served numbers to those of BF16 numbers, int16; return whether that lost nothing."""
     if bits.dtype == torch.int16:
+        # A served float32 whose lower half is not 0 was changed by something other than a version.
         return bits, True
     return (bits >> 16).to(torch.int16), not (bits & _LOW_BITS).any()
 
@@ -242,6 +256,7 @@ def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list
         before, after: BF16 on the CPU, of the checkpoint's shape.
     """
     old, new = before.reshape(-1).view(torch.int16), after.reshape(-1).view(torch.int16)
+    # Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals itself.
     indices = (old != new).nonzero().squeeze(1)
     values = new[indices]
     return [_change(piece, indices, values) for piece in placement.pieces]
@@ -249,6 +264,7 @@ def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list
 
 def _change(piece: Piece, indices: Tensor, values: Tensor) -> ElementChange:
     inside, places = piece.locate(indices)
+    # Half the memory of int64, where the storage is small enough; GPUs index by int64 alone.
     kind = torch.int32 if piece.target.numel() < 1 << 31 else torch.int64
     own = widen(values[inside], piece.target.dtype)
     device = piece.target.device

@@ -45,13 +45,17 @@ def stage_patch(
         ProtocolError: the patch does not fit the served weights, or does not lead to the signed ones.
         ServedWeightsError: the served weights are not verified.
     """
+    # 1. The patch is for exactly the weights in memory: their digest was read back, so a patch for a sibling version
+    # stops here.
     if engine_weights.digest is None:
         raise ServedWeightsError("the served weights are not verified; a patch needs a verified version")
     header = read_header(patch, len(engine_weights.placements))
     if header.base != engine_weights.digest or header.result != digest:
         raise PatchError("made for other weights than these, or not the patch of this version", f"version {version}")
+    # 2. Decode tensor by tensor, against what is read from the engine itself, and keep only the changed elements.
     staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
     shapes = {name: _without_data(placement.shape) for name, placement in engine_weights.placements.items()}
+    # `check_fit` refuses rows for tensors that the model lacks, or of another shape, before a frame is decoded.
     for row, frame in zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True):
         if cancelled():
             raise CancelledError
@@ -60,6 +64,7 @@ def stage_patch(
         before = engine_weights.read(row.name)
         after, staged.digests[row.name] = apply_frame(before, row, frame)
         staged.changes += element_changes(engine_weights.placements[row.name], before, after)
+    # 3. The digests of all tensors, changed or not, must be the signed ones together. Only then can it be committed.
     if weights_digest(staged.digests, shapes) != digest:
         raise PatchError("the patch does not lead to the weights that the trainer signed", f"version {version}")
     return staged
@@ -75,6 +80,7 @@ def stage_weights(
     Raises:
         ServedWeightsError: the file has other tensors than the model, or not the weights of this version.
     """
+    # The staged digests come from the file alone; what the engine serves decides only how the change is written.
     staged = StagedVersion(version, engine_weights.digest, digest, {})
     dense = engine_weights.digest is None
     with safe_open(path, framework="pt") as file:
@@ -83,6 +89,7 @@ def stage_weights(
             raise ServedWeightsError(
                 f"{min(names ^ engine_weights.placements.keys())}: only in the weights or in the model"
             )
+        # A fixed order, because with tensor parallelism all ranks read the same tensors at the same time.
         for name in sorted(names):
             if cancelled():
                 raise CancelledError
@@ -90,6 +97,7 @@ def stage_weights(
             if tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != engine_weights.placements[name].shape:
                 raise ServedWeightsError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} does not fit the model")
             staged.digests[name] = tensor_digest(tensor)
+            # Once one tensor is too dense, all are written whole, and the others need no comparison.
             if not dense and staged.digests[name] != engine_weights.digests[name]:
                 before = engine_weights.read(name)
                 dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
@@ -101,6 +109,7 @@ def stage_weights(
             != digest
         ):
             raise ServedWeightsError(f"the weights in {path.name} are not those of version {version}")
+        # `base` of None says that the change fits any weights; it has no undo.
         if dense:
             staged.changes, staged.base = [], None
             staged.tensors = {name: file.get_tensor(name) for name in sorted(names)}

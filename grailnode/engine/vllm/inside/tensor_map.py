@@ -68,18 +68,22 @@ class Piece:
         Returns:
             bool [N], which of them belong to this part, and int64 [M], the places of those in `target`.
         """
+        # An element's place in the tensor is source_offset + sum of step[d] * source_strides[d]. Dividing by the
+        # largest stride first gives each step, because `_nested` has checked that no smaller strides together reach it.
         rest = indices - self.source_offset
         inside = rest >= 0
         places = torch.full_like(indices, self.target_offset)
         order = sorted(range(len(self.shape)), key=lambda d: -self.source_strides[d])
         for dimension in order:
             size, stride = self.shape[dimension], self.source_strides[dimension]
+            # The stride of a dimension of one element says nothing, and may be 0.
             if size == 1:
                 continue
             step = rest // stride
             inside &= (step >= 0) & (step < size)
             places += step * self.target_strides[dimension]
             rest = rest - step * stride
+        # What is left lies between the elements of the part, so it belongs to another one.
         inside &= rest == 0
         return inside, places[inside]
 
@@ -101,6 +105,9 @@ TensorMap = dict[str, Placement]
 
 _integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
+# The places of changed elements are moved as integers of the same width, so that no bit pattern (NaN payloads, -0.0)
+# can change on the way.
+
 
 def integer_storage(tensor: Tensor) -> Tensor:
     """Return the whole storage of a BF16 or float32 tensor as int16 or int32, flat, sharing its memory."""
@@ -113,6 +120,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, sources: Mapping[int, str], model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # A loader passes our tensors on as views, so a source is known by its storage, which all views share.
         self._sources = sources
         tensors = [*model.parameters(), *model.buffers()]
         self._memory = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
@@ -120,6 +128,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.faults: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Every write into the model's memory is suppressed. Only a plain copy of a checkpoint tensor has a place; any
+        # other write (an addition, a fill) leaves its elements without one, which `_check` finds.
         if func._schema.is_mutable and args and isinstance(args[0], Tensor) and self._is_model(args[0]):
             if func is torch.ops.aten.copy_.default:
                 self._record(args[0], args[1])
@@ -136,6 +146,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if target.dtype not in _integers:
             self.faults[name] = f"it is served as {target.dtype}; only bfloat16 and float32 can be patched"
             return
+        # A loader may copy one row into many: after the expansion both sides have the same shape, and the strides of 0
+        # make `_nested` refuse it.
         source = source.expand(target.shape)
         self.pieces.setdefault(name, []).append(
             Piece(
@@ -166,8 +178,11 @@ def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -
     Raises:
         UnsupportedModelError: an element of a tensor has no place, or more than one.
     """
+    # The tensors live until the loader is done: a storage that was freed could get the address of another one.
     tensors = dict(_unread_tensors(shapes))
     sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+    # inference_mode(False): views of parameters made in inference mode do not reach the dispatch mode with their
+    # storage.
     with torch.inference_mode(False), torch.no_grad(), _Recorder(sources, model) as recorder:
         try:
             model.load_weights(iter(tensors.items()))  # type: ignore[operator]
@@ -183,6 +198,8 @@ def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -
 
 
 def _check(name: str, placement: Placement, whole: bool) -> None:
+    # Counting is enough for `whole`, because every part has distinct elements: fewer means an element without a place,
+    # more an element with two.
     elements = sum(piece.elements for piece in placement.pieces)
     if whole and elements != placement.elements:
         raise UnsupportedModelError(
@@ -196,6 +213,7 @@ def _check(name: str, placement: Placement, whole: bool) -> None:
 
 def _nested(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether each stride is at least the extent of all smaller ones, so that an index has one place at most."""
+    # Strides from small to large, each of which must jump over everything that the smaller ones can reach.
     extent = 0
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size == 1:

@@ -88,6 +88,8 @@ class WeightSession:
         import vllm  # noqa: PLC0415 - the tests of this module run without vLLM
 
         config = self._worker.vllm_config
+        # The kernel that draws tokens here is compiled by this process: the node compares its draws with its own before
+        # it trusts the engine.
         logits, seed = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1), bytes(range(16))
         device = next(self._runner.get_model().parameters()).device
         words, positions = seed_words([seed] * 4, device), torch.arange(4, device=device)
@@ -112,6 +114,7 @@ class WeightSession:
 
     def _head_dtype(self) -> str:
         """Return the dtype of the logits: as the model's layer says, or else the model's."""
+        # vLLM's layers of the output projection know their dtype only where it was overridden.
         dtypes = (getattr(layer, "head_dtype", None) for layer in self._runner.get_model().modules())
         dtype = next(filter(None, dtypes), self._worker.vllm_config.model_config.dtype)
         return str(dtype).removeprefix("torch.")
@@ -122,6 +125,7 @@ class WeightSession:
         Raises:
             UnsupportedModelError: not all of them can be patched.
         """
+        # A job reads the weights that a new map replaces.
         self._stop_job()
         model = self._runner.get_model()
         if not unpacked(model):
@@ -130,6 +134,7 @@ class WeightSession:
         table = {name: tuple(shape) for name, shape in shapes.items()}
         gather = _rank_gather() if ranks > 1 else None
         self._served = ServedWeights(map_tensors(model, table, whole=ranks == 1), gather)
+        # From here on nothing that is sampled counts, until a version was committed and verified.
         records.version = None
         records.clear()
         return {"tensors": len(table), "pieces": sum(len(p.pieces) for p in self._served.placements.values())}
@@ -141,6 +146,7 @@ class WeightSession:
             name: of the file, without a directory; every rank has a directory of its own.
             first: whether the file begins anew.
         """
+        # Only the last part of the name, so that a caller cannot write elsewhere.
         path = self._path(Path(name).name)
         with path.open("wb" if first else "ab") as file:
             file.write(base64.b64decode(data))
@@ -149,6 +155,7 @@ class WeightSession:
     def stage_patch(self, version: int, digest: str, path: str) -> Values:
         """Begin to stage a patch from a file."""
         engine_weights = self._weights()
+        # The job that is under way may stage an older version; two would write `_staged` in any order.
         self._stop_job()
         self._staged = None
 
@@ -182,6 +189,7 @@ class WeightSession:
             try:
                 engine_weights.verify(version, bytes.fromhex(digest))
             finally:
+                # Also after a failure: tokens that are drawn now must not carry a version that was just found wrong.
                 records.version = engine_weights.version
             return {"tensors": len(engine_weights.placements)}
 
@@ -206,11 +214,13 @@ class WeightSession:
         if staged is None or staged.version != version:
             raise ServedWeightsError(f"version {version} is not staged")
         start = perf_counter()
+        # Forgotten before the write, so that a commit of which nobody knows the outcome cannot be repeated.
         self._staged = None
         try:
             with torch.inference_mode():
                 engine_weights.commit(staged)
         finally:
+            # The records of requests under way end here: a completion may not span two versions.
             records.version = engine_weights.version
             records.clear()
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
@@ -219,6 +229,7 @@ class WeightSession:
         """Return the records of finished requests, their states as base64 of float32, and forget them."""
         result: Values = {}
         for request in requests:
+            # A record is handed out once. A request that vLLM never began has none.
             record = records.take(request)
             if record is not None:
                 states = record.pop("states")
