@@ -62,6 +62,7 @@ class CheckpointNames:
     def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the modules' tensors from the files' tensors; gradients flow to these.
 
+        # The same weights as in the last call are known by identity: comparing them would cost more than fusing.
         Fused experts are copies. Without gradients, the copies of the last weights are kept for the next call.
         """
         if self._experts is None and self._head is None:
@@ -69,6 +70,7 @@ class CheckpointNames:
         if self._last is not None and self._last[0] is weights:
             return self._last[1]
         result = self.module_part(weights, self._parts)
+        # With gradients the copies would keep the graph of a step alive.
         self._last = None if torch.is_grad_enabled() else (weights, result)
         return result
 
@@ -87,6 +89,7 @@ class CheckpointNames:
         experts = self._experts
         if experts is None:
             return [name]
+        # The modules of all these families call the block "mlp"; files have the family's own name.
         block = name.replace(".mlp.", f".{experts.block}.", 1)
         fused = _fused.fullmatch(name)
         if fused is None:
@@ -98,6 +101,7 @@ class CheckpointNames:
     def _file_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self._experts is None or _fused.fullmatch(name) is None:
             return shape
+        # A fused matrix has the gate's rows, then those of up.
         _, rows, columns = shape
         return (rows // 2, columns) if name.endswith("gate_up_proj") else (rows, columns)
 

@@ -26,6 +26,8 @@ _TERMS: Final = 13  # of the series of sine and cosine, for an angle below one
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
     """Compute x @ weight.T: [..., J] from [..., K] and [J, K]."""
+    # The kernels add in one fixed order (protocol/kernels/exact.py). Padding completes their blocks with zeros, which
+    # add nothing.
     return torch.from_numpy(exact.products(exact.padded(x), exact.padded(weight))).view(*x.shape[:-1], len(weight))
 
 
@@ -38,9 +40,11 @@ def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 @functools.cache
 def _frequencies(theta: float, head_size: int) -> tuple[int, ...]:
     """Return the angle between two positions for each pair of dimensions, in units of 2**-64 turns."""
+    # Decimal arithmetic is the same on every machine; libm's pow is not.
     with localcontext() as context:
         context.prec = 50
         powers = [Decimal(theta) ** (Decimal(-2 * pair) / Decimal(head_size)) for pair in range(head_size // 2)]
+        # A turn is 2**64 units, so that an integer overflow of position * frequency is exactly a whole turn.
         return tuple(int(power / (2 * _PI_DIGITS) * (1 << 64)) for power in powers)
 
 
@@ -49,10 +53,14 @@ def _rotation(theta: float, head_size: int, positions: int) -> tuple[Tensor, Ten
     """Return cosine and sine of the angles of positions: float32 [P, E] each."""
     frequencies = np.array(_frequencies(theta, head_size), dtype=np.uint64)
     turns = np.arange(positions, dtype=np.uint64)[:, None] * frequencies  # modulo 2**64, which is a whole turn
+    # The upper three bits are the octant, the rest is the angle within it. Each octant maps to an angle in [0, pi/4],
+    # for which the series needs few terms.
     octants = (turns >> np.uint64(61)).astype(np.int64)
     angles = (turns & np.uint64((1 << 61) - 1)).astype(np.float64) * (math.pi / (1 << 63))  # in [0, pi / 4]
+    # In odd octants the angle is measured from the octant's far end.
     angles = np.where(octants % 2 == 1, math.pi / 4 - angles, angles)
     small_cosines, small_sines = _series(angles, 0), _series(angles, 1)
+    # In these octants cosine and sine change places; the signs follow from the quadrant.
     swapped = np.isin(octants, (1, 2, 5, 6))
     cosines = np.where(swapped, small_sines, small_cosines) * np.where(np.isin(octants, (2, 3, 4, 5)), -1.0, 1.0)
     sines = np.where(swapped, small_cosines, small_sines) * np.where(octants >= 4, -1.0, 1.0)
@@ -63,6 +71,8 @@ def _rotation(theta: float, head_size: int, positions: int) -> tuple[Tensor, Ten
 def _series(angles: np.ndarray, odd: int) -> np.ndarray:
     """Return the cosines (odd = 0) or the sines (odd = 1) of angles of at most one, in float64."""
     square, result = angles * angles, np.ones_like(angles)
+    # Horner's scheme from the smallest term: each step is one multiplication, division and subtraction of float64,
+    # which IEEE 754 rounds alike everywhere.
     for term in range(_TERMS, 0, -1):
         result = 1.0 - result * square / ((2 * term - 1 + odd) * (2 * term + odd))
     return result * angles if odd else result
@@ -81,6 +91,7 @@ class ExactQwen3(Qwen3):
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [B, 1, S, E] for positions [B, S]."""
+        # The table grows by doubling, so that it is computed seldom; its rows do not depend on its size.
         while int(positions.max()) >= self._positions:
             self._positions *= 2
         cosine, sine = _rotation(self._config.rope_theta, self._config.head_dim, self._positions)
@@ -97,6 +108,7 @@ class ExactQwen3(Qwen3):
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
         width = queries.shape[-1]
+        # The kernel computes whole blocks; padded dimensions are zero in queries and keys, and are cut from the result.
         padding = exact.padded_width(width) - width
         wide_queries, wide_keys, wide_values = (
             functional.pad(x, (0, padding)).contiguous().numpy() for x in (queries, keys, values)

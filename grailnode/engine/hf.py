@@ -60,7 +60,9 @@ class TransformersModel:
         lora: LoraSpec | None = None,
     ) -> None:
         try:
+            # The code that a checkpoint may bring is never run: strangers choose which policy a run has.
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            # On the meta device the module takes no memory: weights are an argument of every call.
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                     config, trust_remote_code=False, attn_implementation=attention
@@ -73,13 +75,18 @@ class TransformersModel:
             _insert_adapters(module, lora)
         self._config = config
         self._module = module.eval()
+        # Names of the module, which differ from those in files for some families; `CheckpointNames` translates.
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         self._names = CheckpointNames(config.model_type, shapes)
         self._layers = _recompute_layers(directory, module, self._names) if recompute else {}
+        # 1. With gradients, or with weights that come in parts, each decoder layer takes its own weights while it
+        # computes.
         inside = tuple(self._layers)
+        # 2. All others are handed over at once.
         self._body = [name for name in shapes if name.startswith(module.base_model_prefix + ".")]
         self._outside_layers = [name for name in self._body if not (inside and name.startswith(inside))]
         table = module.get_input_embeddings().weight
+        # Tied weights have one parameter under two names, so the table is found by identity.
         self._table = next(name for name, parameter in module.named_parameters() if parameter is table)
         self._lookup = insert_lookup(module, self._names.file_of(self._table))
 
@@ -107,6 +114,8 @@ class TransformersModel:
         prefix = self._module.base_model_prefix + "."
         in_parts = bool(self._layers) and (torch.is_grad_enabled() or isinstance(weights, PartialWeights))
         looks_up = self._lookup is not None and isinstance(weights, TableWeights)
+        # Which of the weights this call hands over: all, those outside the layers, and either without the table of the
+        # vocabulary if the weights look rows up themselves.
         if in_parts or looks_up:
             names = self._outside_layers if in_parts else self._body
             without = self._table if looks_up else None
@@ -116,11 +125,13 @@ class TransformersModel:
         inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         arguments = {
             "input_ids": ids,
+            # transformers adds pads to no position: the position counts real tokens, as in qwen3.py.
             "attention_mask": mask.to(torch.int64),
             "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :],
             "past_key_values": None if cache is None else cache.states,
             "use_cache": cache is not None,
         }
+        # The layers and the lookup get the weights for this call alone, and lose them even if it fails.
         try:
             if self._lookup is not None and isinstance(weights, TableWeights):
                 self._lookup.weights = weights
@@ -138,6 +149,7 @@ class TransformersModel:
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
         head = self._module.get_output_embeddings()
+        # With tied weights the head's parameter has the name of the table, in `named_parameters` too.
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
         bias = None if head.bias is None else weights["lm_head.bias"]
         return self._scaled(project_by(weights, self._names.file_of(tied), hidden, bias))
@@ -156,6 +168,7 @@ class TransformersModel:
 
 def _insert_adapters(module: Any, lora: LoraSpec) -> None:
     """Give the linear modules that a run names an adapter; the output projection never has one."""
+    # PEFT leaves the output projection out as well.
     head = module.get_output_embeddings()
     linears = {
         name: child
@@ -187,6 +200,7 @@ class _RecomputedLayer(torch.nn.Module):
             self.add_module(name, child)
         for name, parameter in layer.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
+        # The layer itself is not a child, or its parameters would have two names.
         object.__setattr__(self, "_layer", layer)  # not registered as a child
         self._parameter_names = [name for name, _ in layer.named_parameters()]
         self._names = names
@@ -203,10 +217,14 @@ class _RecomputedLayer(torch.nn.Module):
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """Compute the layer."""
         weights = self.weights
+        # Without weights of its own, the layer computes with the parameters that functional_call put in place.
         if weights is None:
             return object.__getattribute__(self, "_layer")(*arguments, **options)
+        # Sampling and checking compute each layer once; the gathering of its weights is all that is left to do.
         if not torch.is_grad_enabled():
             return compute_part(weights, self._prefix, self._compute, weights, *arguments, **options)
+        # checkpoint keeps the layer's input alone and computes the layer again in the backward pass, which gathers the
+        # weights once more.
         return compute_part(
             weights, self._prefix, checkpoint, self._compute, weights, *arguments, use_reentrant=False, **options
         )
@@ -240,6 +258,7 @@ def _check_rope(directory: Path, config: Any) -> None:
     Raises:
         PolicyError: the config has such an encoding.
     """
+    # A config has one set of parameters, or one for each kind of attention.
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         kind = parameters.get("rope_type", parameters.get("type"))
@@ -252,6 +271,8 @@ def _check_rope(directory: Path, config: Any) -> None:
 
 def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device | None) -> None:
     """Replace meta buffers (rotary frequencies) by real ones computed from the config: weights do not contain them."""
+    # Modules without parameters whose buffers have no data are made anew from the config; such buffers are not in
+    # checkpoints.
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if any(True for _ in child.parameters()) or not any(buffer.is_meta for buffer in child.buffers()):
@@ -263,10 +284,12 @@ def _rebuild_buffers(module: torch.nn.Module, config: Any, device: torch.device 
                     f"the buffers of {type(child).__name__} cannot be computed from its config"
                 ) from error
             setattr(owner, name, fresh)
+    # Gemma scales its embedding by a buffer that its constructor alone knows.
     for owner in module.modules():
         scale = getattr(owner, "scalar_embed_scale", None)  # of Gemma's embedding
         if isinstance(scale, float):
             owner.register_buffer("embed_scale", torch.tensor(scale, device=device), persistent=False)
+    # Any other buffer would be garbage in silence.
     for name, buffer in module.named_buffers():
         if buffer.is_meta:
             raise PolicyError(f"{name} cannot be computed from the config; this architecture is not supported")

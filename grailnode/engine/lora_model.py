@@ -44,6 +44,7 @@ class LoraModel:
     ) -> None:
         self._model = model
         self.shapes = {PREFIX + name: shape for name, shape in model.shapes.items() if name.endswith((DOWN, UP))}
+        # Before anything is copied: a base with other tensors would fail in the middle of a forward pass.
         check_base(base, model.shapes)
         self._base = {name: tensor.to(device, dtype) for name, tensor in base.items()}
         self._last: _BaseAndAdapters | None = None
@@ -71,6 +72,8 @@ class LoraModel:
 
     def _with_base(self, adapters: Mapping[str, Tensor]) -> "_BaseAndAdapters":
         """Return all weights: the same object for the same adapters, because a model may keep what it computed."""
+        # A model keeps what it made of weights by their identity (checkpoint_names.py), so the same adapters must
+        # give the same object.
         if self._last is None or self._last.adapters is not adapters:
             self._last = None  # while gradients are computed, the adapters of a step must not outlive it
             both = _BaseAndAdapters(self._base, adapters)
@@ -88,6 +91,7 @@ class _BaseAndAdapters(PartialWeights):
         self.adapters = adapters
 
     def __getitem__(self, name: str) -> Tensor:
+        # Names of base and adapters do not overlap: those of adapters end with lora_A or lora_B.
         tensor = self._base.get(name)
         return self.adapters[PREFIX + name] if tensor is None else tensor
 
@@ -100,6 +104,7 @@ class _BaseAndAdapters(PartialWeights):
         return len(self._base) + len(self.adapters)
 
     def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        # Only adapters can be partial; the base is whole on each rank.
         return compute_part(self.adapters, PREFIX + prefix if prefix else "", compute, *arguments, **options)
 
 
@@ -128,6 +133,7 @@ def add_adapter(result: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: floa
     """Return a module's output with its adapter: [..., out] from result [..., out], x [..., in], A [rank, in] and B
     [out, rank].
     """
+    # Two thin products instead of B A, which would be as large as the matrix.
     return result + functional.linear(functional.linear(x, down), up) * scale
 
 
@@ -144,6 +150,7 @@ def adapter_shapes(lora: LoraSpec, linears: Mapping[str, tuple[int, ...]]) -> di
     shapes: dict[str, tuple[int, ...]] = {}
     for module, (rows, columns) in sorted(linears.items()):
         if not lora.is_target(module):
+            # The endings of names decide, as in PEFT, so that one target stands for the module of every layer.
             continue
         if lora.rank > min(rows, columns):
             raise PolicyError(
@@ -151,6 +158,7 @@ def adapter_shapes(lora: LoraSpec, linears: Mapping[str, tuple[int, ...]]) -> di
                 "lower the rank"
             )
         shapes |= {module + DOWN: (lora.rank, columns), module + UP: (rows, lora.rank)}
+    # A target that matches nothing is a misspelling, which would train less than the founder meant.
     for target in lora.targets:
         if not any(module == target or module.endswith(f".{target}") for module in linears):
             ends = sorted({module.rpartition(".")[2] for module in linears})
@@ -194,6 +202,7 @@ def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
     Args:
         shapes: by PEFT's names, as `LoraModel.shapes`.
     """
+    # A fixed seed: all founders of a run with the same base get the same version 0.
     generator = torch.Generator().manual_seed(_SEED)
     adapters: dict[str, Tensor] = {}
     for name, shape in sorted(shapes.items()):
@@ -216,5 +225,6 @@ def merged_weights(base: Weights, adapters: Weights, scale: float) -> dict[str, 
         module = name.removesuffix(DOWN)
         down, up = adapters[name].to(torch.float32), adapters[module + UP].to(torch.float32)
         matrix = f"{module.removeprefix(PREFIX)}.weight"
+        # The order of base and product is that of the forward pass; the sum is rounded once, to the dtype of the base.
         weights[matrix] = (base[matrix].to(torch.float32) + up @ down * scale).to(base[matrix].dtype)
     return weights

@@ -31,6 +31,7 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
     Gradients flow to the states and to the weights, in their dtype.
     """
+    # float32 weights need no wider product.
     if weight.dtype == torch.float32:
         return functional.linear(hidden, weight, bias)
     logits: Tensor = _Float32Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight)  # type: ignore[no-untyped-call]
@@ -45,8 +46,10 @@ class _Float32Product(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
         """Compute the product."""
         ctx.save_for_backward(hidden, weight)
+        # The GPU's kernel takes BF16 factors and adds in float32.
         if weight.is_cuda:
             return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        # A CPU has no such product, so a piece of the weight at a time is widened.
         logits = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
         wide, rows = hidden.to(torch.float32), max(1, _CHUNK_ELEMENTS // weight.shape[1])
         for begin in range(0, len(weight), rows):
@@ -58,5 +61,6 @@ class _Float32Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute the gradients of the states and of the weight if it is trained, with products in their dtype."""
         hidden, weight = ctx.saved_tensors
+        # The gradient is rounded to the dtype of the weights, as that of any other linear layer.
         gradient = gradients[0].to(weight.dtype)
         return gradient @ weight, gradient.t() @ hidden if ctx.needs_input_grad[1] else None

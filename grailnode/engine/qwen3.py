@@ -48,8 +48,10 @@ class Qwen3Config:
         """Return the config of a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization); None for any
         other.
         """
+        # Newer configs have `rope_parameters`, older ones `rope_scaling` and `rope_theta` beside it.
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = rope.get("rope_theta", config.get("rope_theta", 0.0))
+        # Whatever this file does not compute makes the config another architecture, and transformers computes it.
         plain = (
             config.get("model_type") == "qwen3"
             and rope.get("rope_type", rope.get("type", "default")) == "default"
@@ -86,6 +88,7 @@ class KeyValueCache:
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append [B, C, S, E] keys and values, and return all of that layer."""
+        # torch.cat makes a new tensor, so another cache that shares the old rows does not see the new tokens.
         if layer in self._layers:
             old_keys, old_values = self._layers[layer]
             keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
@@ -103,12 +106,15 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Compute x / rms(x) * gain over the last dimension, the division in float32 at least."""
+    # The mean of squares and the division are in float32 even for BF16 weights, as in transformers; the gain is applied
+    # in the dtype of the weights.
     wide = x.to(_wide(x.dtype))
     return gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to [B, H, S, E] with cos, sin [B, 1, S, E]."""
+    # Dimension i turns together with i + E/2, as checkpoints of this family store them.
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
@@ -119,6 +125,7 @@ def _visible(mask: Tensor, new: int) -> Tensor:
 
     A pad attends to itself, because a softmax over no keys is NaN.
     """
+    # `new` tokens are the last columns; the keys of earlier columns lie in the cache.
     total = mask.shape[1]
     queries = torch.arange(total - new, total, device=mask.device)[:, None]
     keys = torch.arange(total, device=mask.device)[None, :]
@@ -131,6 +138,7 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     Scores and weights are float32 at least, as in fused kernels; only the result is rounded to the dtype of the values.
     """
     dtype, wide, shared = values.dtype, _wide(values.dtype), queries.shape[1] // keys.shape[1]
+    # Each key-value head serves a group of query heads.
     keys, values = (tensor.to(wide).repeat_interleave(shared, dim=1) for tensor in (keys, values))
     scores = queries.to(wide) @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
     mixed: Tensor = scores.masked_fill(~visible, -math.inf).softmax(dim=-1) @ values
@@ -161,12 +169,14 @@ class Qwen3:
         self._config = config
         self._recompute = recompute
         self._attention_kind = attention
+        # To the bit as in transformers: integers, converted to float32, divided by the size of a head.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
         self._frequencies = (1.0 / config.rope_theta**exponents).to(device)
         self._shapes = _shapes(config)
         self._adapters: dict[str, tuple[int, ...]] = {}
         self._adapter_scale = 0.0
         if lora is not None:
+            # Adapters are for the linear modules of layers; the embedding and the output projection have none.
             linears = {n.removesuffix(".weight"): s for n, s in self._shapes.items() if n.endswith("_proj.weight")}
             self._adapters, self._adapter_scale = adapter_shapes(lora, linears), lora.scale
             self._shapes |= self._adapters
@@ -193,10 +203,12 @@ class Qwen3:
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         config, new = self._config, ids.shape[1]
         x = look_up(weights, "model.embed_tokens.weight", ids)
+        # A token's position counts real tokens only, so that padding on the left does not move it.
         cosine, sine = self._rotations((mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:])
         rotation = cosine.to(x.dtype), sine.to(x.dtype)
         visible = _visible(mask, new)
         for layer in range(config.num_hidden_layers):
+            # One call for each layer, so that partial weights are gathered for a layer and freed behind it.
             arguments = weights, layer, x, rotation, visible, cache
             if self._recompute and torch.is_grad_enabled():
                 # The forward pass keeps what enters a layer, and the backward pass computes the layer once more.
@@ -208,6 +220,7 @@ class Qwen3:
     # The operations that exact arithmetic replaces (exact_qwen3.py).
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        # Angles in float32: BF16 has too few digits for positions beyond 256.
         """Return cosine and sine [B, 1, S, E] for positions [B, S]."""
         angles = positions[:, None, :, None].to(torch.float32) * self._frequencies
         angles = torch.cat([angles, angles], dim=-1)
@@ -239,6 +252,7 @@ class Qwen3:
     ) -> Tensor:
         """Compute a layer: [B, S, D] from [B, S, D]."""
         prefix = f"model.layers.{layer}."
+        # x + attention(norm(x)), then x + mlp(norm(x)): the residual stream x itself is never normed before the end.
         normed = self._norm(x, weights[prefix + "input_layernorm.weight"])
         x = x + self._attention(weights, layer, normed, rotation, visible, cache)
         normed = self._norm(x, weights[prefix + "post_attention_layernorm.weight"])
@@ -269,16 +283,19 @@ class Qwen3:
         def heads(name: str) -> Tensor:
             return self._linear(weights, f"{prefix}{name}_proj", x).view(B, S, -1, config.head_dim)
 
+        # Qwen3 norms each head's queries and keys, before the rotation.
         queries = self._norm(heads("q"), weights[prefix + "q_norm.weight"]).transpose(1, 2)
         keys = self._norm(heads("k"), weights[prefix + "k_norm.weight"]).transpose(1, 2)
         values = heads("v").transpose(1, 2)
         queries, keys = _rotate(queries, *rotation), _rotate(keys, *rotation)
+        # What is cached is rotated already, since a token's position does not change.
         if cache is not None:
             keys, values = cache.extend(layer, keys, values)
         mixed = self._attend(queries, keys, values, visible)
         return self._linear(weights, prefix + "o_proj", mixed.transpose(1, 2).reshape(B, S, -1))
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
+        # Tied weights: the table of the vocabulary is also the output projection.
         name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
         return project_by(weights, name, hidden)
 

@@ -99,6 +99,7 @@ class TorchEngine:
     @property
     def takes_patches(self) -> bool:
         is_quantized = self._serving is not None and self._serving.is_quantized
+        # On a CPU, BF16 weights are served as they are: there a whole version costs no copy, and a patch saves nothing.
         return not is_quantized and (self._device.type != "cpu" or self._dtype != torch.bfloat16)
 
     @property
@@ -111,6 +112,7 @@ class TorchEngine:
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy beside the one that is served."""
+        # The scales of codes are no tensors of the model; `dequantize` takes them together with their codes.
         check_fit(self._model, {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)})
         is_quantized = any(map(is_code, weights.values()))
         self._staged = _Policy(version, await self._compute(self._convert, weights), is_quantized)
@@ -122,6 +124,7 @@ class TorchEngine:
             EngineError: the patch is for other weights, or does not lead to those of the manifest.
         """
         policy = self._policy()
+        # If the patch is refused, nothing is staged: a later commit must not serve an older stage.
         self._staged = None
         try:
             weights = await self._compute(self._patched, policy, patch, manifest.weights)
@@ -137,6 +140,7 @@ class TorchEngine:
         """
         if self._staged is None:
             raise EngineError("nothing is staged")
+        # A call that is under way keeps its own policy, so the swap is one assignment and no call sees two versions.
         old = [self._serving]
         self._serving, self._staged = self._staged, None
         await self._compute(old.clear)  # to give memory back takes long on an event loop
@@ -154,6 +158,7 @@ class TorchEngine:
         policy = self._policy()
         self._check_ids([*prompts, *completions])
         results: list[Forward] = []
+        # Neighbours with the same prompt stay in one batch, so that the prompt is computed once for all of them.
         for batch in _runs(prompts, completions, self._max_batch_tokens):
             results += await self._compute(self._prefill, policy, prompts[batch], completions[batch])
         return results
@@ -164,8 +169,11 @@ class TorchEngine:
         policy = self._policy()
         self._check_ids(prompts)
         results: list[Generation | None] = [None] * len(prompts)
+        # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
+        # memory.
         lengths = [len(prompt) + params.max_tokens for prompt in prompts]
         for batch in split(lengths, self._max_batch_tokens):
+            # `split` sorts by length, so seeds and results are carried by index.
             own_seeds = None if seeds is None else [seeds[i] for i in batch]
             generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_seeds, params)
             for index, generation in zip(batch, generations, strict=True):
@@ -188,10 +196,13 @@ class TorchEngine:
 
     def _patched(self, policy: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
         """Return the weights of a patch's version in the dtype of the engine."""
+        # The patch is for BF16 bits. A float32 copy has them in its upper half, so the old version needs no copy of its
+        # own.
         before = {name: _bf16_bits(tensor.cpu()) for name, tensor in policy.weights.items()}
         after = apply_with_digests(before, patch)
         if weights_digest(after.digests, after.weights) != digest:
             raise PatchError("the patch does not lead to the weights that the trainer signed")
+        # Tensors that the patch does not touch are shared with the version that still serves.
         changed = {name: tensor for name, tensor in after.weights.items() if tensor is not before[name]}
         return policy.weights | self._convert(changed)
 
@@ -209,25 +220,32 @@ class TorchEngine:
     @torch.inference_mode()
     def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         """Compute each prompt once, then its completions in a batch."""
+        # 1. All distinct prompts in one pass, padded on the left: the last state of each row predicts the first token.
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         ids, mask = _left_padded(list(distinct), self._device)
         shared = self._model.cache()
         last = self._model.hidden(policy.weights, ids, mask, shared)[:, -1]
+        # 2. One place in `states` for each completion token, completions one after the other.
         owners = torch.tensor([distinct[prompt] for prompt in prompts], device=self._device)
         lengths = torch.tensor([len(completion) for completion in completions], device=self._device)
         begins = lengths.cumsum(0) - lengths
         states = last.new_empty(int(lengths.sum()), last.shape[1])
         states[begins[lengths > 0]] = last[owners[lengths > 0]]  # the prompt's last state predicts the first token
+        # 3. The completions in batches of similar length, each against its prompt's keys and values. The last token of
+        # a completion is never an input, because nothing is drawn after it.
         for batch in split([mask.shape[1] + len(completion) for completion in completions], self._max_batch_tokens):
             rows, visible, cache = batch, mask[owners[batch]], shared.select(owners[batch])
             for ended_rows, begin, end in _passes([len(completions[row]) - 1 for row in batch]):
+                # Rows are sorted by length, so those that have ended are the first ones, and the cache drops them.
                 if ended_rows:
                     rows, visible = rows[ended_rows:], visible[ended_rows:]
                     cache = cache.select(torch.arange(ended_rows, ended_rows + len(rows), device=self._device))
+                # A row that is shorter than this pass gets pads at its end, which no real token can see.
                 inputs = [completions[row][:-1][begin:end] for row in rows]
                 ids, own = _right_padded(inputs, end - begin, self._device)
                 visible = torch.cat([visible, own], dim=1)
                 computed = self._model.hidden(policy.weights, ids, visible, cache)
+                # State number t comes from the input token t, and token t + 1 is drawn from it.
                 places = begins[rows][:, None] + torch.arange(begin + 1, end + 1, device=self._device)
                 states[places[own]] = computed[own]
         hidden = states.to("cpu", torch.float32).split(lengths.tolist())  # type: ignore[no-untyped-call]
@@ -243,23 +261,29 @@ class TorchEngine:
         self, policy: _Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
     ) -> list[Generation]:
         """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
+        # Prompts end at the same column, so that each step appends one column for all rows.
         ids, mask = _left_padded(prompts, self._device)
         cache = self._model.cache()
         stops = torch.tensor(params.stops, device=self._device)
         words = None if seeds is None else seed_words(seeds, self._device)
+        # Rows that have ended leave the batch; `rows` says which completion each remaining row is.
         active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
         tokens: list[list[int]] = [[] for _ in prompts]
         states: list[list[Tensor]] = [[] for _ in prompts]
         log_probs: list[list[float]] = [[] for _ in prompts]
+        # One step draws one token for each row: states, logits, choice, and then the next inputs.
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
             next_tokens, likely = self._choose(logits, active.seeds, position, params)
+            # The state from which a token is drawn is what a sketch commits to, in float32 whatever the dtype of the
+            # engine.
             on_host = hidden.to(torch.float32).cpu()
             for place, (row, token) in enumerate(zip(active.rows.tolist(), next_tokens.tolist(), strict=True)):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
                 log_probs[row].append(float(likely[place]))
+            # A stop token belongs to its completion; only what follows it is not drawn.
             going = (~torch.isin(next_tokens, stops)).nonzero().squeeze(1)
             if not len(going):
                 break
@@ -270,6 +294,7 @@ class TorchEngine:
                     None if active.seeds is None else active.seeds[going],
                 )
                 cache = cache.select(going)
+            # Each drawn token becomes a real one that later tokens attend to.
             active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
             ids = next_tokens[going, None]
         return [
@@ -283,6 +308,7 @@ class TorchEngine:
         if seeds is None:
             tokens = logits.argmax(dim=-1)
             return tokens, log_probabilities(logits, tokens, params.temperature, params.filters).cpu()
+        # Noise depends on seed and position alone, so a row draws the same token in any batch.
         positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
         tokens, likely = choose_with_log_probabilities(logits, seeds, positions, params.temperature, params.filters)
         return tokens, likely.cpu()
@@ -310,9 +336,12 @@ def _runs(prompts: Sequence[Tokens], completions: Sequence[Tokens], max_tokens: 
 
     A prompt counts once in a run, padded to the longest prompt.
     """
+    # `distinct * width` is the padded size of the prompts, which are computed once each; completions are not padded
+    # across a run.
     begin = distinct = width = tokens = 0
     for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         new = place == begin or prompt != prompts[place - 1]
+        # The next sequence would exceed the limit: end the run before it, unless the run is empty.
         if place > begin and (distinct + new) * max(width, len(prompt)) + tokens + len(completion) > max_tokens:
             yield slice(begin, place)
             begin, distinct, width, tokens, new = place, 0, 0, 0, True
@@ -333,9 +362,12 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """
     first_row = begin = 0
     while first_row < len(lengths):
+        # Rows are sorted, so those that ended at `begin` are a prefix of the rest.
         ended_rows = sum(length <= begin for length in lengths[first_row:])
         first_row += ended_rows
         if first_row < len(lengths):
+            # A pass is the narrower, the more rows it has. It is cut so that the shortest row ends together with a
+            # pass, and is then dropped.
             most, shortest = max(1, _PASS_TOKENS // (len(lengths) - first_row)), lengths[first_row] - begin
             parts = round(shortest / most)
             end = min(begin + (math.ceil(shortest / parts) if parts else most), lengths[-1])

@@ -48,6 +48,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        # Versions of an earlier process are worth nothing: the follower brings the newest one again.
         for path in (*directory.glob("weights-*"), *directory.glob("patch-*")):
             path.unlink()
         self._directory = directory
@@ -87,6 +88,7 @@ class Checkpoints:
         """Note that the staged version serves; a checkpoint makes what lies before it superfluous."""
         assert self._staged is not None
         step, self._staged = self._staged, None
+        # A patch needs its predecessors for a restart, a checkpoint needs none.
         if step.command == "stage_weights":
             for old in self._steps:
                 old.path.unlink(missing_ok=True)
@@ -99,6 +101,7 @@ class Checkpoints:
             return
         last = self._steps[-1]
         path = self._path("weights", last.version)
+        # The new file is complete before the old ones go, so a restart always finds a way to the version.
         _write_patched(path, self._steps[0].path, [step.path.read_bytes() for step in self._steps[1:]])
         for old in self._steps:
             old.path.unlink()
@@ -109,6 +112,7 @@ class Checkpoints:
         return tuple(self._steps)
 
     def _path(self, kind: str, version: int) -> Path:
+        # The number keeps the name apart from that of the same version staged before.
         self._number += 1
         return self._directory / f"{kind}-{version}-{self._number}"
 
@@ -124,6 +128,8 @@ def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> No
 
         def patched(name: str) -> Tensor:
             tensor: Tensor = file.get_tensor(name)
+            # The patches of one tensor are applied one after the other, in memory; a tensor that no patch changes is
+            # copied.
             for rows in frames:
                 row, frame = rows[name]
                 tensor = tensor if row.mode == Mode.UNCHANGED else apply_frame(tensor, row, frame)[0]
@@ -148,6 +154,7 @@ def _write_tensors(path: Path, like: Weights, read: Callable[[str], Tensor]) -> 
         }
         offset += tensor.nbytes
     text = json.dumps(table).encode()
+    # Padded, so that the tensors are aligned and can be mapped.
     text += b" " * (-len(text) % _ALIGNMENT)
     with path.open("wb") as output:
         output.write(struct.pack("<Q", len(text)) + text)

@@ -55,11 +55,13 @@ def completion_body(call: GenerationCall) -> dict[str, object]:
 
 
 def prefill_body(call: PrefillCall) -> dict[str, object]:
+    # The prompt is computed together with the completion, in one request.
     """Return the body of a request that computes the states of a completion; the one token that it samples is dropped.
 
     The cache of prefixes must not be read, because the states of cached tokens are not computed again.
     """
     sampling = {"max_tokens": 1, "ignore_eos": True, "skip_reading_prefix_cache": True}
+    # The last token is no input: nothing is drawn after it.
     tokens = call.prompt + call.completion[:-1]
     return _body(tokens, sampling, {"id": call.request, "begin": len(call.prompt) - 1})
 
@@ -77,18 +79,23 @@ def collect(
     Raises:
         BrokenEngineError: nothing was recorded, the tokens differ, or they are not all of the version.
     """
+    # The order of these checks does not matter; each alone makes the answer worthless.
     if record is None:
         raise BrokenEngineError("vLLM answered a request that its worker has no record of")
+    # One version drew all tokens, and it is the one that the caller uses.
     if record["versions"] != [str(version)]:
         versions = ", ".join(record["versions"])
         raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
     prefill = isinstance(call, PrefillCall)
     recorded = list(call.completion) if isinstance(call, PrefillCall) else record["tokens"]
+    # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
     if not prefill and recorded != tokens:
         raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
     states = base64.b64decode(record["states"])
+    # A bytearray, because torch refuses memory that cannot be written.
     flat = torch.frombuffer(bytearray(states), dtype=torch.float32) if states else torch.empty(0)
     expected = prefill or (isinstance(call, GenerationCall) and call.states)
+    # Whole rows of states, and none where none were asked for.
     if not recorded or len(flat) % len(recorded) or bool(len(flat)) != expected:
         raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
     likely = () if prefill else tuple(record["log_probabilities"])

@@ -44,6 +44,8 @@ class ServerLauncher:
     def server_id(self) -> int | None:
         """The id of the server's first process, which is that of its group; None if it does not run."""
         if self._server is not None and self.process_id is not None:
+            # The launcher says "ended" when its server has; reading must not wait, because callers are on the event
+            # loop.
             os.set_blocking(self._pipe("stdout").fileno(), False)
             with suppress(BlockingIOError):
                 self._answers += os.read(self._pipe("stdout").fileno(), 1024)
@@ -57,6 +59,7 @@ class ServerLauncher:
         Raises:
             EngineError: the launcher ended before it answered.
         """
+        # A launcher that was stopped (SIGSTOP) never answers, so it is given up after a while and replaced.
         if self.process_id is not None and self._has_forked:
             with trio.move_on_after(_PATIENCE_SECONDS):
                 if await self._ask(flags):
@@ -70,12 +73,14 @@ class ServerLauncher:
         """End all processes of the server, however they are; the launcher stays."""
         server, self._server = self._server, None
         if server is not None:
+            # The whole group, so that workers of a server whose first process is gone end too.
             with suppress(ProcessLookupError):  # all of them have ended
                 os.killpg(server, signal.SIGKILL)
 
     def close(self) -> None:
         """End the server and the launcher."""
         self.kill_server()
+        # Answers of the old launcher must not be taken for those of the next one.
         process, self._process = self._process, None
         self._has_forked, self._answers = False, b""
         if process is not None:

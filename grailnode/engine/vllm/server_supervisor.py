@@ -66,6 +66,7 @@ class ServerSupervisor:
 
     async def connected(self) -> VllmClient:
         """Return the client of a server that runs and has our weights; start it if there is none."""
+        # Several calls may find the server gone at once; the first one starts it.
         async with self._connecting:
             await self._connect()
             assert self._client is not None
@@ -90,16 +91,19 @@ class ServerSupervisor:
             failing_client: the client that failed; nothing is done if another call has replaced it meanwhile.
         """
         async with self._connecting:
+            # Another call has restarted it already.
             if failing_client is not self._client:
                 return
             self._report("engine-restarted", error=str(cause).splitlines()[0][:300])
             start = trio.current_time()
+            # Stopping comes before connecting: two servers would share the GPU's memory.
             await self._disconnect()
             version = await self._connect()
             self._report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
 
     async def watch(self, client: VllmClient) -> None:
         """Ask for a sign of life for ever; a health check would not do, because it asks no worker."""
+        # A call through the worker, which fails if the worker hangs although the HTTP server answers.
         while True:
             await trio.sleep(_SIGN_OF_LIFE_SECONDS)
             await client.call("ping", self._limits.hang)
@@ -115,6 +119,7 @@ class ServerSupervisor:
             return None
         await self._server.start()
         client = VllmClient(self._server, control_seconds=self._limits.control, connections=self._limits.connections)
+        # A server that cannot be made ready is stopped, so that the next attempt starts a fresh one.
         async with AsyncExitStack() as until_ready:
             until_ready.push_async_callback(client.close)
             try:
@@ -128,9 +133,12 @@ class ServerSupervisor:
 
     async def _make_ready(self, client: VllmClient) -> int | None:
         """Check a server that has started, find the places of the tensors, and bring the weights into them."""
+        # 1. Every rank is what the node needs, or the server is refused with the reason.
         for description in await _describe(client):
             check_description(description, self._dtype)
+        # 2. The places of the tensors are found before any weights arrive.
         await client.call("map", shapes=self._shapes)
+        # 3. The version that serves is brought back, and verified.
         return await self._restore(client)
 
     async def _disconnect(self) -> None:

@@ -80,11 +80,13 @@ class VllmClient:
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = await self._post(self._control, "/collective_rpc", body, seconds)
         results = answer.get("results") if isinstance(answer, dict) else None
+        # A server without our extension may answer 200 with anything.
         if not isinstance(results, list) or not results or not all(map(_is_result, results)):
             raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
         errors = [result for result in results if "error" in result]
         if errors:
             poisoned = any(error.get("kind") == "PoisonedError" for error in errors)
+            # Ranks may find different tensors; the operator needs all of them.
             tensors = {str(name) for error in errors for name in error.get("tensors", ())}
             raise RefusedCommandError(str(errors[0]["error"]), poisoned=poisoned, tensors=tuple(sorted(tensors)))
         return [result["value"] for result in results]
@@ -104,6 +106,7 @@ class VllmClient:
             return str(path)
         first = True
         with path.open("rb") as file:
+            # An empty file is sent too: the first chunk also makes the file.
             while (chunk := file.read(_CHUNK_BYTES)) or first:
                 data = base64.b64encode(chunk).decode()
                 await self.call("upload", name=path.name, data=data, first=first)
@@ -133,6 +136,8 @@ class VllmClient:
         for attempt in range(_ATTEMPTS):
             try:
                 response = await client.post(path, json=body, timeout=timeout)
+                # A timeout is not tried again, because the request may be under way. A closed connection is: a request
+                # of the same id replaces its record.
                 break
             except httpx.TimeoutException as error:
                 raise BrokenEngineError(f"vLLM did not answer {path} in time") from error

@@ -17,11 +17,14 @@ def install(runner: Any) -> str:
     model = runner.get_model()
     compute_logits = model.compute_logits
 
+    # The states from which tokens are drawn are the argument of the output projection, in the order of the rows of
+    # logits.
     def recording_compute_logits(hidden_states: Any, *arguments: Any, **keywords: Any) -> Any:
         records.sampled_states = hidden_states
         return compute_logits(hidden_states, *arguments, **keywords)
 
     model.compute_logits = recording_compute_logits
+    # The two runners keep a batch differently, so each has its own tap for prefills.
     if hasattr(runner, "_model_forward"):
         _tap_v1(runner)
         return "v1"
@@ -36,6 +39,7 @@ def _tap_v1(runner: Any) -> None:
 
     def recording_forward(*arguments: Any, **keywords: Any) -> Any:
         output = forward(*arguments, **keywords)
+        # Rows whose token is drawn have no `begin`; their states come from the output projection above.
         prefills = [(row, item.arguments) for row, item in rows.items() if item.arguments.begin is not None]
         if prefills and isinstance(output, torch.Tensor):
             starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
@@ -50,6 +54,7 @@ def _tap_v2(runner: Any) -> None:
 
     sample = runner.sample
 
+    # V2 gives the states of all tokens to its sampler, before it takes those that are sampled.
     def recording_sample(hidden_states: Any, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
         in_batch = ((row, slots.get(slot)) for row, slot in enumerate(input_batch.idx_mapping_np.tolist()))
         prefills = [(row, item) for row, item in in_batch if item is not None and item.begin is not None]
@@ -69,8 +74,12 @@ def _record(states: torch.Tensor, prefills: Iterable[tuple[int, RequestArguments
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
     """
     for row, arguments in prefills:
+        # `position` is where this pass begins in the request, counted in tokens; earlier passes computed what lies
+        # before it.
         begin, end, position = int(starts[row]), int(starts[row + 1]), int(computed[row])
         skipped = max(0, (arguments.begin or 0) - position)
+        # The prompt's states before `begin` are not needed, and may cover the whole pass.
         if skipped < end - begin:
+            # A copy, because vLLM reuses the memory of a pass.
             part = states[begin + skipped : end].clone()
             records.record(arguments.request).prefill[position + skipped] = (records.version, part)

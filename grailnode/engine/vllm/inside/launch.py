@@ -26,6 +26,7 @@ def main() -> None:
     """Fork servers until standard input ends."""
     die_with_parent()
     _preload_threads()
+    # Standard output carries the answers to the node, so vLLM's own output goes elsewhere.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's output goes to the log
     _import()
@@ -34,6 +35,7 @@ def main() -> None:
         if not process:
             answers.close()
             _serve(json.loads(line))
+        # One server at a time: the node asks for another one when this one has ended.
         print(process, file=answers, flush=True)
         os.waitpid(process, 0)
         print("ended", file=answers, flush=True)
@@ -62,6 +64,7 @@ def _import() -> None:
 
 def _serve(flags: list[str]) -> None:
     """Be a server, in a process that was forked; does not return."""
+    # A process group of its own, so that the node can kill the server with all its workers.
     os.setsid()
     die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -73,6 +76,7 @@ def _serve(flags: list[str]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        # Without the handlers of the launcher, from which this process was forked.
         os._exit(1)
 
 

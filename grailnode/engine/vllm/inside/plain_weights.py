@@ -20,6 +20,8 @@ def keep_plain_weights() -> None:
     from vllm import _custom_ops  # noqa: PLC0415 - only where it is a CPU
     from vllm.model_executor.layers import utils  # noqa: PLC0415
 
+    # oneDNN and the SGL kernels keep a copy of a matrix in a layout of their own, which a patch in place would not
+    # reach.
     _custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
     _keep_plain_experts()
@@ -31,6 +33,7 @@ def _keep_plain_experts() -> None:
     except ImportError:
         return
     experts = cpu_moe.CPUUnquantizedExperts
+    # The layer's own tensors stay as the loader made them, and `_compute_experts` reads them.
     experts.process_weights_after_loading = lambda self, layer: None
     experts._supports_grouped_gemm = classmethod(lambda cls, config: (True, None))
     experts.apply = _compute_experts
@@ -60,7 +63,9 @@ def _compute_experts(
         raise NotImplementedError(f"experts with activation {activation.value} or biases, on a CPU")
     skip_weights = keywords.get("apply_router_weight_on_input", arguments[-1] if arguments else False)
     output.zero_()
+    # In order of their number, so that the sums of a token's experts do not depend on the batch.
     for expert in sorted(set(topk_ids.flatten().tolist())):
+        # For each of the expert's tokens: the token's row, and which of its K choices the expert is.
         rows, places = (topk_ids == expert).nonzero(as_tuple=True)
         gate, up = functional.linear(hidden_states[rows], w1[expert]).chunk(2, dim=-1)
         result = functional.linear(functional.silu(gate) * up, w2[expert])

@@ -25,6 +25,7 @@ def register() -> None:
 
 def guard() -> None:
     """Have this process of vLLM, and those that it forks, end with their parents (an entry point, too)."""
+    # The kernel forgets the death signal at a fork, so each child asks for it anew.
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
     if os.environ.get(_METHOD) == "fork":
@@ -40,6 +41,7 @@ def _keep_forking() -> None:
     platform = type(current_platform)
     update = platform.check_and_update_config
 
+    # vLLM decides on the method when it checks its configuration, so the choice is corrected after that.
     def update_and_fork(vllm_config: Any) -> None:
         update(vllm_config)
         os.environ[_METHOD] = "fork"

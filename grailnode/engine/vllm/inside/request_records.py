@@ -57,6 +57,8 @@ class RequestArguments:
         values = (extra or {}).get(ARGUMENT)
         if values is None:
             return None
+        # A request comes from this machine's node, but a wrong one must end as one refused request, not as a worker
+        # that fails.
         if not isinstance(values, Mapping) or not isinstance(values.get("id"), str):
             raise ValueError(f"{ARGUMENT}: an object with an id is needed")
         if unknown := values.keys() - _KEYS:
@@ -83,6 +85,8 @@ def validate(sampling_params: Any) -> None:
     """
     if RequestArguments.parse(sampling_params.extra_args) is None:
         return
+    # vLLM takes the largest logit at temperature 0. Our token has the largest one (row_sampling.py), so vLLM adds no
+    # noise of its own.
     if sampling_params.temperature != 0:
         raise ValueError(f"a request with {ARGUMENT} needs temperature 0: the noise is in the logits")
     penalties = (sampling_params.presence_penalty, sampling_params.frequency_penalty)
@@ -119,17 +123,21 @@ class Record:
 
     def write(self, position: int, step: Step, row: int) -> None:
         """Record the token at a position of the completion, in place of any later ones."""
+        # A request that vLLM preempted begins again at an earlier position; what was drawn after it is void.
         del self.tokens[position:]
         self.tokens.append((step, row))
 
     def collect(self) -> dict[str, Any]:
         """Return the record on the host: versions, tokens, log-probabilities, and states float32 [T, D]."""
         if self.prefill:
+            # A long prefill comes in pieces, maybe out of order.
             parts = [self.prefill[position] for position in sorted(self.prefill)]
             states = torch.cat([part for _, part in parts])
             return {"versions": sorted({str(version) for version, _ in parts}), "states": _on_host(states)}
         states = torch.stack([step.states[row] for step, row in self.tokens])
         return {
+            # All versions that drew a token. More than one means that a commit fell into the completion, and the node
+            # throws it away.
             "versions": sorted({str(step.version) for step, _ in self.tokens}),
             "tokens": [int(step.tokens[row]) for step, row in self.tokens],
             "log_probabilities": [float(step.log_probabilities[row]) for step, row in self.tokens],
@@ -153,12 +161,14 @@ class RequestRecords:
         """Return the record of a request; a new one if there is none."""
         if request not in self._records:
             self._records[request] = Record()
+            # A request that its node abandoned would stay for ever.
             while len(self._records) > _MAX_RECORDS:
                 self._records.popitem(last=False)
         return self._records[request]
 
     def take(self, request: str) -> dict[str, Any] | None:
         """Return a finished request's record and forget it; None if nothing was recorded."""
+        # Taken once: a second answer with the same id is a fault.
         record = self._records.pop(request, None)
         return None if record is None or not (record.tokens or record.prefill) else record.collect()
 

@@ -41,18 +41,22 @@ def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) ->
         return logits
     if states is None or len(states) != len(logits):
         raise RuntimeError("no hidden states of this step: the worker extension of grailnode is not loaded")
+    # Rows with the same settings are drawn by one call of the kernel.
     groups: dict[tuple[object, ...], list[SampledRow]] = {}
     for row in rows:
         arguments = row.arguments
         kind = arguments.seed is None, arguments.temperature, arguments.filters, arguments.states
         groups.setdefault(kind, []).append(row)
     for group in groups.values():
+        # The usual case is a batch of one kind, which needs no copy of the logits.
         whole = len(group) == len(logits) and all(item.row == place for place, item in enumerate(group))
         index = torch.tensor([item.row for item in group], device=logits.device)
         tokens, log_probabilities = _draw_group(logits if whole else logits[index], group)
         drawn_from = states if group[0].arguments.states else states[:, :0]
+        # Cloned, because the next step of the model writes into the same memory.
         recorded = drawn_from.clone() if whole else drawn_from[index]
         step = Step(records.version, recorded, tokens, log_probabilities)
+        # vLLM now takes the largest logit, which is that of our token.
         logits[index, tokens] = torch.inf
         for place, item in enumerate(group):
             records.record(item.arguments.request).write(item.position, step, place)
@@ -62,6 +66,7 @@ def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) ->
 def _draw_group(logits: Tensor, group: Sequence[SampledRow]) -> tuple[Tensor, Tensor]:
     """Draw the tokens of rows with the same temperature and filters: int64 [B] and float32 [B]."""
     arguments = group[0].arguments
+    # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
     logits = logits.to(torch.float32)
     if arguments.seed is None:
         return greedy_with_log_probabilities(logits)

@@ -58,14 +58,17 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         """Follow the changes of vLLM's batch: rows removed, added and moved, in this order."""
         if batch_update is None:
             return
+        # vLLM's order: removals, then additions, which may reuse a row, then moves.
         for row in batch_update.removed:
             rows.pop(row, None)
         for row, params, _, generated in batch_update.added:
             arguments = RequestArguments.parse(params.extra_args)
+            # The row may have belonged to a request of ours before.
             rows.pop(row, None)
             if arguments is not None:
                 rows[row] = BatchRow(arguments, generated)
         for source, target, direction in batch_update.moved:
+            # Both rows are taken out before either is put back, so that a swap loses none.
             source_row, target_row = rows.pop(source, None), rows.pop(target, None)
             if source_row is not None:
                 rows[target] = source_row
@@ -78,6 +81,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         Args:
             logits: float32 [B, V]; changed in place.
         """
+        # `generated` is vLLM's own list, so its length is the position of the token that is drawn now.
         sampled = [
             SampledRow(row, len(item.generated), item.arguments)
             for row, item in sorted(rows.items())

@@ -37,6 +37,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take a request into its slot; return whether it is ours."""
         arguments = RequestArguments.parse(sampling_params.extra_args)
+        # vLLM reuses slots, and does not say when a request leaves one.
         slots.pop(req_idx, None)
         if arguments is not None:
             slots[req_idx] = arguments
@@ -53,6 +54,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
             arguments = slots.get(slot)
             if arguments is not None and arguments.begin is None:
+                # V2 has no list of generated tokens: the position follows from the lengths of sequence and prompt.
                 position = int(ctx.seq_lens_upper_bound_np[row]) - int(self._prompt_lengths.np[slot])
                 sampled.append(SampledRow(row, max(0, position), arguments))
         return draw(logits, sampled, records)

@@ -220,7 +220,7 @@ class ServedWeights:
             if staged.tensors:
                 # A whole checkpoint overwrites what an undo would need, so only single elements can be taken back.
                 raise PoisonedError("whole tensors cannot be undone")
-            # In reverse order, as changes of one parameter may overlap between tensors that share it.
+            # In reverse order: where two changes touch one element, its oldest value comes back last.
             for change in reversed(swapped):
                 change.undo()
         except Exception as second:
@@ -264,7 +264,7 @@ def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list
 
 def _change(piece: Piece, indices: Tensor, values: Tensor) -> ElementChange:
     inside, places = piece.locate(indices)
-    # Half the memory of int64, where the storage is small enough; GPUs index by int64 alone.
+    # Half the memory of int64, where the storage is small enough; on a GPU they stay int64.
     kind = torch.int32 if piece.target.numel() < 1 << 31 else torch.int64
     own = widen(values[inside], piece.target.dtype)
     device = piece.target.device

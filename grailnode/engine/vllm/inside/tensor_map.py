@@ -181,8 +181,6 @@ def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
     tensors = dict(_unread_tensors(shapes))
     sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
-    # inference_mode(False): views of parameters made in inference mode do not reach the dispatch mode with their
-    # storage.
     with torch.inference_mode(False), torch.no_grad(), _Recorder(sources, model) as recorder:
         try:
             model.load_weights(iter(tensors.items()))  # type: ignore[operator]

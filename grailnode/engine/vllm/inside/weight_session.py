@@ -114,7 +114,7 @@ class WeightSession:
 
     def _head_dtype(self) -> str:
         """Return the dtype of the logits: as the model's layer says, or else the model's."""
-        # vLLM's layers of the output projection know their dtype only where it was overridden.
+        # Only an output projection whose dtype was overridden has a `head_dtype`.
         dtypes = (getattr(layer, "head_dtype", None) for layer in self._runner.get_model().modules())
         dtype = next(filter(None, dtypes), self._worker.vllm_config.model_config.dtype)
         return str(dtype).removeprefix("torch.")
