@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.vectors import build, regenerate
+from tests.vectors import build, examples, regenerate
 from tests.vectors.pseudogradient import generate
 
 
@@ -13,6 +13,10 @@ def test_the_code_generates_the_vectors() -> None:
 
 def test_the_code_generates_the_vectors_of_contributions() -> None:
     assert {path.name: path.read_text(encoding="utf-8") for path in generate.HERE.glob("*.json")} == generate.texts()
+
+
+def test_the_code_generates_the_examples_of_the_specification() -> None:
+    assert examples.PAGE.read_text(encoding="utf-8") == examples.text()
 
 
 @pytest.mark.parametrize(
