@@ -1,4 +1,4 @@
-"""Statistics of a patch, and a lower bound on its size (docs/spec/patch.md, section 7)."""
+"""Statistics of a patch, and a lower bound on its size (docs/spec/patch.md, section 6)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
