@@ -64,7 +64,7 @@ def test_a_table_has_no_field_that_the_record_lacks(record: type[Record]) -> Non
 
 @pytest.mark.parametrize("record", SPECIFIED, ids=lambda record: record.__name__)
 def test_a_record_has_an_example_in_the_specification(record: type[Record]) -> None:
-    assert re.search(rf"^{record.kind}: \d+ bytes", PAGES["examples"], re.MULTILINE)
+    assert re.search(rf"^{record.kind} \d+ [0-9a-f]{{64}}$", PAGES["examples"], re.MULTILINE)
 
 
 def test_kinds_are_unique() -> None:

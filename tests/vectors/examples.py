@@ -40,9 +40,9 @@ envelope {envelope}
 
 ## Every kind
 
-Each example has the kind, the number of bytes, their SHA-256, the fields as JSON (`h'..'` are bytes, `<kind>` is a
-record of that kind, `<kind>*3` an array of three), and the bytes. Where `..` stands, bytes are left out;
-`encoding.json` in `tests/vectors/` has all bytes of these records or of records that contain them.
+Each example has the kind, the number of bytes, their SHA-256, the fields as JSON (bytes in hex, `<kind>` for a record
+of that kind, `<kind>*3` for an array of three), and the bytes. Where `..` stands, bytes are left out; `encoding.json`
+in `tests/vectors/` has all bytes of these records or of records that contain them.
 
 ```
 {records}
@@ -55,15 +55,15 @@ def shown(data: bytes, first: int, last: int, longest: int) -> str:
     return data.hex() if len(data) <= longest else f"{data[:first].hex()}..{data[-last:].hex()}"
 
 
-def field(value: Any) -> str:
-    """Return the value of a field as text."""
+def plain(value: Any) -> Any:
+    """Return the value of a field in JSON's types."""
     if isinstance(value, Record):
         return f"<{value.kind}>"
     if isinstance(value, bytes):
-        return f"h'{shown(value, 3, 1, 12)}'"
+        return shown(value, 3, 1, 12)
     if isinstance(value, tuple) and value and isinstance(value[0], Record):
         return f"<{value[0].kind}>*{len(value)}"
-    return f"[{','.join(map(field, value))}]" if isinstance(value, tuple) else json.dumps(value)
+    return list(map(plain, value)) if isinstance(value, tuple) else value
 
 
 def records() -> dict[str, Record]:
@@ -87,8 +87,9 @@ def records() -> dict[str, Record]:
 def example(record: Record) -> str:
     """Return the lines of one record."""
     data = record.to_bytes()
-    fields = " ".join(f"{name}={field(getattr(record, name))}" for name in sorted(type(record).model_fields))
-    return f"{record.kind}: {len(data)} bytes, {content_digest(data).hex()}\n  {fields}\n  {shown(data, 32, 8, 160)}"
+    fields = {name: plain(getattr(record, name)) for name in sorted(type(record).model_fields)}
+    lines = (json.dumps(fields, separators=(",", ":")), shown(data, 32, 8, 160))
+    return "\n  ".join((f"{record.kind} {len(data)} {content_digest(data).hex()}", *lines))
 
 
 def text() -> str:
