@@ -43,7 +43,6 @@ def main() -> None:
     _add_trial_options(command, seeds=5)
     command.add_argument("--local-steps", default="8,4,16", help="values of H, in the order in which they are run")
     command.add_argument("--methods", default=",".join(METHODS), help="methods to compare")
-    command.add_argument("--policy", default="small", choices=("small", "demo"), help="policy that is trained")
     command = commands.add_parser("poisoned")
     _add_trial_options(command, seeds=2)
     command.add_argument("--methods", default="grid", help="methods that sites use")
@@ -85,7 +84,7 @@ def main() -> None:
         projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":
         steps = [int(number) for number in arguments.local_steps.split(",")]
-        learning(_results(arguments), arguments.seeds, steps, arguments.methods.split(","), arguments.policy)
+        learning(_results(arguments), arguments.seeds, steps, arguments.methods.split(","))
 
 
 def _add_trial_options(command: argparse.ArgumentParser, *, seeds: int) -> None:

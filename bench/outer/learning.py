@@ -20,37 +20,34 @@ LONG_ROUNDS: Final = 16
 """The H for which methods with an outer momentum have a sweep of their own: a round moves the weights further there."""
 _MOMENTUM_RATES: Final = (1e-5, 3e-5, 1e-4)
 _PLAIN_RATES: Final = (1e-4, 3e-4, 1e-3)
-DEMO_SCALE: Final = 0.07
-"""The demo's policy has more weights and takes smaller steps."""
 
 
-def rates_of(variant: str, policy: str) -> tuple[float, ...]:
+def rates_of(variant: str) -> tuple[float, ...]:
     """Return the learning rates that are tried."""
-    rates = _MOMENTUM_RATES if VARIANTS[variant].method.momentum else _PLAIN_RATES
-    return rates if policy == "small" else tuple(DEMO_SCALE * rate for rate in rates)
+    return _MOMENTUM_RATES if VARIANTS[variant].method.momentum else _PLAIN_RATES
 
 
-def sweep(results: Results, variant: str, local_steps: int, policy: str = "small") -> list[tuple[float, list[Outcome]]]:
+def sweep(results: Results, variant: str, local_steps: int) -> list[tuple[float, list[Outcome]]]:
     """Return the learning rates that are tried, and what they gave.
 
     The sweep with H = 8 serves every H, but for methods with an outer momentum and `LONG_ROUNDS`; there, the lower two
     rates are tried with the first seed.
     """
-    sweeps, rates, seeds = [], rates_of(variant, policy), SWEEP_SEEDS
+    sweeps, rates, seeds = [], rates_of(variant), SWEEP_SEEDS
     if local_steps == LONG_ROUNDS and VARIANTS[variant].method.momentum:
         rates, seeds = rates[:2], SWEEP_SEEDS[:1]
     else:
         local_steps = 8
     for rate in rates:
-        outcomes = results.of([Trial(variant, rate, local_steps, seed, policy=policy) for seed in seeds])
+        outcomes = results.of([Trial(variant, rate, local_steps, seed) for seed in seeds])
         sweeps += [(rate, outcomes)] if outcomes else []
     return sweeps
 
 
-def best_rate(results: Results, variant: str, local_steps: int = 8, policy: str = "small") -> float:
+def best_rate(results: Results, variant: str, local_steps: int = 8) -> float:
     """Return the rate with the best end value."""
-    sweeps = sweep(results, variant, local_steps, policy)
-    return max(sweeps, key=lambda pair: mean_end(pair[1]))[0] if sweeps else rates_of(variant, policy)[1]
+    sweeps = sweep(results, variant, local_steps)
+    return max(sweeps, key=lambda pair: mean_end(pair[1]))[0] if sweeps else rates_of(variant)[1]
 
 
 def mean_end(outcomes: Sequence[Outcome]) -> float:
@@ -76,19 +73,18 @@ def learning(
     seeds: int,
     local_steps: Sequence[int] = (8, 4, 16),
     methods: Sequence[str] = METHODS,
-    policy: str = "small",
     rounds: int = ROUNDS,
 ) -> None:
     """Print the sweep and the table of the methods."""
-    rates = {(steps, method): best_rate(results, method, steps, policy) for steps in local_steps for method in methods}
+    rates = {(steps, method): best_rate(results, method, steps) for steps in local_steps for method in methods}
     cells: dict[tuple[int, str], list[Outcome]] = {}
     for seed in range(seeds):
         for steps in local_steps:
             for method in methods:
-                trial = Trial(method, rates[steps, method], steps, seed, rounds, policy=policy)
+                trial = Trial(method, rates[steps, method], steps, seed, rounds)
                 cells.setdefault((steps, method), []).extend(results.of([trial]))
-    _print_sweep(results, local_steps, methods, policy)
-    table = Table(title=f"{rounds} rounds, four sites, policy {policy}; mean and 95% interval over seeds")
+    _print_sweep(results, local_steps, methods)
+    table = Table(title=f"{rounds} rounds, four sites; mean and 95% interval over seeds")
     for title in (
         "H",
         "method",
@@ -112,7 +108,7 @@ def learning(
     Console(width=140).print(table)
 
 
-def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence[str], policy: str) -> None:
+def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence[str]) -> None:
     table = Table(title="learning rates: end value, area under the curve")
     for title in ("H", "method", "first", "second", "third"):
         table.add_column(title, justify="right")
@@ -122,7 +118,7 @@ def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence
                 continue
             cells = [
                 f"{rate:g}: {mean_end(outcomes):.3f}, {fmean(outcome.area for outcome in outcomes):.3f}"
-                for rate, outcomes in sweep(results, method, steps, policy)
+                for rate, outcomes in sweep(results, method, steps)
             ]
             table.add_row(str(steps), method, *cells)
     Console(width=140).print(table)

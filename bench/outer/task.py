@@ -1,26 +1,22 @@
 """The task of the trials: sums, a small policy, and the product's own learner.
 
 The policy is that of the simulated networks (tests/support/simulation/small_policy.py): one layer of width 32 with
-13,440 weights, which solves one sum in five. A trial of 24 rounds takes some seconds. The policy of the demo with its
-742,784 weights can take its place, at ten times the cost.
+13,440 weights, which solves one sum in five. A trial of 24 rounds takes some seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from torch import Tensor
 
 from grailnode.engine.models import build
-from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.engine.policy import Policy
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.learning_rate import RateSchedule
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.simulation import small_policy
 from tests.support.simulation.learning import Setup, Simulation
-
-POLICIES: Final = {"small": small_policy.DIRECTORY, "demo": PACKAGED_POLICY}
 
 GROUPS_PER_STEP: Final = 2
 """Groups of 8 rollouts in a local step of one site."""
@@ -36,13 +32,12 @@ class Task(Simulation):
     """Miners and held-out problems for all sites of a trial.
 
     Args:
-        directory: of the policy.
         groups: groups that miners make for all sites at a time.
         seed: of problems and sampling.
     """
 
-    def __init__(self, directory: Path, groups: int, seed: int) -> None:
-        super().__init__(Setup(policy=str(directory), groups=groups, seed=seed, held_out=HELD_OUT))
+    def __init__(self, groups: int, seed: int) -> None:
+        super().__init__(Setup(policy=str(small_policy.DIRECTORY), groups=groups, seed=seed, held_out=HELD_OUT))
 
     def publish(self, view: Mapping[str, Tensor]) -> None:
         """Make a BF16 view the policy that miners and held-out problems use."""
@@ -54,9 +49,9 @@ class Task(Simulation):
         return self._mine(number, len(self._versions) - 1)
 
 
-def new_learner(directory: Path, weights: Mapping[str, Tensor], rate: float) -> Learner:
+def new_learner(weights: Mapping[str, Tensor], rate: float) -> Learner:
     """Return a site's learner."""
-    model = build(Policy.load(directory))
+    model = build(Policy.load(small_policy.DIRECTORY))
     optimizer = AdamWSettings(learning_rate=rate, schedule=RateSchedule(warmup_steps=WARM_UP))
     return Learner(model, weights, LearnerSettings(optimizer=optimizer))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.outer.attacks import ATTACKS, PART_TIME, Scene, length_of
 from bench.outer.methods import VARIANTS, Variant
 from bench.outer.quantizing import requantized
-from bench.outer.task import GROUPS_PER_STEP, POLICIES, Task, new_learner, split
+from bench.outer.task import GROUPS_PER_STEP, Task, new_learner, split
 from protocol import pseudogradient
 from protocol.outer.comparing import SentRounds, compare
 from protocol.outer.robust import RobustSettings, weigh_round
@@ -43,7 +43,7 @@ class Trial:
     Attributes:
         variant: name in `VARIANTS`; rate: of the sites' AdamW.
         seed: of problems and sampling; attack: name in `ATTACKS`, or empty.
-        policy: name in `POLICIES`; local_steps: of each site in a round (H).
+        local_steps: of each site in a round (H).
         robust: whether the coordinator bounds contributions; else it takes the plain mean.
         over_rounds: whether it compares the sums over rounds as well.
     """
@@ -55,7 +55,6 @@ class Trial:
     rounds: int = ROUNDS
     attack: str = ""
     robust: bool = False
-    policy: str = "small"
     over_rounds: bool = True
 
 
@@ -131,8 +130,8 @@ def _run_ddp(trial: Trial) -> Outcome:
     The loss weighs all tokens of a step alike, so the mean over the sites' gradients has other weights only by the
     sites' numbers of tokens.
     """
-    task, outcome = Task(POLICIES[trial.policy], SITES * GROUPS_PER_STEP, trial.seed), Outcome()
-    learner = new_learner(POLICIES[trial.policy], task.versions[0], trial.rate)
+    task, outcome = Task(SITES * GROUPS_PER_STEP, trial.seed), Outcome()
+    learner = new_learner(task.versions[0], trial.rate)
     task.serve(0)
     outcome.curve.append(task.pass_at_1())
     dense = _payload_of(masters(learner.state()))
@@ -154,11 +153,11 @@ def _payload_of(gradient: Weights) -> bytes:
 
 
 def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
-    task, outcome = Task(POLICIES[trial.policy], SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
+    task, outcome = Task(SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
     rules = variant.rules(trial.local_steps, trial.rounds)
     shared = SharedState.begin(task.versions[0], has_momentum=rules.momentum > 0)
     scene, earlier, begin = Scene(shared.weights, trial.seed), SentRounds(), shared.weights
-    learners = [new_learner(POLICIES[trial.policy], task.versions[0], trial.rate) for _ in range(SITES)]
+    learners = [new_learner(task.versions[0], trial.rate) for _ in range(SITES)]
     sites = [_Site(learner, without_masters(learner.state())) for learner in learners]
     outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
     task.serve(0)
