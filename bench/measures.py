@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from bench.tables import print_table
 from protocol import patch
 from protocol.patch import frames
 from protocol.patch.container import read_header, split_frames
@@ -188,36 +187,26 @@ def total(rows: Sequence[FormatCost]) -> FormatCost:
 
 
 HEADINGS = (
-    "format",
-    "bits/change",
-    "of bound",
-    "of PULSE",
-    "x full",
-    "encode GB/s",
-    "apply GB/s",
-    "extra MB, encode",
-    "apply",
-)
+    "format", "bits/change", "of bound", "of PULSE", "x full", "encode GB/s", "apply GB/s", "extra MB, encode", "apply",
+)  # fmt: skip
 
 
-def print_table(title: str, rows: Sequence[FormatCost], updates: Sequence[Update]) -> None:
+def print_costs(title: str, rows: Sequence[FormatCost], updates: Sequence[Update]) -> None:
     """Print a row for each format; the title has the bound."""
     nbytes, changed_count = sum(update.nbytes for update in updates), sum(update.changed_count for update in updates)
     bound = sum(update.bound for update in updates) / max(1, changed_count)
     elements = sum(tensor.numel() for update in updates for tensor in update.old.values())
     heading = f"{title}, {changed_count / elements:.3%} changed, bound {bound:.3f} bits a change"
-    table = Table(title=heading)
-    for column in HEADINGS:
-        table.add_column(column, justify="left" if column == "format" else "right")
     pulse = next(row.nbytes for row in rows if row.name == "PULSE COO + zstd-1")
+    table = []
     for row in rows:
         bits = row.nbytes * 8 / max(1, changed_count)
-        table.add_row(
+        table.append([
             row.name, f"{bits:.3f}", f"{bits / bound:.3f}" if bound else "-", f"{row.nbytes / pulse:.3f}",
             f"{nbytes / row.nbytes:.1f}", f"{nbytes / 1e9 / row.encode:.3g}", f"{nbytes / 1e9 / row.apply:.3g}",
             _megabytes(row.encode_extra), _megabytes(row.apply_extra),
-        )  # fmt: skip
-    Console(width=140).print(table)
+        ])  # fmt: skip
+    print_table(heading, HEADINGS, table)
 
 
 def _megabytes(nbytes: int | None) -> str:

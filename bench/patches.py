@@ -26,12 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from bench.checkpoints import TARGETS, find_rate, simulate
-from bench.measures import Update, best_of, measure_all, measure_whole, print_table
+from bench.measures import Update, best_of, measure_all, measure_whole, print_costs
 from bench.published_run import published_versions, trained_versions
+from bench.tables import print_table
 from protocol import patch
 from protocol.patch.container import read_header, split_frames
 from protocol.patch.frames import decode_frame
@@ -51,7 +50,7 @@ def compare(arguments: argparse.Namespace) -> None:
         else:
             old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
             title, updates = f"{target}: {arguments.rows} x {arguments.columns} BF16", [Update({"w": old}, {"w": new})]
-        print_table(title, measure_all(updates, arguments.repeats, quick=arguments.quick), updates)
+        print_costs(title, measure_all(updates, arguments.repeats, quick=arguments.quick), updates)
 
 
 def _demo_updates(arguments: argparse.Namespace) -> tuple[str, list[Update]]:
@@ -97,12 +96,10 @@ def edges(arguments: argparse.Namespace) -> None:
     """
     trajectory = simulate(1024, 1024, 0)
     cases = {name: trajectory.views(find_rate(trajectory, TARGETS[name])) for name in ("A3", "A4")} | edge_cases()
-    table = Table(title="bytes of a 1024 x 1024 BF16 tensor (2097152 bytes)")
     columns = (
         "case", "compact", "mode of the frame", "frame", "fast", "best alternative", "name of the best", "frame / best",
     )  # fmt: skip
-    for column in columns:
-        table.add_column(column)
+    rows = []
     for name, (old, new) in cases.items():
         compact, fast = (patch.encode({"w": old}, {"w": new}, profile=profile) for profile in patch.PROFILES)
         sizes = {"full tensor": old.nbytes}
@@ -113,11 +110,11 @@ def edges(arguments: argparse.Namespace) -> None:
                 continue
         best = min(sizes, key=lambda key: sizes[key])
         row = patch.summary(compact).rows[0]
-        table.add_row(
+        rows.append([
             name, str(len(compact)), row.mode.name.lower(), str(row.size), str(len(fast)), str(sizes[best]), best,
             f"{row.size / sizes[best]:.3f}",
-        )  # fmt: skip
-    Console(width=140).print(table)
+        ])  # fmt: skip
+    print_table("bytes of a 1024 x 1024 BF16 tensor (2097152 bytes)", columns, rows)
 
 
 def cores(arguments: argparse.Namespace) -> None:
@@ -178,20 +175,7 @@ def projection(arguments: argparse.Namespace) -> None:
     """
     trajectory = simulate(4096, 4096, 0)
     elements, link, core_count = 7.6e9, 400e6 / 8, arguments.cores
-    table = Table(
-        title=f"7B model, 400 Mbit/s, {core_count} cores (rates of one core measured here, times {core_count})"
-    )
-    for column in (
-        "workload",
-        "profile",
-        "patch MB",
-        "transfer s",
-        "verify + apply s",
-        "sequential s",
-        "overlapped s",
-        "PULSE, table 14",
-    ):
-        table.add_column(column)
+    rows = []
     for target in ("A1", "A2"):
         old, new = trajectory.views(find_rate(trajectory, TARGETS[target]))
         for profile in patch.PROFILES:
@@ -200,11 +184,16 @@ def projection(arguments: argparse.Namespace) -> None:
             transfer, apply = row.nbytes * scale / link, row.apply * scale / core_count
             parts = math.ceil(row.nbytes * scale / PublisherSettings().part_bytes)
             overlapped = max(transfer, apply) + min(transfer, apply) / parts  # the first part has nothing to overlap
-            table.add_row(
+            rows.append([
                 target, profile, f"{row.nbytes * scale / 1e6:.0f}", f"{transfer:.2f}", f"{apply:.2f}",
                 f"{transfer + apply:.2f}", f"{overlapped:.2f}", "2.2 + 0.6 + 0.3 + 0.8 = 3.9",
-            )  # fmt: skip
-    Console(width=140).print(table)
+            ])  # fmt: skip
+    columns = (
+        "workload", "profile", "patch MB", "transfer s", "verify + apply s", "sequential s", "overlapped s",
+        "PULSE, table 14",
+    )  # fmt: skip
+    title = f"7B model, 400 Mbit/s, {core_count} cores (rates of one core measured here, times {core_count})"
+    print_table(title, columns, rows)
 
 
 def digest(arguments: argparse.Namespace) -> None:

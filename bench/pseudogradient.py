@@ -19,11 +19,10 @@ from functools import partial
 import numpy as np
 import torch
 import zstandard
-from rich.console import Console
-from rich.table import Table
 
 from bench.measures import best_of
 from bench.recorded_rounds import Floats, record
+from bench.tables import print_table
 from protocol import pseudogradient
 from protocol.patch.container import varint
 from protocol.pseudogradient import Coding, Inputs, Kind, Part
@@ -67,9 +66,7 @@ class SiteTotals:
 
 def sizes(arguments: argparse.Namespace) -> None:
     """Print bits an entry and reductions by coding and learning rate."""
-    table = Table(title=f"{arguments.rounds} rounds of 8 local steps, four sites; two of them counted")
-    for title in ("rate", "coding", "sent", "first and last round", "bits/entry", "paper's", "of DiLoCo", "of DDP"):
-        table.add_column(title, justify="right")
+    rows = []
     for rate in map(float, arguments.learning_rates.split(",")):
         totals = {(name, site): SiteTotals() for name in CODINGS for site in range(2)}
         for round_record in record(rate, rounds=arguments.rounds):
@@ -84,12 +81,13 @@ def sizes(arguments: argparse.Namespace) -> None:
             own = [totals[name, site] for site in range(2)]
             entries, bits, elements = (sum(getattr(t, key) for t in own) for key in ("entries", "bits", "elements"))
             published = sum(t.published for t in own)
-            table.add_row(
+            rows.append([
                 f"{rate:g}", name, f"{entries / elements:.2%}", f"{own[0].by_round[0]:.2%}, {own[0].by_round[-1]:.2%}",
                 f"{bits / entries:.2f}", f"{published / entries:.1f}" if published else "",
                 f"{32 * elements / bits:.1f}x", f"{8 * 32 * elements / bits:.0f}x",
-            )  # fmt: skip
-    Console(width=120).print(table)
+            ])  # fmt: skip
+    columns = ("rate", "coding", "sent", "first and last round", "bits/entry", "paper's", "of DiLoCo", "of DDP")
+    print_table(f"{arguments.rounds} rounds of 8 local steps, four sites; two of them counted", columns, rows)
 
 
 def _count(totals: SiteTotals, coding: Coding, base: dict[str, torch.Tensor], local: dict[str, torch.Tensor]) -> None:
@@ -114,9 +112,7 @@ def rates(arguments: argparse.Namespace) -> None:
     part, size = Part(("w",), (shape,)), arguments.rows * 4096
     random = np.random.default_rng(0)
     base = random.standard_normal(size, np.float32) * np.float32(0.0147)
-    table = Table(title=f"{shape[0]} x {shape[1]} weights, GB/s of FP32 on one core")
-    for title in ("coding", "update", "sent", "bits/entry", "encode", "decode"):
-        table.add_column(title, justify="right")
+    rows = []
     for update in map(float, arguments.updates.split(",")):
         local = base - random.standard_normal(size, np.float32) * np.float32(update)
         feedback = base - (base - random.standard_normal(size, np.float32) * np.float32(update / 4))  # of base's units
@@ -130,8 +126,9 @@ def rates(arguments: argparse.Namespace) -> None:
             decode = partial(decode_part, memoryview(frame), coding, part, base, entries)
             seconds = best_of(encode, arguments.repeats), best_of(decode, arguments.repeats)
             speeds = [f"{4 * size / own / 1e9:.2f}" for own in seconds]
-            table.add_row(name, f"{update:g}", f"{entries / size:.2%}", f"{8 * len(frame) / entries:.2f}", *speeds)
-    Console(width=120).print(table)
+            rows.append([name, f"{update:g}", f"{entries / size:.2%}", f"{8 * len(frame) / entries:.2f}", *speeds])
+    columns = ("coding", "update", "sent", "bits/entry", "encode", "decode")
+    print_table(f"{shape[0]} x {shape[1]} weights, GB/s of FP32 on one core", columns, rows)
 
 
 def _static_gaps(gaps: Sequence[int], chosen: int) -> float:
@@ -147,9 +144,7 @@ def _rice(gaps: Sequence[int]) -> int:
 
 def indices(arguments: argparse.Namespace) -> None:
     """Print the bits of an index for codes of k of 4096."""
-    table = Table(title=f"bits an index, {arguments.chunks} chunks of 4096")
-    for title in ("k", "log2 C(4096, k) / k", "this code", "above", "static gaps", "above", "Rice", "above"):
-        table.add_column(title, justify="right")
+    rows = []
     random = np.random.default_rng(0)
     for chosen in (32, 64, 128, 256, 512):
         update = random.standard_normal(arguments.chunks * CHUNK).astype(np.float32)
@@ -160,8 +155,9 @@ def indices(arguments: argparse.Namespace) -> None:
         limit = math.log2(math.comb(CHUNK, chosen)) / chosen
         own = (8 * (len(frame) - 16) - 2 * entries, _static_gaps(gaps, chosen), _rice(gaps))
         cells = [cell for bits in own for cell in (f"{bits / entries:.3f}", f"{bits / entries / limit - 1:+.2%}")]
-        table.add_row(str(chosen), f"{limit:.3f}", *cells)
-    Console(width=120).print(table)
+        rows.append([str(chosen), f"{limit:.3f}", *cells])
+    columns = ("k", "log2 C(4096, k) / k", "this code", "above", "static gaps", "above", "Rice", "above")
+    print_table(f"bits an index, {arguments.chunks} chunks of 4096", columns, rows)
 
 
 def main() -> None:

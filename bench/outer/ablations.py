@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.outer.learning import best_rate, differences, interval
+from bench.outer.learning import best_rate, differences
 from bench.outer.methods import VARIANTS
 from bench.outer.results import Results
 from bench.outer.trials import ROUNDS, Outcome, Trial
+from bench.tables import interval, print_table
 
 COMPARED: Final = {
     "diloco": ("averaging", "diloco, delay 1"),
@@ -42,20 +40,18 @@ def ablations(results: Results, seeds: int, local_steps: int, names: Sequence[st
     for seed in range(seeds):
         for name, rate in rates.items():
             cells.setdefault(name, []).extend(results.of([Trial(name, rate, local_steps, seed, rounds)]))
-    table = Table(title=f"H = {local_steps}, {rounds} rounds, four sites; mean and 95% interval over seeds")
-    for title in ("variation", "rate", "seeds", "end", "minus the method", "area", "sent", "bytes a round"):
-        table.add_column(title, justify="right")
+    rows = []
     for method, variations in COMPARED.items():
         for name in (method, *variations):
             own_outcomes = cells.get(name, [])
             if not own_outcomes:
                 continue
             gaps = differences(own_outcomes, cells.get(method, []))
-            table.add_row(
+            rows.append([
                 name, f"{rates[name]:g}", str(len(own_outcomes)), interval([outcome.end for outcome in own_outcomes]),
                 interval(gaps) if name != method and gaps else "", interval([outcome.area for outcome in own_outcomes]),
                 f"{fmean(fmean(outcome.sent) for outcome in own_outcomes):.1%}",
                 f"{fmean(fmean(outcome.payload_bytes) for outcome in own_outcomes):.0f}",
-            )  # fmt: skip
-        table.add_section()
-    Console(width=130).print(table)
+            ])  # fmt: skip
+    columns = ("variation", "rate", "seeds", "end", "minus the method", "area", "sent", "bytes a round")
+    print_table(f"H = {local_steps}, {rounds} rounds, four sites; mean and 95% interval over seeds", columns, rows)

@@ -3,9 +3,7 @@
 from functools import partial
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.tables import print_table
 from tests.support.simulation.outer_crashes import DELAYED, RULES, STREAMED, STREAMED_AND_DELAYED, run
 from tests.support.simulation.virtual_clock import simulate
 
@@ -26,10 +24,7 @@ def crashes(seeds: int, points: int) -> bool:
     group is used twice, no signed object changes, and what a site sent, what counted and its error feedback add up to
     its local updates.
     """
-    table = Table(title=f"{points} points, {seeds} seeds")
-    for title in ("killed", "kills", "before", "after", "violations"):
-        table.add_column(title, justify="right")
-    sound = True
+    rows, sound = [], True
     for victim in ("site-0", "coordinator"):
         kills, violations = [0, 0], 0
         for seed in range(seeds):
@@ -45,8 +40,8 @@ def crashes(seeds: int, points: int) -> bool:
                     print(
                         f"{victim}, seed {seed}, operation {place}, after {after}: {error.exceptions[0]!r}", flush=True
                     )
-        table.add_row(victim, str(sum(kills)), str(kills[0]), str(kills[1]), str(violations))
+        rows.append([victim, str(sum(kills)), str(kills[0]), str(kills[1]), str(violations)])
         sound = sound and not violations
         print(f"{victim}: {sum(kills)} kills, {violations} violations", flush=True)
-    Console(width=100).print(table)
+    print_table(f"{points} points, {seeds} seeds", ("killed", "kills", "before", "after", "violations"), rows)
     return sound

@@ -1,20 +1,15 @@
 """How the methods learn: end values, areas under the curves and bytes, with a learning rate for each method."""
 
 from collections.abc import Sequence
-from math import sqrt
 from statistics import fmean, stdev
 from typing import Final
-
-from rich.console import Console
-from rich.table import Table
 
 from bench.outer.methods import VARIANTS
 from bench.outer.results import Results
 from bench.outer.trials import ROUNDS, Outcome, Trial
+from bench.tables import interval, print_table
 
 METHODS: Final = ("ddp", "diloco", "exact", "grid", "sparse-32", "sparse-128")
-T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Two-sided 95% quantiles of Student's t with 1 to 9 degrees of freedom."""
 SWEEP_SEEDS: Final[tuple[int, ...]] = (1000, 1001)
 LONG_ROUNDS: Final = 16
 """The H for which methods with an outer momentum have a sweep of their own: a round moves the weights further there."""
@@ -55,14 +50,6 @@ def mean_end(outcomes: Sequence[Outcome]) -> float:
     return fmean(outcome.end for outcome in outcomes)
 
 
-def interval(values: Sequence[float]) -> str:
-    """Return the mean and half of its 95% interval by Student's t."""
-    if len(values) < 2:
-        return "".join(f"{value:.3f}" for value in values)
-    half = T_95[min(len(values), 10) - 2] * stdev(values) / sqrt(len(values))
-    return f"{fmean(values):.3f} ± {half:.3f}"
-
-
 def differences(own: Sequence[Outcome], others: Sequence[Outcome]) -> list[float]:
     """Return the differences of end values, seed by seed."""
     return [one.end - other.end for one, other in zip(own, others, strict=False)]
@@ -84,34 +71,21 @@ def learning(
                 trial = Trial(method, rates[steps, method], steps, seed, rounds)
                 cells.setdefault((steps, method), []).extend(results.of([trial]))
     _print_sweep(results, local_steps, methods)
-    table = Table(title=f"{rounds} rounds, four sites; mean and 95% interval over seeds")
-    for title in (
-        "H",
-        "method",
-        "rate",
-        "seeds",
-        "end",
-        "minus DiLoCo",
-        "area",
-        "sent",
-        "bytes a round",
-        "of DiLoCo",
-        "holds",
-    ):
-        table.add_column(title, justify="right")
+    rows = []
     for steps in sorted(local_steps):
         base = cells.get((steps, "diloco"), [])
         for method in methods:
             own = cells[steps, method]
             if own:
-                table.add_row(str(steps), method, f"{rates[steps, method]:g}", str(len(own)), *_row(method, own, base))
-    Console(width=140).print(table)
+                rows.append([str(steps), method, f"{rates[steps, method]:g}", str(len(own)), *_row(method, own, base)])
+    columns = (
+        "H", "method", "rate", "seeds", "end", "minus DiLoCo", "area", "sent", "bytes a round", "of DiLoCo", "holds",
+    )  # fmt: skip
+    print_table(f"{rounds} rounds, four sites; mean and 95% interval over seeds", columns, rows)
 
 
 def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence[str]) -> None:
-    table = Table(title="learning rates: end value, area under the curve")
-    for title in ("H", "method", "first", "second", "third"):
-        table.add_column(title, justify="right")
+    rows = []
     for steps in (8, LONG_ROUNDS):
         for method in methods:
             if steps == LONG_ROUNDS and (steps not in local_steps or not VARIANTS[method].method.momentum):
@@ -120,8 +94,8 @@ def _print_sweep(results: Results, local_steps: Sequence[int], methods: Sequence
                 f"{rate:g}: {mean_end(outcomes):.3f}, {fmean(outcome.area for outcome in outcomes):.3f}"
                 for rate, outcomes in sweep(results, method, steps)
             ]
-            table.add_row(str(steps), method, *cells)
-    Console(width=140).print(table)
+            rows.append([str(steps), method, *cells])
+    print_table("learning rates: end value, area under the curve", ("H", "method", "first", "second", "third"), rows)
 
 
 def _row(method: str, own: Sequence[Outcome], base: Sequence[Outcome]) -> list[str]:

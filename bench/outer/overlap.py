@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import trio
-from rich.console import Console
-from rich.table import Table
 
+from bench.tables import print_table
 from protocol.identity.signing import SigningKey
 from roles.node.identity import Node
 from roles.ports import ObjectStore
@@ -69,15 +68,11 @@ async def _timed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def overlap() -> None:
     """Print the table."""
-    table = Table(
-        title=f"{SITES} sites, steps of {STEP_SECONDS:g} s, rounds of {ROUND_SECONDS:g} s and the time to close them"
+    print_table(
+        f"{SITES} sites, steps of {STEP_SECONDS:g} s, rounds of {ROUND_SECONDS:g} s and the time to close them",
+        ("seconds a payload", "delay", "a round", "steps a site and round", "ahead", "computing"),
+        ([f"{transfer:g}", str(delay), *_measure(transfer, delay)] for transfer in (0.1, 0.3) for delay in (0, 1)),
     )
-    for title in ("seconds a payload", "delay", "a round", "steps a site and round", "ahead", "computing"):
-        table.add_column(title, justify="right")
-    for transfer in (0.1, 0.3):
-        for delay in (0, 1):
-            table.add_row(f"{transfer:g}", str(delay), *_measure(transfer, delay))
-    Console(width=120).print(table)
 
 
 def _measure(transfer: float, delay: int) -> list[str]:

@@ -5,13 +5,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.outer.attacks import ATTACKS, PART_TIME
-from bench.outer.learning import best_rate, differences, interval
+from bench.outer.learning import best_rate, differences
 from bench.outer.results import Results
 from bench.outer.trials import POISONED, ROUNDS, Outcome, Trial
+from bench.tables import interval, print_table
 
 BAR: Final = 0.03
 AGGREGATIONS: Final = {
@@ -35,15 +33,14 @@ def poisoned(
                     if name != "bounds of a round" or "drift" in attack:
                         trial = replace(clean[method], seed=seed, attack=attack, robust=robust, over_rounds=over_rounds)
                         cells.setdefault((method, attack, name), []).extend(results.of([trial]))
-    table = Table(title=f"one poisoned site in four; H = 8, {rounds} rounds; mean and 95% interval over seeds")
     columns = ("method", "attack", "aggregation", "seeds", "end", "minus clean", "area", "refused", "honest ones")
-    for title in (*columns, "drift", "holds"):
-        table.add_column(title, justify="right")
+    rows = []
     for (method, attack, name), own in cells.items():
         if own:
             row = _row(own, cells[method, "", "plain mean"], rounds, rounds // 2 if attack in PART_TIME else rounds)
-            table.add_row(method, attack or "none", name, str(len(own)), *row)
-    Console(width=150).print(table)
+            rows.append([method, attack or "none", name, str(len(own)), *row])
+    title = f"one poisoned site in four; H = 8, {rounds} rounds; mean and 95% interval over seeds"
+    print_table(title, (*columns, "drift", "holds"), rows)
 
 
 def _row(own: Sequence[Outcome], clean: Sequence[Outcome], rounds: int, attended: int) -> list[str]:

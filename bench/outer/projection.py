@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.measures import best_of
 from bench.outer.methods import VARIANTS
 from bench.outer.sizes import SHAPES, Run, elements, simulate
 from bench.outer.trials import SITES
+from bench.tables import print_table
 from protocol import pseudogradient
 from protocol.outer.comparing import compare
 
@@ -92,24 +90,24 @@ def projection(rounds: int, repeats: int, cores: int, shapes: dict[str, tuple[in
     for runs in simulate(pairs, rounds, LOCAL_STEPS, shapes):  # noqa: B007
         pass
     count = elements(runs[0].shared.weights)
-    columns = ("method", "GB", "GB/s encode", "GB/s decode", "encode", "upload", "check", "weigh", "step", "fetch")
+    columns = (
+        "method", "GB", "GB/s encode", "GB/s decode", "encode", "upload", "check", "weigh", "step", "fetch", "a round",
+        f"with {cores} cores", "the papers: payload, upload",
+    )  # fmt: skip
     title = f"7.6e9 weights, {SITES} sites, 400 Mbit/s; from {count} weights, rate {RATE:g}, round {rounds}"
-    table = Table(title=f"{title}; seconds on one core")
-    for name in (*columns, "a round", f"with {cores} cores", "the papers: payload, upload"):
-        table.add_column(name, justify="right")
-    gigabytes = 4 * PARAMETERS / 1e9
+    rows, gigabytes = [], 4 * PARAMETERS / 1e9
     for run in runs:
         stages = measure(run, repeats)
-        table.add_row(
+        rows.append([
             run.variant, f"{stages.payload / 1e9:.2f}", f"{gigabytes / stages.encode:.2f}",
             f"{SITES * gigabytes / stages.check:.2f}",
             *(f"{getattr(stages, name):.0f}" for name in ("encode", "upload", "check", "weigh", "step", "fetch")),
             f"{stages.total(1):.0f}", f"{stages.total(cores):.0f}", PAPER.get(run.variant, ""),
-        )  # fmt: skip
+        ])  # fmt: skip
     dense = 4 * PARAMETERS
     seconds = LOCAL_STEPS * (SITES + 1) * dense / LINK
-    table.add_row(
+    rows.append([
         "ddp", f"{LOCAL_STEPS * dense / 1e9:.0f}", *[""] * 3, f"{LOCAL_STEPS * dense / LINK:.0f}", *[""] * 3,
         f"{LOCAL_STEPS * SITES * dense / LINK:.0f}", f"{seconds:.0f}", f"{seconds:.0f}", PAPER["ddp"],
-    )  # fmt: skip
-    Console(width=170).print(table)
+    ])  # fmt: skip
+    print_table(f"{title}; seconds on one core", columns, rows)

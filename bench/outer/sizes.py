@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from bench.checkpoints import (
@@ -25,6 +23,7 @@ from bench.checkpoints import (
 )
 from bench.outer.methods import VARIANTS
 from bench.outer.trials import SITES
+from bench.tables import print_table
 from protocol import pseudogradient
 from protocol.outer.shared_state import SharedState
 
@@ -173,31 +172,28 @@ def sizes(
     for number, runs in enumerate(simulate(pairs, rounds, local_steps, SHAPES, deviation)):  # noqa: B007
         print(f"round {number + 1} of {rounds}", flush=True)
     count = elements(runs[0].shared.weights)
-    table = Table(
-        title=f"{count} weights, deviation {deviation:g}, {rounds} rounds of {local_steps} local steps, {SITES} sites"
-    )
-    for title in ("rate", "method", "sent", "bits/entry", "bytes a round", "of DiLoCo", "of DDP", "holds"):
-        table.add_column(title, justify="right")
+    rows = []
     for run in runs:
         size = run.bits / 8 / rounds / SITES
         ratios = 4 * count / size, local_steps * 4 * count / size
         bars = BARS.get(run.variant) if run.rate == 1e-6 else None
         holds = "" if bars is None else "yes" if ratios[0] >= bars[0] and ratios[1] >= bars[1] else "no"
-        table.add_row(
+        rows.append([
             f"{run.rate:g}" if run.variant in BARS else "any", run.variant,
             f"{run.entries / rounds / SITES / count:.2%}", f"{run.bits / run.entries:.2f}", f"{size:.0f}",
             f"{ratios[0]:.1f}x", f"{ratios[1]:.0f}x", holds,
-        )  # fmt: skip
-    Console(width=120).print(table)
+        ])  # fmt: skip
+    title = f"{count} weights, deviation {deviation:g}, {rounds} rounds of {local_steps} local steps, {SITES} sites"
+    columns = ("rate", "method", "sent", "bits/entry", "bytes a round", "of DiLoCo", "of DDP", "holds")
+    print_table(title, columns, rows)
     _print_gate(runs, rounds)
 
 
 def _print_gate(runs: list[Run], rounds: int) -> None:
     numbers = sorted({number for number in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, rounds) if number <= rounds})
-    table = Table(title="share that the gate sends, by round")
-    for title in ("rate", "method", *map(str, numbers)):
-        table.add_column(title, justify="right")
-    for run in runs:
-        if run.variant in BARS:
-            table.add_row(f"{run.rate:g}", run.variant, *(f"{run.sent[number - 1]:.2%}" for number in numbers))
-    Console(width=120).print(table)
+    rows = [
+        [f"{run.rate:g}", run.variant, *(f"{run.sent[number - 1]:.2%}" for number in numbers)]
+        for run in runs
+        if run.variant in BARS
+    ]
+    print_table("share that the gate sends, by round", ("rate", "method", *map(str, numbers)), rows)

@@ -7,8 +7,8 @@ from typing import Final
 from bench.studies.effects import BINS
 from bench.studies.figures import Labels, Line, linear_axis, log_axis, write_figure
 from bench.studies.records import DISTANCES, WORKLOADS, Record, Records
-from bench.studies.tables import percent, print_table, rate_text
 from bench.studies.workloads import Recipe
+from bench.tables import percent, print_table, rate_text
 
 RATES: Final = (1e-6, 3e-6, 1e-5)
 

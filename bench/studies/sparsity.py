@@ -7,9 +7,9 @@ from typing import Final
 
 from bench.studies.figures import Labels, Line, linear_axis, log_axis, write_figure
 from bench.studies.records import DISTANCES, WORKLOADS, Record, Records, Workload
-from bench.studies.tables import percent, print_table, rate_text
 from bench.studies.views import DTYPES
 from bench.studies.workloads import STEPS, Recipe
+from bench.tables import percent, print_table, rate_text
 
 RATES: Final = (1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
 AGES: Final = (1, 8, 32)

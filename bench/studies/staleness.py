@@ -6,18 +6,17 @@ with 13,440 weights, which takes a quarter of the time.
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Final
 
 from bench.studies.figures import Labels, Line, linear_axis, log_axis, write_figure
 from bench.studies.records import DISTANCES
 from bench.studies.sparsity import AGES
-from bench.studies.tables import percent, print_table
 from bench.studies.views import DTYPES, ShareByDistance
 from bench.studies.workloads import LearningPolicy, Recipe
+from bench.tables import interval, percent, print_table
 from grailnode.engine.policy import PACKAGED_POLICY
 from tests.support.simulation import small_policy
 
@@ -29,8 +28,6 @@ POLICIES: Final = {"packaged": (PACKAGED_POLICY, 7e-6), "small": (small_policy.D
 """The directory and the learning rate of each policy."""
 _EVERY: Final = 16
 _LAST: Final = 2  # values of pass@1 whose mean is the end value
-_STUDENT: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
-"""Quantile 0.975 of Student's distribution, by the number of values."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,8 @@ def study_staleness(name: str, figures: Path, results: Path | None, seeds: int) 
     for delay, trials in by_delay.items():
         differences = [item.end - base for item, base in zip(trials, synchronous, strict=True)]
         rows.append([
-            str(delay), _interval([item.end for item in trials]), _interval(differences) if delay else "-",
-            _interval([item.area for item in trials]), *(percent(_changed(trials, k)) for k in AGES),
+            str(delay), interval([item.end for item in trials]), interval(differences) if delay else "-",
+            interval([item.area for item in trials]), *(percent(_changed(trials, k)) for k in AGES),
         ])  # fmt: skip
     header = ["delay, steps", "pass@1 at the end", "less synchronous", "mean pass@1", *(f"k = {k}" for k in AGES)]
     print_table(f"{name}, {seeds} seeds, 95% intervals; the last columns are BF16 values that differ", header, rows)
@@ -121,14 +118,6 @@ def _draw(figures: Path, name: str, by_delay: dict[int, list[Outcome]]) -> None:
 
 def _changed(trials: list[Outcome], distance: int) -> float:
     return fmean(item.changed[str(distance)] for item in trials)
-
-
-def _interval(values: list[float]) -> str:
-    """Return mean and half the 95% interval of the mean, by Student's distribution."""
-    if len(values) not in _STUDENT:
-        return f"{fmean(values):.3f}"
-    half = _STUDENT[len(values)] * stdev(values) / math.sqrt(len(values))
-    return f"{fmean(values):.3f} ± {half:.3f}"
 
 
 def _read(results: Path | None) -> list[Outcome]:
