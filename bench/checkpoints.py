@@ -101,19 +101,6 @@ def find_rate(trajectory: Trajectory, density: float) -> float:
     return high
 
 
-def checkpoint_pair(target: str, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the views before and after the last update of a workload.
-
-    Args:
-        target: "A1" to "A4".
-
-    Returns:
-        Two BF16 tensors of `rows` x `columns`.
-    """
-    trajectory = simulate(rows, columns, seed)
-    return trajectory.views(find_rate(trajectory, TARGETS[target]))
-
-
 def main() -> None:
     """Print the learning rate and the density of each target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -41,7 +41,7 @@ class Update:
 
     @property
     def bound(self) -> float:
-        """The least bits that a code takes which models changes by their exponents alone (docs/spec/patch.md, 7)."""
+        """The least bits of a code that models changes by their exponents alone (docs/spec/patch.md, section 6)."""
         names = [name for name in self.old if not torch.equal(self.old[name], self.new[name])]
         return sum(
             bound_bits(self.old[name], self.new[name])
