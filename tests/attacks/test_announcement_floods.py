@@ -22,7 +22,7 @@ from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower
 from tests.support.attacked_nodes.trainer import FIRST, AttackedTrainer
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 JUNK_COUNT = 40
 
@@ -37,30 +37,25 @@ async def finds_only_the_miner(node: Node, seconds: float, attempts: int) -> boo
 
 
 @pytest.mark.parametrize("role", ["miner", "trainer", "validator"])
-def test_strangers_that_claim_any_role_do_not_crowd_out_a_miner(role: Role, monkeypatch: pytest.MonkeyPatch):
+@simulated
+async def test_strangers_that_claim_any_role_do_not_crowd_out_a_miner(role: Role, monkeypatch: pytest.MonkeyPatch):
     """Only miners need a proof of work, but a stranger that claims another role gains nothing by it."""
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
+    testbed = AttackedFollower(admission=samples.admission(policy="open", credential="work", difficulty=4, miners=4))
+    expires = int(testbed.clock.now() * 1000) + 3_000_000
 
-    async def scenario() -> None:
-        testbed = AttackedFollower(
-            admission=samples.admission(policy="open", credential="work", difficulty=4, miners=4)
-        )
-        expires = int(testbed.clock.now() * 1000) + 3_000_000
+    async def announce(key: SigningKey, role: Role, credential: bytes) -> None:
+        fields = {"run": testbed.run_id, "key": key.public, "role": role, "groups": int(role == "miner")}
+        record = samples.announcement(**fields, credential=credential, space="", expires_ms=expires)
+        await testbed.store.put(paths.participant(key.public), sign(record, key))
 
-        async def announce(key: SigningKey, role: Role, credential: bytes) -> None:
-            fields = {"run": testbed.run_id, "key": key.public, "role": role, "groups": int(role == "miner")}
-            record = samples.announcement(**fields, credential=credential, space="", expires_ms=expires)
-            await testbed.store.put(paths.participant(key.public), sign(record, key))
-
-        keys = (SigningKey(number.to_bytes(32, "big")) for number in count())
-        miner_ticket = lottery(testbed.run_id, MINER.public)
-        earlier_keys = (key for key in keys if lottery(testbed.run_id, key.public) < miner_ticket)
-        for stranger in islice(earlier_keys, 4):
-            await announce(stranger, role, b"")
-        await announce(MINER, "miner", do_work(testbed.run_id, MINER.public, 4, expires).to_bytes())
-        assert await finds_only_the_miner(testbed.node, seconds=5, attempts=10)
-
-    simulate(scenario)
+    keys = (SigningKey(number.to_bytes(32, "big")) for number in count())
+    miner_ticket = lottery(testbed.run_id, MINER.public)
+    earlier_keys = (key for key in keys if lottery(testbed.run_id, key.public) < miner_ticket)
+    for stranger in islice(earlier_keys, 4):
+        await announce(stranger, role, b"")
+    await announce(MINER, "miner", do_work(testbed.run_id, MINER.public, 4, expires).to_bytes())
+    assert await finds_only_the_miner(testbed.node, seconds=5, attempts=10)
 
 
 async def follower_among_junk(policy: str) -> AttackedFollower:
@@ -74,31 +69,27 @@ async def follower_among_junk(policy: str) -> AttackedFollower:
 
 
 @pytest.mark.parametrize("policy", ["open", "allowlist"])
-def test_junk_that_sorts_first_does_not_hide_a_miner(policy: str, monkeypatch: pytest.MonkeyPatch):
+@simulated
+async def test_junk_that_sorts_first_does_not_hide_a_miner(policy: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "MAX_LISTED_PARTICIPANTS", 32)
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 16)
-
-    async def scenario() -> None:
-        testbed = await follower_among_junk(policy)
-        assert await finds_only_the_miner(testbed.node, seconds=60, attempts=30)
-
-    simulate(scenario)
+    testbed = await follower_among_junk(policy)
+    assert await finds_only_the_miner(testbed.node, seconds=60, attempts=30)
 
 
 @pytest.mark.parametrize("policy", ["open", "allowlist"])
-def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(policy: str, monkeypatch: pytest.MonkeyPatch):
+@simulated
+async def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 16)
-
-    async def scenario() -> None:
-        testbed = await follower_among_junk(policy)
-        meeting, state, named_keys = testbed.store, MemoryStore(), {VALIDATOR.public, TRAINER.public}
-        directory = SpaceDirectory(meeting, state, testbed.clock, testbed.run_id, named_keys)
-        places = KnownStores(VALIDATOR.public, meeting, meeting, "beacon", {})
-        routed = RoutedStore(places, directory, testbed.clock, lambda url, key: meeting)
-        validator = replace(testbed.new_node(key=VALIDATOR, state=state), store=routed)
-        assert await finds_only_the_miner(validator, seconds=60, attempts=30)
-
-    simulate(scenario)
+    testbed = await follower_among_junk(policy)
+    meeting, state, named_keys = testbed.store, MemoryStore(), {VALIDATOR.public, TRAINER.public}
+    directory = SpaceDirectory(meeting, state, testbed.clock, testbed.run_id, named_keys)
+    places = KnownStores(VALIDATOR.public, meeting, meeting, "beacon", {})
+    routed = RoutedStore(places, directory, testbed.clock, lambda url, key: meeting)
+    validator = replace(testbed.new_node(key=VALIDATOR, state=state), store=routed)
+    assert await finds_only_the_miner(validator, seconds=60, attempts=30)
 
 
 @simulated

@@ -16,7 +16,7 @@ from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 CROWD = [samples.key(f"crowd {number}").public for number in range(400)]
 HONEST = {samples.key(f"honest {number}").public for number in range(16)}
@@ -35,45 +35,39 @@ def ground_keys(salt: bytes, places: int, first: int = 1) -> list[SigningKey]:
     return list(islice((key for key in keys if lottery(salt, key.public) < lottery(salt, MINER.public)), places))
 
 
-def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
-
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        node = replace(testbed.validator, beacon=VaryingBeacon())
-        for crowd_key in ground_keys(testbed.run_id, 8):
-            await testbed.announce(crowd_key, expires_ms=1 << 50)
-        await testbed.announce(expires_ms=1 << 50)
-        sightings = 0
-        for _ in range(40):
-            await node.time.wait_for_newest_round()
-            sightings += MINER.public in [item.key for item in await find_participants(node, "miner")]
-            await trio.sleep(node.run.schedule.rounds * node.run.beacon.period_ms / 1000)
-        assert 4 < sightings < 40  # of 9 keys, 4 are read each time
-
-    simulate(scenario)
-
-
-def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
-
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        node = replace(testbed.validator, beacon=VaryingBeacon())
+    testbed = AttackedValidator()
+    node = replace(testbed.validator, beacon=VaryingBeacon())
+    for crowd_key in ground_keys(testbed.run_id, 8):
+        await testbed.announce(crowd_key, expires_ms=1 << 50)
+    await testbed.announce(expires_ms=1 << 50)
+    sightings = 0
+    for _ in range(40):
         await node.time.wait_for_newest_round()
-        await testbed.announce(expires_ms=1 << 50)
-        await find_participants(node, "miner")
-        for attempt in range(1, 10):
-            await trio.sleep(node.run.schedule.rounds * node.run.beacon.period_ms / 1000)
-            window = node.run.schedule.window_at(await node.time.wait_for_newest_round())
-            salt = await node.time.randomness(node.run.schedule.opening(window))
-            for crowd_key in ground_keys(salt, 8, 1000 * attempt):
-                await testbed.announce(crowd_key, expires_ms=1 << 50)
-            assert MINER.public in [item.key for item in await find_participants(node, "miner")]
-            for crowd_key in ground_keys(salt, 8, 1000 * attempt):
-                await testbed.store.delete(f"participants/{crowd_key.public.hex()}")
+        sightings += MINER.public in [item.key for item in await find_participants(node, "miner")]
+        await trio.sleep(node.run.schedule.rounds * node.run.beacon.period_ms / 1000)
+    assert 4 < sightings < 40  # of 9 keys, 4 are read each time
 
-    simulate(scenario)
+
+@simulated
+async def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
+    testbed = AttackedValidator()
+    node = replace(testbed.validator, beacon=VaryingBeacon())
+    await node.time.wait_for_newest_round()
+    await testbed.announce(expires_ms=1 << 50)
+    await find_participants(node, "miner")
+    for attempt in range(1, 10):
+        await trio.sleep(node.run.schedule.rounds * node.run.beacon.period_ms / 1000)
+        window = node.run.schedule.window_at(await node.time.wait_for_newest_round())
+        salt = await node.time.randomness(node.run.schedule.opening(window))
+        for crowd_key in ground_keys(salt, 8, 1000 * attempt):
+            await testbed.announce(crowd_key, expires_ms=1 << 50)
+        assert MINER.public in [item.key for item in await find_participants(node, "miner")]
+        for crowd_key in ground_keys(salt, 8, 1000 * attempt):
+            await testbed.store.delete(f"participants/{crowd_key.public.hex()}")
 
 
 def test_places_are_kept_for_those_with_a_history() -> None:

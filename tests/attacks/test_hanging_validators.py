@@ -58,25 +58,22 @@ class StoreWithoutReports(SilentStore):
 
 
 @pytest.mark.parametrize(("seconds", "before"), [(0.5, 1.0), (5.0, 3.0)])
-def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
-        testbed.store = SlowStore(seconds, hanging)
-        testbed.node = replace(testbed.node, store=testbed.store)
-        await testbed.deliver()
+@simulated
+async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
+    testbed = AttackedTrainer()
+    hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
+    testbed.store = SlowStore(seconds, hanging)
+    testbed.node = replace(testbed.node, store=testbed.store)
+    await testbed.deliver()
 
-        async def publish_late() -> None:
-            await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) - before)
-            await testbed.publish_records(honest)
+    async def publish_late() -> None:
+        await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) - before)
+        await testbed.publish_records(honest)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(publish_late)
-            await testbed.collect(until=closing_time(testbed) + 200)
-        assert await testbed.outcomes() == {"used"}
-
-    scenario()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish_late)
+        await testbed.collect(until=closing_time(testbed) + 200)
+    assert await testbed.outcomes() == {"used"}
 
 
 @simulated

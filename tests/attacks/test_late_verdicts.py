@@ -46,14 +46,11 @@ def acceptance(index: int) -> Judgement:
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "after a restart"])
-def test_groups_that_only_a_later_validator_judged_are_trained_on_too(restart: bool):
-    @simulated
-    async def scenario() -> None:
-        testbed = await reveal_in_turn((acceptance(0),), (acceptance(0), acceptance(1)), restart=restart)
-        assert await testbed.outcomes() == {"used"}
-        assert [event["used"] for event in testbed.log.named("collected")] == [1, 1]
-
-    scenario()
+@simulated
+async def test_groups_that_only_a_later_validator_judged_are_trained_on_too(restart: bool):
+    testbed = await reveal_in_turn((acceptance(0),), (acceptance(0), acceptance(1)), restart=restart)
+    assert await testbed.outcomes() == {"used"}
+    assert [event["used"] for event in testbed.log.named("collected")] == [1, 1]
 
 
 @simulated

@@ -58,13 +58,11 @@ async def test_an_honest_ledger_holds():
 
 
 @pytest.mark.parametrize("towards", [0.0, 1.0])
-def test_scores_of_a_machine_that_rounds_powers_otherwise_are_no_lie(towards: float) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await write_ledger(testbed, 3, round_scores=lambda score: min(1.0, math.nextafter(score, towards)))
-        assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 3
-
-    simulated(scenario)()
+@simulated
+async def test_scores_of_a_machine_that_rounds_powers_otherwise_are_no_lie(towards: float) -> None:
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 3, round_scores=lambda score: min(1.0, math.nextafter(score, towards)))
+    assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 3
 
 
 @simulated
@@ -88,14 +86,12 @@ async def test_a_score_that_does_not_follow_from_the_rows_is_found():
         (1, {"far_rollouts": 1}, "improbable-window"),
     ],
 )
-def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await write_ledger(testbed, windows, **changes)
-        with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
-            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
-
-    simulated(scenario)()
+@simulated
+async def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, windows, **changes)
+    with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 @simulated
@@ -117,26 +113,24 @@ async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
         ("torch-float32", 0, ""),
     ],
 )
-def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        committed = samples.commitment(
-            ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
-        )
-        await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
-        changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
-        verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
-        entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
-        entry = entry.model_copy(update={"scores": scores([entry], testbed.run.scoring, testbed.run.proof)})
-        await testbed.seal(FIRST, entry)
-        await testbed.reveal(FIRST, entry, verdict)
-        if not why:
-            assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
-            return
-        with pytest.raises(ProtocolError, match=f"judges miner .* {why}"):
-            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
-
-    simulated(scenario)()
+@simulated
+async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
+    testbed = AttackedTrainer()
+    committed = samples.commitment(
+        ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
+    )
+    await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
+    changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
+    verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
+    entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
+    entry = entry.model_copy(update={"scores": scores([entry], testbed.run.scoring, testbed.run.proof)})
+    await testbed.seal(FIRST, entry)
+    await testbed.reveal(FIRST, entry, verdict)
+    if not why:
+        assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
+        return
+    with pytest.raises(ProtocolError, match=f"judges miner .* {why}"):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 @simulated
@@ -164,16 +158,13 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
         ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left unaudited"),
     ],
 )
-def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
+@simulated
+async def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
     """They would lower an honest miner's score."""
-
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await write_ledger(testbed, 7, amendments)
-        with pytest.raises(ProtocolError, match=why):
-            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
-
-    simulated(scenario)()
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 7, amendments)
+    with pytest.raises(ProtocolError, match=why):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 async def expire(testbed: AttackedTrainer, *windows: int) -> None:

@@ -123,14 +123,12 @@ async def test_a_commitment_is_a_case():
 @pytest.mark.parametrize(
     "changes", [{"window": WINDOW + 1}, {"run": bytes(32)}, {"miner": STRANGER.public}, {"groups": ()}], ids=str
 )
-def test_forged_commitment_for_elsewhere_counts_as_undelivered(changes: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        await testbed.commit(**changes)
-        cases = await testbed.read_cases()
-        assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
-
-    simulated(scenario)()
+@simulated
+async def test_forged_commitment_for_elsewhere_counts_as_undelivered(changes: dict[str, Any]) -> None:
+    testbed = AttackedValidator()
+    await testbed.commit(**changes)
+    cases = await testbed.read_cases()
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
 
 
 @simulated
@@ -150,29 +148,27 @@ async def test_oversized_commitment():
 
 
 @pytest.mark.parametrize("answer", [None, b"\xc1", bytes(limits.MAX_COMMITMENT_BYTES)], ids=["none", "bytes", "size"])
-def test_one_false_answer_of_storage_does_not_void_a_pledge(answer: bytes | None) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        commitment = await testbed.commit()
-        path = paths.commitment(MINER.public, WINDOW)
-        truth = sign(commitment, MINER)
-        if answer is None:
-            await testbed.store.delete(path)
-        else:
-            await testbed.store.put(path, answer)
-        read = testbed.store.get
+@simulated
+async def test_one_false_answer_of_storage_does_not_void_a_pledge(answer: bytes | None) -> None:
+    testbed = AttackedValidator()
+    commitment = await testbed.commit()
+    path = paths.commitment(MINER.public, WINDOW)
+    truth = sign(commitment, MINER)
+    if answer is None:
+        await testbed.store.delete(path)
+    else:
+        await testbed.store.put(path, answer)
+    read = testbed.store.get
 
-        async def get(path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            try:
-                return await read(path, max_bytes, offset=offset, size=size)
-            finally:  # the next answer is true
-                await testbed.store.put(path, truth)
+    async def get(path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        try:
+            return await read(path, max_bytes, offset=offset, size=size)
+        finally:  # the next answer is true
+            await testbed.store.put(path, truth)
 
-        testbed.store.get = get  # type: ignore[method-assign]
-        cases = await testbed.read_cases()
-        assert (len(cases.cases), cases.undelivered) == (1, {})
-
-    simulated(scenario)()
+    testbed.store.get = get  # type: ignore[method-assign]
+    cases = await testbed.read_cases()
+    assert (len(cases.cases), cases.undelivered) == (1, {})
 
 
 @simulated
@@ -215,25 +211,23 @@ async def test_withheld_answers_while_other_storage_answers_count_as_undelivered
 
 
 @pytest.mark.parametrize("prefixes", [("",), ("", "back")], ids=["all storage", "all storage for a while"])
-def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...]) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
+@simulated
+async def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...]) -> None:
+    testbed = AttackedValidator()
 
-        async def fail() -> None:
-            await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW) - 0.001)
-            testbed.store.silent_prefixes = ("",)
-            if "back" in prefixes:
-                await trio.sleep(0.3 * (draw_time - testbed.run.deadline_time(WINDOW)))
-                testbed.store.silent_prefixes = ()
+    async def fail() -> None:
+        await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW) - 0.001)
+        testbed.store.silent_prefixes = ("",)
+        if "back" in prefixes:
+            await trio.sleep(0.3 * (draw_time - testbed.run.deadline_time(WINDOW)))
+            testbed.store.silent_prefixes = ()
 
-        draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail)
-            cases = await read_cases_of_two(testbed)
-        assert cases.undelivered == {}
-        assert len(cases.cases) == (2 if "back" in prefixes else 0)
-
-    simulated(scenario)()
+    draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        cases = await read_cases_of_two(testbed)
+    assert cases.undelivered == {}
+    assert len(cases.cases) == (2 if "back" in prefixes else 0)
 
 
 @simulated

@@ -57,18 +57,16 @@ async def test_a_report_raises_alarms():
     ],
     ids=["forged", "of another run", "of another trainer", "duplicated from another window"],
 )
-def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any], match: str) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await put(testbed, **({"window": WINDOW} | lie))
-        await put(testbed, LATER, disagreements=())
-        lines = await alarms(testbed)
-        assert [line for line in lines if match in line]
-        assert [line for line in lines if "canary" in line] == [
-            f"window {LATER}: validator {samples.VALIDATOR.public.hex()[:8]} accepted a false canary"
-        ]
-
-    simulated(scenario)()
+@simulated
+async def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any], match: str) -> None:
+    testbed = AttackedTrainer()
+    await put(testbed, **({"window": WINDOW} | lie))
+    await put(testbed, LATER, disagreements=())
+    lines = await alarms(testbed)
+    assert [line for line in lines if match in line]
+    assert [line for line in lines if "canary" in line] == [
+        f"window {LATER}: validator {samples.VALIDATOR.public.hex()[:8]} accepted a false canary"
+    ]
 
 
 @simulated

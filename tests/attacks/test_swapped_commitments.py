@@ -11,7 +11,7 @@ from protocol.identity.signing import open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 CHOICES = Choices(groups=4, group_size=8)
 WINDOWS = (3, 4)
@@ -42,49 +42,43 @@ async def judged_network() -> Network:
     return network
 
 
-def test_swapped_commitments_of_a_miner_are_refused_and_accuse_no_validator():
-    async def scenario() -> None:
-        network = await judged_network()
-        observer, miner = network.node("observer"), key("miner-1").public
-        task = network.task(observer)
-        await swap(network.store, *(paths.commitment(miner, window) for window in WINDOWS))
-        for window in WINDOWS:
-            with pytest.raises(ProtocolError, match="belongs at"):
-                await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
-
-    simulate(scenario)
+@simulated
+async def test_swapped_commitments_of_a_miner_are_refused_and_accuse_no_validator():
+    network = await judged_network()
+    observer, miner = network.node("observer"), key("miner-1").public
+    task = network.task(observer)
+    await swap(network.store, *(paths.commitment(miner, window) for window in WINDOWS))
+    for window in WINDOWS:
+        with pytest.raises(ProtocolError, match="belongs at"):
+            await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
 
 
-def test_swapped_verdicts_of_a_validator_are_refused():
-    async def scenario() -> None:
-        network = await judged_network()
-        observer, miner, validator = network.node("observer"), key("miner-1").public, key("validator-0").public
-        task = network.task(observer)
-        await swap(network.store, *(paths.verdict(validator, window, miner) for window in WINDOWS))
-        for window in WINDOWS:
-            with pytest.raises(ProtocolError, match="belongs at"):
-                await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
-
-    simulate(scenario)
+@simulated
+async def test_swapped_verdicts_of_a_validator_are_refused():
+    network = await judged_network()
+    observer, miner, validator = network.node("observer"), key("miner-1").public, key("validator-0").public
+    task = network.task(observer)
+    await swap(network.store, *(paths.verdict(validator, window, miner) for window in WINDOWS))
+    for window in WINDOWS:
+        with pytest.raises(ProtocolError, match="belongs at"):
+            await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
 
 
-def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_judged_the_first():
-    async def scenario() -> None:
-        network = await judged_network()
-        observer, miner, window = network.node("observer"), key("miner-1"), WINDOWS[0]
-        path = paths.commitment(miner.public, window)
-        commitment = open_signed(await network.store.get(path, limits.MAX_RECORD_BYTES), Commitment, [miner.public])
-        groups = await committed_groups(network, commitment.record)
-        rollouts = tuple(rollout.model_copy(update={"reward": 1.0 - rollout.reward}) for rollout in groups[0].rollouts)
-        false = groups[0].model_copy(update={"rollouts": rollouts})
-        batch, second = assemble([false, *groups[1:]], "torch-float32")
-        await network.store.put(paths.batch(miner.public, window, second.batch), batch)
-        await network.store.put(path, sign(second, miner))
-        reference = GroupReference(miner.public.hex(), window, 0)
-        group = await recheck(observer, network.task(observer), network.compute, reference)
-        assert not group.judgement.accepted
-        (result,) = group.validators
-        assert result.text == "judged another commitment of the miner"
-        assert not result.contradicts
-
-    simulate(scenario)
+@simulated
+async def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_judged_the_first():
+    network = await judged_network()
+    observer, miner, window = network.node("observer"), key("miner-1"), WINDOWS[0]
+    path = paths.commitment(miner.public, window)
+    commitment = open_signed(await network.store.get(path, limits.MAX_RECORD_BYTES), Commitment, [miner.public])
+    groups = await committed_groups(network, commitment.record)
+    rollouts = tuple(rollout.model_copy(update={"reward": 1.0 - rollout.reward}) for rollout in groups[0].rollouts)
+    false = groups[0].model_copy(update={"rollouts": rollouts})
+    batch, second = assemble([false, *groups[1:]], "torch-float32")
+    await network.store.put(paths.batch(miner.public, window, second.batch), batch)
+    await network.store.put(path, sign(second, miner))
+    reference = GroupReference(miner.public.hex(), window, 0)
+    group = await recheck(observer, network.task(observer), network.compute, reference)
+    assert not group.judgement.accepted
+    (result,) = group.validators
+    assert result.text == "judged another commitment of the miner"
+    assert not result.contradicts

@@ -13,7 +13,7 @@ from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 PROOF = proof_of(packaged_thresholds())
 SCORED = ((MINER.public, 0.5),)
@@ -36,23 +36,20 @@ async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
 
 
 @pytest.mark.parametrize(("scores", "outcome"), [(SCORED, USED), ((), BELOW_DEPOSIT)])
-def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], ...], outcome: str) -> None:
+@simulated
+async def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], ...], outcome: str) -> None:
     """One validator cannot buy a place in the training data by a score of its own invention."""
-
-    async def scenario() -> None:
-        testbed = AttackedTrainer(quorum=2)
-        await testbed.deliver()
-        entries = [(FIRST, SCORED), (SECOND, scores)]
-        verdicts = {validator: testbed.verdict(validator) for validator, _ in entries}
-        records = [(who, testbed.summary(who, verdicts[who], scores=own)) for who, own in entries]
-        for validator, summary in records:
-            await testbed.seal(validator, summary)
-        for validator, summary in records:
-            await testbed.reveal(validator, summary, verdicts[validator])
-        await testbed.collect()
-        assert await testbed.outcomes() == {outcome}
-
-    simulate(scenario)
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    entries = [(FIRST, SCORED), (SECOND, scores)]
+    verdicts = {validator: testbed.verdict(validator) for validator, _ in entries}
+    records = [(who, testbed.summary(who, verdicts[who], scores=own)) for who, own in entries]
+    for validator, summary in records:
+        await testbed.seal(validator, summary)
+    for validator, summary in records:
+        await testbed.reveal(validator, summary, verdicts[validator])
+    await testbed.collect()
+    assert await testbed.outcomes() == {outcome}
 
 
 def test_a_rejection_is_the_reason_where_there_is_one() -> None:
@@ -66,23 +63,21 @@ def test_a_rejection_is_the_reason_where_there_is_one() -> None:
     assert (decision.reason, decision.pending) == ("", False)
 
 
-def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6.0}))
-        async with run_nodes(network, miners=1):
-            await network.until_window(8)
-        miner = key("miner-1").public
-        used = {event["window"] for event in network.events("trainer/download", "collected") if event["used"]}
-        paid_windows = {
-            entry.window for entry in await summaries(network, "validator-0", range(8)) if miner in dict(entry.scores)
-        }
-        assert 1 <= min(used) <= 2  # 4 groups a window
-        assert used <= paid_windows
-        inbox = [item.path async for item in network.states["trainer"].list("outcomes/")]
-        assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
-
-    simulate(scenario)
+@simulated
+async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
+    network = Network(CHOICES)
+    network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6.0}))
+    async with run_nodes(network, miners=1):
+        await network.until_window(8)
+    miner = key("miner-1").public
+    used = {event["window"] for event in network.events("trainer/download", "collected") if event["used"]}
+    paid_windows = {
+        entry.window for entry in await summaries(network, "validator-0", range(8)) if miner in dict(entry.scores)
+    }
+    assert 1 <= min(used) <= 2  # 4 groups a window
+    assert used <= paid_windows
+    inbox = [item.path async for item in network.states["trainer"].list("outcomes/")]
+    assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
 
 
 @pytest.mark.parametrize("groups", [1, 2, 16, 64])

@@ -68,7 +68,6 @@ def test_random_adapters_are_those_of_the_run_and_change_each_matrix_by_a_share(
     assert changes == pytest.approx([SHARE] * len(changes), rel=0.01)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 async def test_a_side_computes_what_a_nodes_model_of_base_and_adapters_computes(
     policy: Policy, weights: Weights, start: LoraStart, adapters: Mapping[str, Tensor], variant: Variant

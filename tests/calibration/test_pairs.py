@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from grailnode.calibration import pairs
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
@@ -21,7 +20,6 @@ async def measure(
     return [group async for group in measure_pair(work, pair, weights, groups, **options)]
 
 
-@pytest.mark.trio
 async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
     for pair in run_pairs(BASE, BASE, policy):
         groups = await measure(work, pair, weights)
@@ -38,7 +36,6 @@ async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights
             assert group.shifts.max() < 1e-3, pair.name
 
 
-@pytest.mark.trio
 async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
     (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE, policy)
     groups = await measure(work, pair, weights)
@@ -46,7 +43,6 @@ async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, pol
     assert np.concatenate([group.shifts for group in groups]).max() > 1e-3
 
 
-@pytest.mark.trio
 async def test_a_copy_has_larger_distances(work: CalibrationTask, weights: Weights) -> None:
     perturbed = {name: tensor * 1.05 for name, tensor in weights.items()}
     groups = await measure(work, SAME, weights, copy=perturbed)
@@ -54,7 +50,6 @@ async def test_a_copy_has_larger_distances(work: CalibrationTask, weights: Weigh
     assert np.concatenate([group.margins for group in groups]).max() > 0.01
 
 
-@pytest.mark.trio
 async def test_groups_depend_on_their_numbers_alone(work: CalibrationTask, weights: Weights, monkeypatch) -> None:
     whole = await measure(work, SAME, weights)
     rest = await measure(work, SAME, weights, groups=2, first=4)

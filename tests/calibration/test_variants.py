@@ -56,7 +56,6 @@ def test_pads_of_a_prefill_are_on_the_chosen_side(policy: Policy) -> None:
         assert recording.mask[0].tolist() == first_row
 
 
-@pytest.mark.trio
 async def test_generation_continues_after_the_pads(policy: Policy, weights: Weights) -> None:
     requests = requests_of_many_lengths(8)
     params = replace(PARAMS, max_tokens=5)

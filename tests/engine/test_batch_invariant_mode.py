@@ -11,7 +11,7 @@ from roles.ports import EngineError
 from tests.engine.vllm_site import vllm_python
 from tests.support.builders.policies import random_weights, write_policy
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 async def test_it_is_refused_on_a_cpu_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

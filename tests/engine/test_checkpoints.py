@@ -74,7 +74,6 @@ def test_a_staged_version_that_is_replaced_leaves_no_file(tmp_path: Path) -> Non
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.trio
 async def test_a_disk_that_cannot_be_written_refuses_the_stage(tmp_path: Path) -> None:
     model = build(write_policy(tmp_path / "policy"))
     engine = VllmEngine(model, ExternalServer("http://127.0.0.1:9"), tmp_path / "engine")
@@ -85,7 +84,6 @@ async def test_a_disk_that_cannot_be_written_refuses_the_stage(tmp_path: Path) -
         await engine.commit()
 
 
-@pytest.mark.trio
 async def test_a_server_that_nobody_started_is_named(tmp_path: Path) -> None:
     model = build(write_policy(tmp_path / "policy"))
     engine = VllmEngine(model, ExternalServer("http://127.0.0.1:9", start_seconds=0.1), tmp_path / "engine")

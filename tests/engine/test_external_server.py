@@ -13,8 +13,6 @@ from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from roles.ports import EngineError
 
-pytestmark = pytest.mark.trio
-
 
 def answer(body: str, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()

@@ -16,8 +16,6 @@ from roles.ports import EngineError
 from tests.engine.engine_contract import manifest
 from tests.support.builders.policies import PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 
-pytestmark = pytest.mark.trio
-
 MATRIX = "model.layers.0.self_attn.q_proj.weight"
 PRECISIONS: tuple[Precision, ...] = ("fp8", "int8")
 

@@ -17,8 +17,6 @@ from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
 
-pytestmark = pytest.mark.trio
-
 SHAPES = {"a.weight": (2, 3)}
 
 

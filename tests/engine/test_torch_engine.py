@@ -14,8 +14,6 @@ from roles.ports import EngineError
 from tests.engine.engine_contract import EngineContract, NewEngine
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 
-pytestmark = pytest.mark.trio
-
 
 class TestTorchEngine(EngineContract):
     """The contract."""

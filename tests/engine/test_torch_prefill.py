@@ -51,7 +51,6 @@ def engine_for(model: CausalModel) -> tuple[TorchPrefill, Sampler]:
     return TorchPrefill(sampler, TorchEngine(model, run_sync=inline)), sampler
 
 
-@pytest.mark.trio
 class TestTorchPrefill(EngineContract):
     """The contract."""
 
@@ -63,7 +62,6 @@ class TestTorchPrefill(EngineContract):
         return lambda: engine_for(model)[0]
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("fault", ["stage", "commit"])
 async def test_both_engines_keep_the_old_version_when_the_sampler_fails(model: CausalModel, fault: str) -> None:
     weights, requests = random_weights(model), requests_of_many_lengths()

@@ -28,7 +28,7 @@ from tests.support.builders.policies import (
     write_policy,
 )
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 FILTERED = SamplingParams(temperature=0.7, max_tokens=6, stops=(1,), filters=Filters(top_k=9, top_p=0.9, min_p=0.01))
 CPU_BACKEND = """

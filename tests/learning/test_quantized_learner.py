@@ -22,7 +22,7 @@ from roles.trainer.tensor_shards import run_inline
 from tests.learning.rank_scenarios import SETTINGS, groups_of, read
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.simulation.learning import Setup, Simulation
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 PRECISIONS: tuple[Precision, ...] = ("fp8", "int8")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -85,22 +85,20 @@ def test_the_reference_policy_is_the_quantized_version_0(model: CausalModel, dty
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_masters_that_are_made_from_a_version_give_that_version(model: CausalModel, precision: Precision) -> None:
-    async def scenario() -> None:
-        state = MemoryStore()
-        learner = Learner(model, random_weights(model), SETTINGS, precision=precision)
-        await put_snapshot(state, SnapshotName(1, 1), learner.view_source(), run_inline, 4096)
-        await repair_checkpoint(state, lambda line: None, chain_is_rebuilt=False)
-        note = await newest_checkpoint(state)
-        assert note is not None
-        other = Learner(model, random_weights(model, seed=1), SETTINGS, precision=precision)
-        reader = note.reader(state, run_inline)
-        while (tensors := await reader.next_shard()) is not None:
-            other.restore(tensors, 0)
-        values = [digest_weights(dequantize(one.view())) for one in (learner, other)]
-        assert values[0] == values[1]
-
-    simulate(scenario)
+@simulated
+async def test_masters_that_are_made_from_a_version_give_that_version(model: CausalModel, precision: Precision) -> None:
+    state = MemoryStore()
+    learner = Learner(model, random_weights(model), SETTINGS, precision=precision)
+    await put_snapshot(state, SnapshotName(1, 1), learner.view_source(), run_inline, 4096)
+    await repair_checkpoint(state, lambda line: None, chain_is_rebuilt=False)
+    note = await newest_checkpoint(state)
+    assert note is not None
+    other = Learner(model, random_weights(model, seed=1), SETTINGS, precision=precision)
+    reader = note.reader(state, run_inline)
+    while (tensors := await reader.next_shard()) is not None:
+        other.restore(tensors, 0)
+    values = [digest_weights(dequantize(one.view())) for one in (learner, other)]
+    assert values[0] == values[1]
 
 
 def test_masters_that_no_scale_can_represent_are_refused(model: CausalModel) -> None:

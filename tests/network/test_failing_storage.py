@@ -14,7 +14,7 @@ from roles.trainer.verified_batch import WindowOutcomes
 from tests.network.unreachable_store import UnreachableStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 
 class FlakyStore(UnreachableStore):
@@ -76,64 +76,58 @@ class NetworkWithoutBatches(Network):
         return super().node(name, process, store)
 
 
-def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
-    async def scenario() -> None:
-        network = NetworkWithoutBatches(CHOICES)
-        async with run_nodes(network):
-            await network.until_window(9)
-        collected_events: dict[str, list[dict[str, Any]]] = {}
-        for event in network.events("trainer/download", "collected"):
-            collected_events.setdefault(event["miner"], []).append(event)
-        reachable = collected_events[key("miner-2").public.hex()[:8]]
-        assert len(reachable) >= 6
-        assert sum(event["used"] for event in reachable) >= 4 * 4
-        assert not any(event["used"] for event in collected_events.get(key("miner-1").public.hex()[:8], []))
-        assert (await network.head()).version >= 4  # the trainer goes on learning
-        outcomes = {}
-        async for info in network.states["trainer"].list(OUTCOMES):
-            window_outcomes = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
-            if window_outcomes.miner == key("miner-1").public:
-                outcomes[window_outcomes.window] = {item.status for item in window_outcomes.outcomes}
-        assert {1, 2} <= outcomes.keys()
-        assert set.union(*outcomes.values()) == {"unreachable"}
-
-    simulate(scenario)
+@simulated
+async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
+    network = NetworkWithoutBatches(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(9)
+    collected_events: dict[str, list[dict[str, Any]]] = {}
+    for event in network.events("trainer/download", "collected"):
+        collected_events.setdefault(event["miner"], []).append(event)
+    reachable = collected_events[key("miner-2").public.hex()[:8]]
+    assert len(reachable) >= 6
+    assert sum(event["used"] for event in reachable) >= 4 * 4
+    assert not any(event["used"] for event in collected_events.get(key("miner-1").public.hex()[:8], []))
+    assert (await network.head()).version >= 4  # the trainer goes on learning
+    outcomes = {}
+    async for info in network.states["trainer"].list(OUTCOMES):
+        window_outcomes = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
+        if window_outcomes.miner == key("miner-1").public:
+            outcomes[window_outcomes.window] = {item.status for item in window_outcomes.outcomes}
+    assert {1, 2} <= outcomes.keys()
+    assert set.union(*outcomes.values()) == {"unreachable"}
 
 
 @pytest.mark.parametrize("is_false", [True, False], ids=["false", "no answer"])
-def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        prefix = paths.kind_prefix(key("miner-1").public, "batches")
-        flaky_store = FlakyStore(network.store, prefix, is_false)
-        network.medium = lambda name, process: flaky_store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network):
-            await network.until_window(6)
-        assert flaky_store.reads >= 4 * 2 * 3
-        on_miner = await verdicts(network, "miner-1", range(5))
-        assert len(on_miner) >= 3
-        assert {judgement.reason for verdict in on_miner.values() for judgement in verdict.judgements} == {""}
-
-    simulate(scenario)
+@simulated
+async def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
+    network = Network(CHOICES)
+    prefix = paths.kind_prefix(key("miner-1").public, "batches")
+    flaky_store = FlakyStore(network.store, prefix, is_false)
+    network.medium = lambda name, process: flaky_store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network):
+        await network.until_window(6)
+    assert flaky_store.reads >= 4 * 2 * 3
+    on_miner = await verdicts(network, "miner-1", range(5))
+    assert len(on_miner) >= 3
+    assert {judgement.reason for verdict in on_miner.values() for judgement in verdict.judgements} == {""}
 
 
-def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
-    async def scenario() -> None:
-        network = NetworkWithHiddenPath(CHOICES)
-        async with run_nodes(network):
-            await network.until_window(5)
-            newest = (await network.head()).version
-            network.hidden_path = paths.head(key("trainer").public)
-            await network.until_window(9)
-        log = network.logs["validator-0"]
-        assert not any(event["rejected"] for event in log.named("verdict"))
-        delivered = network.events("miner-1", "delivered")
-        unknown_windows = {event["window"] for event in delivered if event["version"] > newest}
-        assert 8 in unknown_windows
-        assert {event["window"] for event in log.named("not-judged")} == unknown_windows
-        assert not log.named("window-abandoned")
-
-    simulate(scenario)
+@simulated
+async def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
+    network = NetworkWithHiddenPath(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(5)
+        newest = (await network.head()).version
+        network.hidden_path = paths.head(key("trainer").public)
+        await network.until_window(9)
+    log = network.logs["validator-0"]
+    assert not any(event["rejected"] for event in log.named("verdict"))
+    delivered = network.events("miner-1", "delivered")
+    unknown_windows = {event["window"] for event in delivered if event["version"] > newest}
+    assert 8 in unknown_windows
+    assert {event["window"] for event in log.named("not-judged")} == unknown_windows
+    assert not log.named("window-abandoned")
 
 
 class StoreWithoutBatches(UnreachableStore):
@@ -147,20 +141,18 @@ class StoreWithoutBatches(UnreachableStore):
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        store = StoreWithoutBatches(network.store, "")
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=2):
-            await network.until_window(6)
-            store.is_away = True
-            await network.until_window(7)
-            store.is_away = False
-            await network.until_window(10)
-        for miner in ("miner-1", "miner-2"):
-            on_miner = await verdicts(network, miner, range(10))
-            assert len(on_miner) >= 7
-            assert not any(item.reason for verdict in on_miner.values() for item in verdict.judgements)
-
-    simulate(scenario)
+@simulated
+async def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
+    network = Network(CHOICES)
+    store = StoreWithoutBatches(network.store, "")
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=2):
+        await network.until_window(6)
+        store.is_away = True
+        await network.until_window(7)
+        store.is_away = False
+        await network.until_window(10)
+    for miner in ("miner-1", "miner-2"):
+        on_miner = await verdicts(network, miner, range(10))
+        assert len(on_miner) >= 7
+        assert not any(item.reason for verdict in on_miner.values() for item in verdict.judgements)

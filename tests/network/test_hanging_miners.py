@@ -57,29 +57,23 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
-def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
-        network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
-        hanging.since = math.inf if is_known else 0.0
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_miner, "hanging", 2)
-            if is_known:
-                await network.until_window(6)
-                hanging.since = trio.current_time()
-            await network.until_window(16)
-        honest = key("miner-1").public.hex()[:8]
-        collected_events = [
-            event for event in network.events("trainer/download", "collected") if event["miner"] == honest
-        ]
-        assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
-        verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
-        assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {
-            Reason.MISSING
-        }
-
-    simulate(scenario)
+@simulated
+async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
+    network = Network(CHOICES)
+    hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
+    network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
+    hanging.since = math.inf if is_known else 0.0
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_miner, "hanging", 2)
+        if is_known:
+            await network.until_window(6)
+            hanging.since = trio.current_time()
+        await network.until_window(16)
+    honest = key("miner-1").public.hex()[:8]
+    collected_events = [event for event in network.events("trainer/download", "collected") if event["miner"] == honest]
+    assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
+    verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
+    assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {Reason.MISSING}
 
 
 class HangsOnce(UnreachableStore):
@@ -96,18 +90,16 @@ class HangsOnce(UnreachableStore):
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=2):
-            await network.until_window(8)
-        verdicts_by_window = await verdicts(network, "miner-1", range(8))
-        assert len(verdicts_by_window) >= 5 and store.parts
-        assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
-
-    simulate(scenario)
+@simulated
+async def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
+    network = Network(CHOICES)
+    store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=2):
+        await network.until_window(8)
+    verdicts_by_window = await verdicts(network, "miner-1", range(8))
+    assert len(verdicts_by_window) >= 5 and store.parts
+    assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
 
 
 class StallingStore(UnreachableStore):
@@ -126,63 +118,57 @@ class StallingStore(UnreachableStore):
         return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
-        patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
-        store = StallingStore(network.store, 1.01 * patience)
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=2):
-            await network.until_window(8)
-        for name in ("miner-1", "miner-2"):
-            verdicts_by_window = await verdicts(network, name, range(8))
-            assert len(verdicts_by_window) >= 4 and len(store.stalls) >= 4
-            assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
-
-    simulate(scenario)
-
-
-def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        names = [f"hanging-{number}" for number in range(6)]
-        hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
-        network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
-        honest = key("miner-1").public.hex()[:8]
-        delays: dict[int, float] = {}  # by window: seconds from its opening until its groups were handed over
-        async with run_nodes(network, miners=1) as nursery:
-            for name in names:
-                nursery.start_soon(network.run_miner, name, 1)
-            await network.until_window(1)
-            while network.node("x").window() < 20:
-                await trio.sleep(0.25)
-                for event in network.events("trainer/download", "collected"):
-                    if event["miner"] == honest and event["used"]:
-                        delay = network.clock.now() - network.run.opening_time(event["window"])
-                        delays.setdefault(event["window"], delay)
-        assert len(delays) >= 14
-        assert max(delays.values()) < 6.0
-
-    simulate(scenario)
-
-
-def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        # There is no other miner whose storage could show that the validator's own network works.
-        async with run_nodes(network, miners=1):
-            await network.until_window(6)
-            store.since = trio.current_time()
-            await network.until_window(12)
-        verdicts_by_window = await verdicts(network, "miner-1", range(12))
+@simulated
+async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
+    network = Network(CHOICES)
+    schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
+    patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
+    store = StallingStore(network.store, 1.01 * patience)
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=2):
+        await network.until_window(8)
+    for name in ("miner-1", "miner-2"):
+        verdicts_by_window = await verdicts(network, name, range(8))
+        assert len(verdicts_by_window) >= 4 and len(store.stalls) >= 4
         assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
-        errors = [event["error"] for event in network.events("validator-0", "not-judged")]
-        assert errors and all("none from other storage" in error for error in errors)
 
-    simulate(scenario)
+
+@simulated
+async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
+    network = Network(CHOICES)
+    names = [f"hanging-{number}" for number in range(6)]
+    hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
+    network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
+    honest = key("miner-1").public.hex()[:8]
+    delays: dict[int, float] = {}  # by window: seconds from its opening until its groups were handed over
+    async with run_nodes(network, miners=1) as nursery:
+        for name in names:
+            nursery.start_soon(network.run_miner, name, 1)
+        await network.until_window(1)
+        while network.node("x").window() < 20:
+            await trio.sleep(0.25)
+            for event in network.events("trainer/download", "collected"):
+                if event["miner"] == honest and event["used"]:
+                    delay = network.clock.now() - network.run.opening_time(event["window"])
+                    delays.setdefault(event["window"], delay)
+    assert len(delays) >= 14
+    assert max(delays.values()) < 6.0
+
+
+@simulated
+async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
+    network = Network(CHOICES)
+    store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    # There is no other miner whose storage could show that the validator's own network works.
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+        store.since = trio.current_time()
+        await network.until_window(12)
+    verdicts_by_window = await verdicts(network, "miner-1", range(12))
+    assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+    errors = [event["error"] for event in network.events("validator-0", "not-judged")]
+    assert errors and all("none from other storage" in error for error in errors)
 
 
 def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():

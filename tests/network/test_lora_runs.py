@@ -31,7 +31,7 @@ from tests.support.simulation.frozen_engine import FrozenEngine, FrozenProducer
 from tests.support.simulation.lora_network import ALPHA, RANK, TARGETS, LoraNetwork
 from tests.support.simulation.network import key
 from tests.support.simulation.network_runs import run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulate, simulated
 
 CHOICES = Choices(groups=4, group_size=4)
 LAST_WINDOW = 12
@@ -139,21 +139,19 @@ def test_an_exported_version_is_adapters_or_a_whole_model(played: dict[str, Any]
     ]
 
 
-def test_a_trainer_that_is_killed_goes_on() -> None:
-    async def scenario() -> None:
-        network = LoraNetwork(CHOICES)
-        async with run_nodes(network, miners=0) as nursery:
-            nursery.start_soon(network.run_miner, "miner-1")
-            await network.until_window(3)
-        async with run_nodes(network, miners=1):
-            await network.until_window(12)
-        assert network.events("trainer/training", "resumed")
-        versions = [event["version"] for event in network.events("trainer/upload", "published")]
-        assert sorted(set(versions)) == list(range(versions[-1] + 1))
-        assert versions[-1] >= 3
-        assert (await verify_chain(network.node("checker"), lambda line: None)).version == versions[-1]
-
-    simulate(scenario)
+@simulated
+async def test_a_trainer_that_is_killed_goes_on() -> None:
+    network = LoraNetwork(CHOICES)
+    async with run_nodes(network, miners=0) as nursery:
+        nursery.start_soon(network.run_miner, "miner-1")
+        await network.until_window(3)
+    async with run_nodes(network, miners=1):
+        await network.until_window(12)
+    assert network.events("trainer/training", "resumed")
+    versions = [event["version"] for event in network.events("trainer/upload", "published")]
+    assert sorted(set(versions)) == list(range(versions[-1] + 1))
+    assert versions[-1] >= 3
+    assert (await verify_chain(network.node("checker"), lambda line: None)).version == versions[-1]
 
 
 class Base:

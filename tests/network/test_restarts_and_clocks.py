@@ -14,7 +14,7 @@ from tests.network.unreachable_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Network, key
 from tests.support.simulation.network_runs import CHOICES
 from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 
 class Behind(TrioClock):
@@ -55,29 +55,27 @@ class OneClockBehind(Network):
         )
 
 
-def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
-    async def scenario() -> None:
-        network = OneClockBehind(CHOICES)
-        network.validator_clock = Behind(BEGIN)
-        store = RecordingStore(network.store)
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        own = key("validator-0").public
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(network.run_beacon)
-            nursery.start_soon(network.run_trainer)
-            nursery.start_soon(network.run_miner, "miner-1")
-            with trio.move_on_after(network.run.opening_time(10) - network.clock.now()):
-                await network.run_validator("validator-0")
-            network.validator_clock.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
-            with trio.move_on_after(20.0):
-                await network.run_validator("validator-0")
-            nursery.cancel_scope.cancel()
-        summaries: dict[int, set[bytes]] = {}
-        for path, data in store.puts:
-            if path.startswith(paths.kind_prefix(own, "seals")):
-                seal = open_signed(data, Seal, [own]).record
-                summaries.setdefault(seal.window, set()).add(seal.summary)
-        assert len(summaries) >= 9
-        assert all(len(digests) == 1 for digests in summaries.values())
-
-    simulate(scenario)
+@simulated
+async def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
+    network = OneClockBehind(CHOICES)
+    network.validator_clock = Behind(BEGIN)
+    store = RecordingStore(network.store)
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    own = key("validator-0").public
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(network.run_beacon)
+        nursery.start_soon(network.run_trainer)
+        nursery.start_soon(network.run_miner, "miner-1")
+        with trio.move_on_after(network.run.opening_time(10) - network.clock.now()):
+            await network.run_validator("validator-0")
+        network.validator_clock.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
+        with trio.move_on_after(20.0):
+            await network.run_validator("validator-0")
+        nursery.cancel_scope.cancel()
+    summaries: dict[int, set[bytes]] = {}
+    for path, data in store.puts:
+        if path.startswith(paths.kind_prefix(own, "seals")):
+            seal = open_signed(data, Seal, [own]).record
+            summaries.setdefault(seal.window, set()).add(seal.summary)
+    assert len(summaries) >= 9
+    assert all(len(digests) == 1 for digests in summaries.values())

@@ -12,7 +12,7 @@ from protocol import paths
 from roles.ports import ObjectInfo, ObjectStore, StoreError
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 FIRST, LAST = 6, 30
 """The windows during which storage fails."""
@@ -72,29 +72,27 @@ def check_no_contradiction(network: Network) -> None:
 
 
 @pytest.mark.parametrize("name", ["miner-1", "validator-1", "trainer"])
-def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name: str) -> None:
-    async def scenario() -> None:
-        network = PartlyCutOff(CHOICES, validators=2)
-        network.unlucky_node = name
-        async with run_nodes(network):
-            await network.until_window(FIRST)
-            network.is_out = True
-            await network.until_window(FIRST + 4)  # what was under way has ended
-            before = await newest_version(network)
-            await network.until_window(LAST)
-            during = await newest_version(network)
-            network.is_out = False
-            await network.until_window(LAST + 12)
-            after = await newest_version(network)
-        assert (during > before + 3) == (name != "trainer"), "the others go on without it"
-        assert after > during + 2
-        if name.startswith("miner"):
-            assert any(event["window"] >= LAST for event in network.events(name, "delivered"))
-        if name.startswith("validator"):
-            assert any(event["window"] >= LAST and event["accepted"] for event in network.events(name, "verdict"))
-        check_no_contradiction(network)
-
-    simulate(scenario)
+@simulated
+async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name: str) -> None:
+    network = PartlyCutOff(CHOICES, validators=2)
+    network.unlucky_node = name
+    async with run_nodes(network):
+        await network.until_window(FIRST)
+        network.is_out = True
+        await network.until_window(FIRST + 4)  # what was under way has ended
+        before = await newest_version(network)
+        await network.until_window(LAST)
+        during = await newest_version(network)
+        network.is_out = False
+        await network.until_window(LAST + 12)
+        after = await newest_version(network)
+    assert (during > before + 3) == (name != "trainer"), "the others go on without it"
+    assert after > during + 2
+    if name.startswith("miner"):
+        assert any(event["window"] >= LAST for event in network.events(name, "delivered"))
+    if name.startswith("validator"):
+        assert any(event["window"] >= LAST and event["accepted"] for event in network.events(name, "verdict"))
+    check_no_contradiction(network)
 
 
 class ReplicatedStore(MemoryStore):
@@ -117,38 +115,34 @@ class ReplicatedStore(MemoryStore):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trainer", "validator-0", "miner-1"])
-def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        network.store = store = ReplicatedStore()
-        async with run_nodes(network):
-            await network.until_window(FIRST)
-            await store.fail_over(paths.writer_prefix(key(name).public), 10)
-            await network.until_window(FIRST + 8)
-            before = await newest_version(network)
-            await network.until_window(FIRST + 24)
-            assert await newest_version(network) > before + 3
-            recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 12]
-            assert any(event["accepted"] for event in recent)
-        check_no_contradiction(network)
-
-    simulate(scenario)
+@simulated
+async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
+    network = Network(CHOICES)
+    network.store = store = ReplicatedStore()
+    async with run_nodes(network):
+        await network.until_window(FIRST)
+        await store.fail_over(paths.writer_prefix(key(name).public), 10)
+        await network.until_window(FIRST + 8)
+        before = await newest_version(network)
+        await network.until_window(FIRST + 24)
+        assert await newest_version(network) > before + 3
+        recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 12]
+        assert any(event["accepted"] for event in recent)
+    check_no_contradiction(network)
 
 
-def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network):
-            await network.until_window(FIRST)
-            for prefix in (paths.participants(), "runs/", "revisions/"):
-                for info in [info async for info in network.store.list(prefix)]:
-                    await network.store.delete(info.path)
-            await network.until_window(FIRST + 30)
-            keys = {info.path async for info in network.store.list(paths.participants())}
-            for name in ("miner-1", "miner-2", "validator-0", "trainer"):
-                assert paths.participant(key(name).public) in keys, f"{name} did not announce itself again"
-            recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 20]
-            assert any(event["accepted"] for event in recent)
-        check_no_contradiction(network)
-
-    simulate(scenario)
+@simulated
+async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
+    network = Network(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(FIRST)
+        for prefix in (paths.participants(), "runs/", "revisions/"):
+            for info in [info async for info in network.store.list(prefix)]:
+                await network.store.delete(info.path)
+        await network.until_window(FIRST + 30)
+        keys = {info.path async for info in network.store.list(paths.participants())}
+        for name in ("miner-1", "miner-2", "validator-0", "trainer"):
+            assert paths.participant(key(name).public) in keys, f"{name} did not announce itself again"
+        recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 20]
+        assert any(event["accepted"] for event in recent)
+    check_no_contradiction(network)

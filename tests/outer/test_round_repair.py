@@ -79,26 +79,24 @@ async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> 
     assert await state.get(parts[0], 1 << 30) == expected
 
 
-def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_has_signed(
+@simulated
+async def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_has_signed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def weigh_on_another_machine(*arguments: Any) -> Weighting:
         weighting = weigh_round(*arguments)
         return replace(weighting, factors=tuple(math.nextafter(factor, 0.0) for factor in weighting.factors))
 
-    async def scenario() -> None:
-        testbed = OuterTestbed(3, state_interval=4)
-        with monkeypatch.context() as patch:
-            patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
-            before = await stopped_after(testbed, 3)
-        assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
-        state = await without(testbed.coordinator_state, STATES)
-        await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
-        testbed.coordinator_state = state
-        assert (await stopped_after(testbed, 5))[: len(before)] == before
-        assert testbed.applied("site-0") == testbed.applied("site-1") == testbed.applied("site-2")
-
-    simulated(scenario)()
+    testbed = OuterTestbed(3, state_interval=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
+        before = await stopped_after(testbed, 3)
+    assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
+    state = await without(testbed.coordinator_state, STATES)
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
+    testbed.coordinator_state = state
+    assert (await stopped_after(testbed, 5))[: len(before)] == before
+    assert testbed.applied("site-0") == testbed.applied("site-1") == testbed.applied("site-2")
 
 
 @simulated

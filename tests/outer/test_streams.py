@@ -47,53 +47,46 @@ def test_a_contribution_with_other_tensors_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rules", [STREAMED, STREAMED_AND_DELAYED])
-def test_sites_train_together_in_streams(rules: object) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed = OuterTestbed(3, rules)  # type: ignore[arg-type]
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery)
-            await testbed.until_round(7)
-            await trio.sleep(2)
-            nursery.cancel_scope.cancel()
-        manifests = await testbed.manifests()
-        assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
-        equal_states(testbed)
-        for name in testbed.names:
-            await check_sums(testbed, name)
-        site = testbed.handles["site-0"].site
-        assert site is not None and site.shared is not None
-        assert loss(site.shared.weights) < 0.8 * loss(first_weights())
-
-    scenario()
+@simulated
+async def test_sites_train_together_in_streams(rules: object) -> None:
+    testbed = OuterTestbed(3, rules)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(7)
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
+    equal_states(testbed)
+    for name in testbed.names:
+        await check_sums(testbed, name)
+    site = testbed.handles["site-0"].site
+    assert site is not None and site.shared is not None
+    assert loss(site.shared.weights) < 0.8 * loss(first_weights())
 
 
-def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
+@simulated
+async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     """The first local step of a round begins where the last one of the round before ended, in the other stream."""
-
-    @simulated
-    async def scenario() -> None:
-        testbed = OuterTestbed(2, STREAMED)
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery)
-            await testbed.until_round(5)
-            nursery.cancel_scope.cancel()
-        manifests, shared = await testbed.manifests(), SharedState.begin(first_weights(), has_momentum=True)
-        learner, steps = testbed.handles["site-0"].learner, 0
-        for opening, manifest in pairwise(manifests):
-            steps += (await testbed.contribution("site-0", manifest.number)).record.local_steps
-            payload = [await testbed.payload(item) for item in manifest.counted]
-            sent = set(shared.stream(opening.rules))
-            moved = {name: tensor - learner.ends[steps][name] for name, tensor in shared.weights.items()}
-            shared = shared.after(payload, [item.factor for item in manifest.counted], opening.rules)
-            assert all(moved[name].abs().max() > 0 for name in moved)
-            if manifest.number < 4:
-                begins = learner.begins[steps]
-                for name, tensor in begins.items():
-                    due = shared.weights[name] - (0 if name in sent else moved[name])
-                    assert torch.allclose(tensor, due, atol=1e-7), (manifest.number, name)
-
-    scenario()
+    testbed = OuterTestbed(2, STREAMED)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(5)
+        nursery.cancel_scope.cancel()
+    manifests, shared = await testbed.manifests(), SharedState.begin(first_weights(), has_momentum=True)
+    learner, steps = testbed.handles["site-0"].learner, 0
+    for opening, manifest in pairwise(manifests):
+        steps += (await testbed.contribution("site-0", manifest.number)).record.local_steps
+        payload = [await testbed.payload(item) for item in manifest.counted]
+        sent = set(shared.stream(opening.rules))
+        moved = {name: tensor - learner.ends[steps][name] for name, tensor in shared.weights.items()}
+        shared = shared.after(payload, [item.factor for item in manifest.counted], opening.rules)
+        assert all(moved[name].abs().max() > 0 for name in moved)
+        if manifest.number < 4:
+            begins = learner.begins[steps]
+            for name, tensor in begins.items():
+                due = shared.weights[name] - (0 if name in sent else moved[name])
+                assert torch.allclose(tensor, due, atol=1e-7), (manifest.number, name)
 
 
 @pytest.mark.parametrize("kind", ["payload/", "inner/", "prepared/", "outer/site"])

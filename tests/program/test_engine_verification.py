@@ -47,7 +47,6 @@ async def answer_of(
     return result
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("found", "status", "line"),
     [
@@ -82,7 +81,6 @@ async def test_one_line_says_what_was_found(
     assert (result.returncode, result.stdout + result.stderr) == (status, line)
 
 
-@pytest.mark.trio
 async def test_a_node_that_serves_nothing_yet_says_so(run: Path, tmp_path: Path) -> None:
     async def answer() -> Verification:
         raise EngineError("no policy has been committed")
@@ -92,7 +90,6 @@ async def test_a_node_that_serves_nothing_yet_says_so(run: Path, tmp_path: Path)
     assert result.stderr == "grailnode: miner-1: nothing was verified: no policy has been committed\n"
 
 
-@pytest.mark.trio
 async def test_a_node_that_ends_meanwhile_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "miner-1" / "engine").mkdir(parents=True)
     asked, results = trio.Event(), list[CommandResult]()
@@ -112,7 +109,6 @@ async def test_a_node_that_ends_meanwhile_is_named(run: Path, tmp_path: Path) ->
     assert "the node ended before it answered" in results[0].stderr
 
 
-@pytest.mark.trio
 async def test_a_state_may_have_a_long_path(run: Path, tmp_path: Path) -> None:
     state = tmp_path / ("long" * 40)
 
@@ -123,7 +119,6 @@ async def test_a_state_may_have_a_long_path(run: Path, tmp_path: Path) -> None:
     assert not list((state / "miner-1" / "engine").iterdir())
 
 
-@pytest.mark.trio
 async def test_a_socket_of_a_killed_node_is_replaced(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "miner-1" / "engine" / "verify"
     path.parent.mkdir(parents=True)
@@ -142,7 +137,6 @@ async def test_a_socket_of_a_killed_node_is_replaced(run: Path, tmp_path: Path) 
         assert (await trio.to_thread.run_sync(ask)).returncode == 0
 
 
-@pytest.mark.trio
 async def test_a_node_works_where_no_socket_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "verify").mkdir()  # in place of the socket, as a file system without sockets refuses it
     events = []

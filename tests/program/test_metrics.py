@@ -12,8 +12,6 @@ from grailnode.config import ConfigError
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 
-pytestmark = pytest.mark.trio
-
 
 @asynccontextmanager
 async def serving(telemetry: NodeTelemetry) -> AsyncIterator[int]:

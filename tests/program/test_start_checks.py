@@ -102,13 +102,10 @@ async def test_a_space_that_works_is_left_as_it_was():
     ],
     ids=["put", "get", "delete", "other bytes"],
 )
-def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str) -> None:
-    @simulated
-    async def check() -> None:
-        with pytest.raises(StartError, match=message):
-            await check_space(miner(store), None)
-
-    check()
+@simulated
+async def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        await check_space(miner(store), None)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +116,12 @@ def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str
     ],
     ids=["another bucket", "a private bucket"],
 )
-def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: MemoryStore, message: str) -> None:
-    @simulated
-    async def check() -> None:
-        store = MemoryStore()
-        with pytest.raises(StartError, match=message):
-            await check_space(miner(store), others_see)
-        assert [info async for info in store.list("")] == []
-
-    check()
+@simulated
+async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: MemoryStore, message: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(StartError, match=message):
+        await check_space(miner(store), others_see)
+    assert [info async for info in store.list("")] == []
 
 
 @simulated
@@ -147,18 +141,15 @@ async def test_a_miner_that_the_run_does_not_admit_is_refused():
         await check_admission(node)
 
 
-def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
-    @simulated
-    async def check() -> None:
-        source = make_credential_source(tmp_path / "miner-1.invite")
-        node = replace(miner(MemoryStore(), policy="invite"), credential=source)
-        with pytest.raises(StartError, match=r"by invite, .*no invitation"):
-            await check_admission(node)
-        (tmp_path / "miner-1.invite").write_text("00" * 90)
-        with pytest.raises(StartError, match="by invite, and does not admit this one"):
-            await check_admission(node)
-
-    check()
+@simulated
+async def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
+    source = make_credential_source(tmp_path / "miner-1.invite")
+    node = replace(miner(MemoryStore(), policy="invite"), credential=source)
+    with pytest.raises(StartError, match=r"by invite, .*no invitation"):
+        await check_admission(node)
+    (tmp_path / "miner-1.invite").write_text("00" * 90)
+    with pytest.raises(StartError, match="by invite, and does not admit this one"):
+        await check_admission(node)
 
 
 @simulated

@@ -101,41 +101,38 @@ def revise(testbed: AttackedTrainer, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["full disk", "killed"])
-def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed, disk = make_testbed_with_full_disk()
-        await testbed.deliver()
-        verdicts = [testbed.verdict(FIRST, testbed.judgement(0)), testbed.verdict(SECOND)]
-        summaries = [(key, testbed.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
-        for key, summary, _ in summaries:
-            await testbed.seal(key, summary)
-        await testbed.reveal(*summaries[0])
-        buffer = ReplayBuffer(ReplaySettings(), 0)
-        training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
-        middle = testbed.run.opening_time(WINDOW) + 2.0
+@simulated
+async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
+    testbed, disk = make_testbed_with_full_disk()
+    await testbed.deliver()
+    verdicts = [testbed.verdict(FIRST, testbed.judgement(0)), testbed.verdict(SECOND)]
+    summaries = [(key, testbed.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
+    for key, summary, _ in summaries:
+        await testbed.seal(key, summary)
+    await testbed.reveal(*summaries[0])
+    buffer = ReplayBuffer(ReplaySettings(), 0)
+    training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
+    middle = testbed.run.opening_time(WINDOW) + 2.0
 
-        async def go_on() -> None:
-            await testbed.clock.sleep_until(middle)
-            await testbed.reveal(*summaries[1])
-            await trio.sleep(0.0 if killed else 1.0)
-            disk.full = False
+    async def go_on() -> None:
+        await testbed.clock.sleep_until(middle)
+        await testbed.reveal(*summaries[1])
+        await trio.sleep(0.0 if killed else 1.0)
+        disk.full = False
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(training._read_inbox)
-            if killed:
-                await testbed.collect(middle)
-                await go_on()
-            else:
-                nursery.start_soon(go_on)
-            await testbed.collect()
-            await trio.sleep(1.0)
-            nursery.cancel_scope.cancel()
-        assert await testbed.outcomes() == {"used"}
-        both_groups = {content_digest(group.to_frame()) for group in testbed.groups}
-        assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
-
-    scenario()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(training._read_inbox)
+        if killed:
+            await testbed.collect(middle)
+            await go_on()
+        else:
+            nursery.start_soon(go_on)
+        await testbed.collect()
+        await trio.sleep(1.0)
+        nursery.cancel_scope.cancel()
+    assert await testbed.outcomes() == {"used"}
+    both_groups = {content_digest(group.to_frame()) for group in testbed.groups}
+    assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
 
 
 @simulated
@@ -154,32 +151,27 @@ async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows
 
 @pytest.mark.parametrize("how", ["hidden", "bent"])
 @pytest.mark.parametrize("kind", ["commitments", "batches"])
-def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        testbed.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
-        testbed.node = replace(testbed.node, store=testbed.store)
-        await testbed.deliver()
-        await testbed.publish_records(SECOND)
-        await testbed.collect()
-        assert await testbed.outcomes() == {"used"}
-
-    scenario()
+@simulated
+async def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
+    testbed = AttackedTrainer()
+    testbed.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
+    testbed.node = replace(testbed.node, store=testbed.store)
+    await testbed.deliver()
+    await testbed.publish_records(SECOND)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"used"}
 
 
-def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(VerifiedBatch, "max_bytes", 100)
-
-    @simulated
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await testbed.deliver()
-        await testbed.publish_records(FIRST)
-        await testbed.collect()
-        assert await testbed.outcomes() == {"too-large"}
-
-    scenario()
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"too-large"}
 
 
 @simulated

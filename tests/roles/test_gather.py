@@ -48,52 +48,48 @@ def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel
     simulated(scenario)()
 
 
-def test_the_next_items_are_fetched_while_one_is_used():
-    async def scenario() -> None:
-        starts: list[float] = []
-        results: list[int] = []
+@simulated
+async def test_the_next_items_are_fetched_while_one_is_used():
+    starts: list[float] = []
+    results: list[int] = []
 
-        async def fetch(item: int) -> int:
-            starts.append(trio.current_time())
-            await trio.sleep(10.0)
-            return item * item
+    async def fetch(item: int) -> int:
+        starts.append(trio.current_time())
+        await trio.sleep(10.0)
+        return item * item
 
-        async def use(item: int, result: int) -> None:
-            assert result == item * item
-            results.append(item)
-            await trio.sleep(10.0)
+    async def use(item: int, result: int) -> None:
+        assert result == item * item
+        results.append(item)
+        await trio.sleep(10.0)
 
-        start = trio.current_time()
-        await fetch_ahead(fetch, range(6), use, ahead=2)
-        assert results == list(range(6))
-        assert trio.current_time() - start < 6 * 10 + 11  # one after another it would be 120 s
-        assert [round(moment - start) for moment in starts] == [0, 0, 0, 20, 30, 40]  # never more than two ahead
-
-    simulated(scenario)()
+    start = trio.current_time()
+    await fetch_ahead(fetch, range(6), use, ahead=2)
+    assert results == list(range(6))
+    assert trio.current_time() - start < 6 * 10 + 11  # one after another it would be 120 s
+    assert [round(moment - start) for moment in starts] == [0, 0, 0, 20, 30, 40]  # never more than two ahead
 
 
 @pytest.mark.parametrize("place", ["fetch", "use"])
-def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: str):
-    async def scenario() -> None:
-        results: list[int] = []
+@simulated
+async def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: str):
+    results: list[int] = []
 
-        async def fetch(item: int) -> int:
-            await trio.sleep(1.0 if item < 3 else 100.0)
-            if place == "fetch" and item == 2:
-                raise StoreError("gone")
-            return item
+    async def fetch(item: int) -> int:
+        await trio.sleep(1.0 if item < 3 else 100.0)
+        if place == "fetch" and item == 2:
+            raise StoreError("gone")
+        return item
 
-        async def use(item: int, result: int) -> None:
-            if place == "use" and item == 2:
-                raise ProtocolError("false", "here")
-            results.append(item)
+    async def use(item: int, result: int) -> None:
+        if place == "use" and item == 2:
+            raise ProtocolError("false", "here")
+        results.append(item)
 
-        with pytest.raises((StoreError, ProtocolError)):
-            await fetch_ahead(fetch, range(5), use, ahead=8)
-        assert results in ([0, 1], [])
-        assert trio.current_time() < 50
-
-    simulated(scenario)()
+    with pytest.raises((StoreError, ProtocolError)):
+        await fetch_ahead(fetch, range(5), use, ahead=8)
+    assert results in ([0, 1], [])
+    assert trio.current_time() < 50
 
 
 @simulated

@@ -20,7 +20,7 @@ from roles.validator.window_cases import Case, ServingVersions
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 VERSIONS = ServingVersions(0, 0)
 
@@ -134,44 +134,36 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
     )
 
 
-def test_cases_that_were_begun_are_completed_before_others_are_begun():
-    async def scenario() -> None:
-        counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
-        assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
-
-    simulate(scenario)
+@simulated
+async def test_cases_that_were_begun_are_completed_before_others_are_begun():
+    counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
+    assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
 
 
-def test_miners_that_fill_the_window_leave_newcomers_their_share():
-    async def scenario() -> None:
-        counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
-        assert counts[Reputation.EARNING] >= 0.6 * 50
-        assert counts[Reputation.KNOWN] >= 0.2 * 50
-        assert counts[Reputation.STRANGER] >= 0.1 * 50
-        left = {reputation: 60 - count for reputation, count in counts.items()}
-        assert (event["left_earning"], event["left_known"], event["left_stranger"]) == tuple(left.values())
-
-    simulate(scenario)
+@simulated
+async def test_miners_that_fill_the_window_leave_newcomers_their_share():
+    counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
+    assert counts[Reputation.EARNING] >= 0.6 * 50
+    assert counts[Reputation.KNOWN] >= 0.2 * 50
+    assert counts[Reputation.STRANGER] >= 0.1 * 50
+    left = {reputation: 60 - count for reputation, count in counts.items()}
+    assert (event["left_earning"], event["left_known"], event["left_stranger"]) == tuple(left.values())
 
 
 @pytest.mark.parametrize("crowd", [Reputation.KNOWN, Reputation.STRANGER, Reputation.REJECTED])
-def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
-    async def scenario() -> None:
-        counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
-        assert counts[Reputation.EARNING] == 20
-        assert counts[crowd] == 20
-        assert event["cases"] == 40
-        # Those that earn had to wait for no more than the crowd's share.
-        counts, _ = await judged({Reputation.EARNING: 20, crowd: 500}, 20.5 / (1 - 2 * SHARES[crowd]))
-        assert counts[Reputation.EARNING] == 20
-
-    simulate(scenario)
+@simulated
+async def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
+    counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
+    assert counts[Reputation.EARNING] == 20
+    assert counts[crowd] == 20
+    assert event["cases"] == 40
+    # Those that earn had to wait for no more than the crowd's share.
+    counts, _ = await judged({Reputation.EARNING: 20, crowd: 500}, 20.5 / (1 - 2 * SHARES[crowd]))
+    assert counts[Reputation.EARNING] == 20
 
 
-def test_time_that_nobody_else_uses_is_the_newcomers():
-    async def scenario() -> None:
-        counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
-        assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}
-        assert event["left_stranger"] == 0
-
-    simulate(scenario)
+@simulated
+async def test_time_that_nobody_else_uses_is_the_newcomers():
+    counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
+    assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}
+    assert event["left_stranger"] == 0

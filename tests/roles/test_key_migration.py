@@ -10,7 +10,7 @@ from protocol import paths
 from tests.roles.killed_publisher import killed_at
 from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, copy_of, newest
 from tests.support.builders.chains import equal
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 SECONDS = 2.5  # of a start, which waits for less than that for another trainer under its key
 
@@ -30,21 +30,19 @@ class RotatedKeyTestbed(PublisherTestbed):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
-    async def scenario() -> None:
-        before = RotatedKeyTestbed()
-        await before.prepare()
-        for operation in itertools.count():
-            testbed = RotatedKeyTestbed()
-            testbed.store, testbed.state = await copy_of(before.store), await copy_of(before.state)
-            if not await killed_at(testbed, operation, SECONDS, after=after, key=SUCCESSOR):
-                break
-            await testbed.publish(SECONDS, key=SUCCESSOR)
-            version, weights = await newest(*await testbed.follower())
-            assert (operation, version) == (operation, 4)
-            assert equal(weights, testbed.weights[4])
-            versions = [name.partition("-")[0] for name in await testbed.manifests()]
-            assert len(versions) == len(set(versions)), f"two manifests for a version after operation {operation}"
-        assert operation > 20
-
-    simulate(scenario)
+@simulated
+async def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
+    before = RotatedKeyTestbed()
+    await before.prepare()
+    for operation in itertools.count():
+        testbed = RotatedKeyTestbed()
+        testbed.store, testbed.state = await copy_of(before.store), await copy_of(before.state)
+        if not await killed_at(testbed, operation, SECONDS, after=after, key=SUCCESSOR):
+            break
+        await testbed.publish(SECONDS, key=SUCCESSOR)
+        version, weights = await newest(*await testbed.follower())
+        assert (operation, version) == (operation, 4)
+        assert equal(weights, testbed.weights[4])
+        versions = [name.partition("-")[0] for name in await testbed.manifests()]
+        assert len(versions) == len(set(versions)), f"two manifests for a version after operation {operation}"
+    assert operation > 20

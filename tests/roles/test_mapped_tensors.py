@@ -88,7 +88,6 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path: Path
         MappedTensors(tmp_path / "file" / "versions")(TENSORS)
 
 
-@pytest.mark.trio
 async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
     testbed = FollowerTestbed()
     await testbed.publish(3)
@@ -102,7 +101,6 @@ async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
         assert mapped_files(tmp_path) == 1, "an older version is still mapped"
 
 
-@pytest.mark.trio
 async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -> None:
     testbed = FollowerTestbed()
     await testbed.publish(1)
@@ -116,7 +114,6 @@ async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -
     assert (await follower.rebuild(1)).version == 1
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(("with_vllm", "files"), [(True, 1), (False, 0)], ids=["vllm", "torch"])
 async def test_only_a_node_with_vllm_has_its_weights_in_files(tmp_path: Path, with_vllm: bool, files: int) -> None:
     testbed = FollowerTestbed()

@@ -78,27 +78,25 @@ async def test_a_part_that_is_bent_or_gone_leaves_the_version_before():
 
 
 @pytest.mark.parametrize("change", ["swapped", "doubled", "one too few", "one too many", "bent and signed"])
-def test_signed_parts_that_are_no_patch_leave_the_version_before(change: str) -> None:
-    async def scenario() -> None:
-        testbed, follower = await following_testbed()
-        await testbed.publish(1)
-        parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
-        false_part = parts[1][:-1] + bytes([parts[1][-1] ^ 1])
-        changed = {
-            "swapped": [parts[1], parts[0], *parts[2:]],
-            "doubled": [*parts[:2], *parts[1:]],
-            "one too few": parts[:-1],
-            "one too many": [*parts, b"\0"],
-            "bent and signed": [parts[0], false_part, *parts[2:]],
-        }
-        await replace_parts(testbed, changed[change])
-        await follower.refresh()
-        with pytest.raises(ProtocolError):
-            await follower.rebuild(1)
-        assert follower.newest is not None
-        assert equal(follower.newest.weights, testbed.chain.weights[0])
-
-    simulated(scenario)()
+@simulated
+async def test_signed_parts_that_are_no_patch_leave_the_version_before(change: str) -> None:
+    testbed, follower = await following_testbed()
+    await testbed.publish(1)
+    parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
+    false_part = parts[1][:-1] + bytes([parts[1][-1] ^ 1])
+    changed = {
+        "swapped": [parts[1], parts[0], *parts[2:]],
+        "doubled": [*parts[:2], *parts[1:]],
+        "one too few": parts[:-1],
+        "one too many": [*parts, b"\0"],
+        "bent and signed": [parts[0], false_part, *parts[2:]],
+    }
+    await replace_parts(testbed, changed[change])
+    await follower.refresh()
+    with pytest.raises(ProtocolError):
+        await follower.rebuild(1)
+    assert follower.newest is not None
+    assert equal(follower.newest.weights, testbed.chain.weights[0])
 
 
 @simulated

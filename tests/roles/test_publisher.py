@@ -16,7 +16,7 @@ from roles.trainer.publish.publisher import PublisherSettings
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
 from tests.support.builders.chains import TRAINER, equal
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
@@ -72,32 +72,30 @@ async def test_a_migration_without_the_old_space_says_what_is_missing():
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.0, 4000.0), (0.5, 60.0), (3.0, 60.0)])
-def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
-    async def scenario() -> None:
-        testbed = PublisherTestbed()
-        await testbed.snapshot(0, 1, 2)
-        await testbed.publish()
-        states = [testbed.state, await copy_of(testbed.state)]
-        stopped_places: list[int] = []
+@simulated
+async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0, 1, 2)
+    await testbed.publish()
+    states = [testbed.state, await copy_of(testbed.state)]
+    stopped_places: list[int] = []
 
-        async def run(place: int) -> None:
-            await trio.sleep(delay * place)
-            await testbed.snapshot(3, 4, state=states[place])
-            try:
-                await testbed.publish(
-                    seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
-                )
-            except* (FencedError, ChainError):
-                stopped_places.append(place)
+    async def run(place: int) -> None:
+        await trio.sleep(delay * place)
+        await testbed.snapshot(3, 4, state=states[place])
+        try:
+            await testbed.publish(
+                seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
+            )
+        except* (FencedError, ChainError):
+            stopped_places.append(place)
 
-        async with trio.open_nursery() as nursery:
-            for place in range(2):
-                nursery.start_soon(run, place)
-        assert len(stopped_places) == 1
-        version, weights = await newest(*await testbed.follower())
-        assert version == 4 and equal(weights, testbed.weights[4])
-
-    simulate(scenario)
+    async with trio.open_nursery() as nursery:
+        for place in range(2):
+            nursery.start_soon(run, place)
+    assert len(stopped_places) == 1
+    version, weights = await newest(*await testbed.follower())
+    assert version == 4 and equal(weights, testbed.weights[4])
 
 
 @simulated
@@ -150,25 +148,23 @@ async def test_the_head_is_renewed_at_once_when_a_trainer_restarts():
         (9, replace(SETTINGS, anchor_interval=4, keep_patches=100, keep_anchors=1)),  # version 1 has no patch or anchor
     ],
 )
-def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifies(
+@simulated
+async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifies(
     newest_version: int, settings: PublisherSettings
 ):
-    async def scenario() -> None:
-        testbed = PublisherTestbed()
-        testbed.store = LosesPatches()
-        await testbed.snapshot(0, 1)
-        await testbed.publish(seconds=60, settings=settings)
-        testbed.store.losing = False
-        await testbed.snapshot(*range(2, newest_version + 1))
-        await testbed.publish(seconds=30, settings=settings)
-        without_patch = [fields["version"] for fields in testbed.log.named("published") if not fields["patch_bytes"]]
-        assert without_patch == [0, 1]
-        assert (1 in (await testbed.head()).anchors) == (settings is SETTINGS)
+    testbed = PublisherTestbed()
+    testbed.store = LosesPatches()
+    await testbed.snapshot(0, 1)
+    await testbed.publish(seconds=60, settings=settings)
+    testbed.store.losing = False
+    await testbed.snapshot(*range(2, newest_version + 1))
+    await testbed.publish(seconds=30, settings=settings)
+    without_patch = [fields["version"] for fields in testbed.log.named("published") if not fields["patch_bytes"]]
+    assert without_patch == [0, 1]
+    assert (1 in (await testbed.head()).anchors) == (settings is SETTINGS)
 
-        node, follower = await testbed.follower()
-        version, weights = await newest(node, follower)
-        assert version == newest_version
-        assert equal(weights, testbed.weights[version])
-        assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])
-
-    simulated(scenario)()
+    node, follower = await testbed.follower()
+    version, weights = await newest(node, follower)
+    assert version == newest_version
+    assert equal(weights, testbed.weights[version])
+    assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])

@@ -180,19 +180,18 @@ def test_the_largest_settings_that_are_accepted_work() -> None:
 
 
 @pytest.mark.parametrize(("interval", "patches", "anchors"), [(1, 5, 2), (2, 7, 1), (3, 10, 2), (5, 4, 1), (1, 12, 3)])
-def test_everything_that_a_head_names_is_in_storage_until_it_expires(interval: int, patches: int, anchors: int) -> None:
+@simulated
+async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
+    interval: int, patches: int, anchors: int
+) -> None:
     settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
-
-    async def scenario() -> None:
-        testbed = LongRunTestbed(40)
-        for version in range(40):
-            await testbed.snapshot(version)
-        await testbed.publish(2000, settings=settings)
-        assert testbed.store.violations == []
-        assert (await testbed.head()).version == 39
-        assert (await newest(*await testbed.follower()))[0] == 39
-
-    simulate(scenario)
+    testbed = LongRunTestbed(40)
+    for version in range(40):
+        await testbed.snapshot(version)
+    await testbed.publish(2000, settings=settings)
+    assert testbed.store.violations == []
+    assert (await testbed.head()).version == 39
+    assert (await newest(*await testbed.follower()))[0] == 39
 
 
 @dataclass(frozen=True)

@@ -39,19 +39,16 @@ class ReadContract:
     def seed(self, store: ObjectStore) -> Seed:
         return store.put
 
-    @pytest.mark.trio
     @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 300], ids=len)
     async def test_an_object_comes_back_as_it_was_put(self, store: ObjectStore, seed: Seed, data: bytes):
         await seed("folder/object", data)
         assert await store.get("folder/object", len(data)) == data
 
-    @pytest.mark.trio
     async def test_unusual_characters_of_a_path(self, store: ObjectStore, seed: Seed):
         for name in ["a b", "a+b", "a%2Fb", "a&b=c;d", "a#b", "a?b", "é😀", "~'()*!@$,:"]:
             await seed(f"names/{name}", name.encode())
             assert await store.get(f"names/{name}", 100) == name.encode()
 
-    @pytest.mark.trio
     @pytest.mark.parametrize(
         ("offset", "size", "expected"),
         [
@@ -73,13 +70,11 @@ class ReadContract:
         await seed("ten", b"0123456789")
         assert await store.get("ten", 10, offset=offset, size=size) == expected
 
-    @pytest.mark.trio
     async def test_ranges_of_an_empty_object_are_empty(self, store: ObjectStore, seed: Seed):
         await seed("empty", b"")
         assert await store.get("empty", 10, offset=0, size=5) == b""
         assert await store.get("empty", 0) == b""
 
-    @pytest.mark.trio
     @pytest.mark.parametrize("size", [None, 0, 4])
     async def test_a_missing_object_is_not_found(self, store: ObjectStore, seed: Seed, size: int | None):
         await seed("there/object", b"x")
@@ -87,7 +82,6 @@ class ReadContract:
             with pytest.raises(NotFoundError):
                 await store.get(path, 10, size=size)
 
-    @pytest.mark.trio
     async def test_the_ceiling_holds_for_the_answer_not_the_object(self, store: ObjectStore, seed: Seed):
         await seed("large", b"x" * 1000)
         assert len(await store.get("large", 1000)) == 1000
@@ -98,13 +92,11 @@ class ReadContract:
             with pytest.raises(TooLargeError):
                 await store.get("large", 10 if offset else 999, offset=offset, size=size)
 
-    @pytest.mark.trio
     @pytest.mark.parametrize("path", BAD_PATHS)
     async def test_a_path_outside_the_rules_is_our_own_fault(self, store: ObjectStore, path: str):
         with pytest.raises(ValueError, match="not an object path"):
             await store.get(path, 1)
 
-    @pytest.mark.trio
     async def test_negative_ranges_are_our_own_fault(self, store: ObjectStore):
         for max_bytes, offset, size in [(-1, 0, None), (1, -1, None), (1, 0, -1)]:
             with pytest.raises(ValueError, match="negative"):
@@ -120,13 +112,11 @@ class StoreContract(ReadContract):
 
     hidden_while_overwritten = False
 
-    @pytest.mark.trio
     async def test_a_put_replaces(self, store: ObjectStore):
         await store.put("a/b", b"a longer first object")
         await store.put("a/b", b"second")
         assert await store.get("a/b", 100) == b"second"
 
-    @pytest.mark.trio
     @pytest.mark.parametrize("path", BAD_PATHS)
     async def test_nothing_is_written_or_removed_outside_the_rules(self, store: ObjectStore, path: str):
         with pytest.raises(ValueError, match="not an object path"):
@@ -134,7 +124,6 @@ class StoreContract(ReadContract):
         with pytest.raises(ValueError, match="not an object path"):
             await store.delete(path)
 
-    @pytest.mark.trio
     async def test_a_deleted_object_is_gone_and_deleting_it_again_is_no_error(self, store: ObjectStore):
         await store.put("a/b/c", b"x")
         await store.put("a/d", b"y")
@@ -146,14 +135,12 @@ class StoreContract(ReadContract):
         await store.put("a/b/c", b"z")
         assert await store.get("a/b/c", 1) == b"z"
 
-    @pytest.mark.trio
     async def test_deleting_a_folder_deletes_nothing(self, store: ObjectStore) -> None:
         await store.put("a/b", b"x")
         for path in ["a", "a/b/c", "never/was"]:
             await store.delete(path)
         assert await paths(store, "") == ["a/b"]
 
-    @pytest.mark.trio
     async def test_a_listing_is_in_utf8_order(self, store: ObjectStore):
         for path in reversed(SORTED_PATHS):
             await store.put(path, path.encode())
@@ -161,21 +148,18 @@ class StoreContract(ReadContract):
         infos = [info async for info in store.list("p/")]
         assert [(info.path, info.size) for info in infos] == [(path, len(path.encode())) for path in SORTED_PATHS]
 
-    @pytest.mark.trio
     async def test_a_listing_begins_behind_any_path(self, store: ObjectStore):
         for path in SORTED_PATHS:
             await store.put(path, b"")
         for after in ["", "p/", "p/a-", "p/b", "p/b/", "p/b/1zzz", "p/b0", "q", "o", *SORTED_PATHS]:
             assert await paths(store, "p/", after) == [path for path in SORTED_PATHS if path > after]
 
-    @pytest.mark.trio
     async def test_a_prefix_need_not_be_a_folder(self, store: ObjectStore):
         for path in SORTED_PATHS:
             await store.put(path, b"")
         for prefix in ["", "p", "p/", "p/a", "p/a-", "p/b", "p/b/", "p/b/1", "p/nothing", "r/"]:
             assert await paths(store, prefix) == [path for path in SORTED_PATHS if path.startswith(prefix)]
 
-    @pytest.mark.trio
     async def test_pages_of_a_listing_join_without_gap_or_repetition(self, store: ObjectStore, small_pages: None):
         expected = [f"many/{number // 5}/{number:03}" for number in range(23)]
         for path in expected:
@@ -183,7 +167,6 @@ class StoreContract(ReadContract):
         assert await paths(store, "many/") == expected
         assert await paths(store, "many/", expected[6]) == expected[7:]
 
-    @pytest.mark.trio
     async def test_a_reader_may_stop_or_delete_while_it_lists(self, store: ObjectStore, small_pages: None):
         for number in range(9):
             await store.put(f"x/{number}", b"")
@@ -194,13 +177,11 @@ class StoreContract(ReadContract):
         assert paths_seen == [f"x/{number}" for number in range(9)]
         assert await paths(store, "") == []
 
-    @pytest.mark.trio
     @pytest.mark.parametrize("prefix", ["/", "..", "a//", "a/../", "a\0", ".tmp/"])
     async def test_a_prefix_outside_the_rules_is_our_own_fault(self, store: ObjectStore, prefix: str):
         with pytest.raises(ValueError, match="not a prefix"):
             await paths(store, prefix)
 
-    @pytest.mark.trio
     async def test_an_object_is_no_folder_and_a_folder_no_object(self, store: ObjectStore):
         await store.put("a/b", b"x")
         for path in ["a", "a/b/c"]:
@@ -209,7 +190,6 @@ class StoreContract(ReadContract):
         assert await store.get("a/b", 1) == b"x"
         assert await paths(store, "") == ["a/b"]
 
-    @pytest.mark.trio
     async def test_a_reader_never_sees_a_mixture(self, store: ObjectStore):
         bodies = [bytes([number]) * 40_000 for number in range(6)]
         await store.put("contended", bodies[0])
@@ -227,7 +207,6 @@ class StoreContract(ReadContract):
                 except NotFoundError:
                     assert self.hidden_while_overwritten
 
-    @pytest.mark.trio
     async def test_writers_and_deleters_share_a_folder(self, store: ObjectStore) -> None:
         async def come_and_go(name: str) -> None:
             for _ in range(8):

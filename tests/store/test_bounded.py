@@ -9,7 +9,7 @@ from grailnode.store.memory import MemoryStore
 from roles.ports import StoreError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 
 async def filled(count: int) -> MemoryStore:
@@ -24,37 +24,31 @@ async def list_paths(store: BoundedStore, prefix: str = "a/", after: str = "") -
 
 
 @pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
-def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
-    async def scenario() -> None:
-        faulty = FaultyStore(await filled(50), random.Random(1))
-        faulty.plan("list", fault)
-        paths = await list_paths(BoundedStore(faulty))
-        assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
-
-    simulate(scenario)
+@simulated
+async def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
+    faulty = FaultyStore(await filled(50), random.Random(1))
+    faulty.plan("list", fault)
+    paths = await list_paths(BoundedStore(faulty))
+    assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
 
 
-def test_an_endless_listing_ends_in_an_error_of_one_line():
-    async def scenario() -> None:
-        faulty = FaultyStore(await filled(5), random.Random(1))
-        faulty.plan("list", Fault.LIST_ENDLESS)
-        with pytest.raises(StoreError, match="more than 100 entries"):
-            await list_paths(BoundedStore(faulty, 100))
-        assert len(await list_paths(BoundedStore(faulty, 5))) == 5
-
-    simulate(scenario)
+@simulated
+async def test_an_endless_listing_ends_in_an_error_of_one_line():
+    faulty = FaultyStore(await filled(5), random.Random(1))
+    faulty.plan("list", Fault.LIST_ENDLESS)
+    with pytest.raises(StoreError, match="more than 100 entries"):
+        await list_paths(BoundedStore(faulty, 100))
+    assert len(await list_paths(BoundedStore(faulty, 5))) == 5
 
 
-def test_foreign_paths_are_left_out():
+@simulated
+async def test_foreign_paths_are_left_out():
     class UnfilteredStore(MemoryStore):
         async def list(self, prefix: str, *, after: str = ""):
             async for info in super().list("", after=""):
                 yield info
 
-    async def scenario() -> None:
-        store = UnfilteredStore()
-        for path in ("a/1", "a/2", "b/1"):
-            await store.put(path, b"x")
-        assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]
-
-    simulate(scenario)
+    store = UnfilteredStore()
+    for path in ("a/1", "a/2", "b/1"):
+        await store.put(path, b"x")
+    assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]

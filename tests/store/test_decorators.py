@@ -35,7 +35,6 @@ def retrying(faulty: FaultyStore) -> RetryingStore:
 
 
 class TestRetrying:
-    @pytest.mark.trio
     @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_ANSWER])
     async def test_a_transient_failure_is_retried(self, faulty, retrying, fault, autojump_clock):
         for _ in range(3):
@@ -43,14 +42,12 @@ class TestRetrying:
         await retrying.put("a", b"x")
         assert await retrying.get("a", 1) == b"x"
 
-    @pytest.mark.trio
     async def test_pauses_double_and_are_jittered(self, faulty, retrying, autojump_clock):
         for _ in range(3):
             faulty.plan("put", Fault.ERROR)
         await retrying.put("a", b"x")
         assert 3.5 <= trio.current_time() <= 7.0  # 1 + 2 + 4 seconds, each cut to 50 to 100 percent
 
-    @pytest.mark.trio
     async def test_pauses_are_deterministic(self, memory, autojump_clock):
         async def seconds(seed: int) -> float:
             faulty, start = FaultyStore(memory, random.Random(0)), trio.current_time()
@@ -62,21 +59,18 @@ class TestRetrying:
 
         assert await seconds(1) == await seconds(1) != await seconds(2)
 
-    @pytest.mark.trio
     async def test_a_permanent_failure_is_raised_with_its_cause(self, faulty, retrying, autojump_clock):
         faulty.link = Link.NO_REQUESTS
         with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as error_info:
             await retrying.put("a", b"x")
         assert isinstance(error_info.value.__cause__, StoreError)
 
-    @pytest.mark.trio
     async def test_a_hanging_store_ends_at_the_deadline(self, faulty, retrying, autojump_clock):
         faulty.plan("get", Fault.HANG)
         with pytest.raises(StoreError, match="no answer within 60 s"):
             await retrying.get("a", 1)
         assert trio.current_time() == pytest.approx(60.0)
 
-    @pytest.mark.trio
     async def test_final_errors_are_not_retried(self, memory, faulty, retrying, autojump_clock):
         await memory.put("a", b"long")
         with pytest.raises(NotFoundError):
@@ -87,7 +81,6 @@ class TestRetrying:
             await RetryingStore(ReadOnlyStore(memory), random.Random(1)).put("a", b"")
         assert trio.current_time() == 0.0
 
-    @pytest.mark.trio
     async def test_a_listing_continues_after_a_failure(self, memory, faulty, retrying, autojump_clock):
         expected_paths = [f"x/{number:02}" for number in range(40)]
         for path in expected_paths:
@@ -99,7 +92,6 @@ class TestRetrying:
 
 
 class TestLimited:
-    @pytest.mark.trio
     async def test_requests_beyond_the_burst_are_delayed(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
         times = []
@@ -112,7 +104,6 @@ class TestLimited:
             await store.delete("a")
         assert trio.current_time() == pytest.approx(102.0)
 
-    @pytest.mark.trio
     async def test_concurrent_operations_are_limited(self, memory, autojump_clock):
         slow = FaultyStore(memory, random.Random(1), {Fault.DELAY: 1.0}, delay=1.0)
         active = most = 0
@@ -133,7 +124,6 @@ class TestLimited:
                 nursery.start_soon(store.put, str(number), b"")
         assert most == 3
 
-    @pytest.mark.trio
     async def test_objects_beyond_the_ceilings_are_refused(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=9, max_put_bytes=4, max_get_bytes=2))
         with pytest.raises(TooLargeError):
@@ -143,7 +133,6 @@ class TestLimited:
             await store.get("a", 100)
         assert await store.get("a", 100, offset=2, size=2) == b"34"
 
-    @pytest.mark.trio
     async def test_a_listing_releases_its_slot_while_its_reader_works(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
         for name in "abc":
@@ -154,7 +143,6 @@ class TestLimited:
 
 
 class TestMetered:
-    @pytest.mark.trio
     async def test_operations_are_counted_by_outcome(self, memory, autojump_clock):
         faulty, meter = FaultyStore(memory, random.Random(1), delay=0.0), TallyMeter()
         store = MeteredStore(faulty, meter)
@@ -185,7 +173,6 @@ class TestMetered:
 
 
 class TestPrefixed:
-    @pytest.mark.trio
     async def test_objects_outside_the_prefix_are_neither_read_nor_written(self, memory):
         await memory.put("one/a", b"1")
         await memory.put("one-more/a", b"2")
@@ -203,7 +190,6 @@ class TestPrefixed:
             PrefixedStore(memory, prefix)
 
 
-@pytest.mark.trio
 async def test_a_read_only_store_reads_and_refuses_writes(memory):
     await memory.put("a", b"x")
     store = ReadOnlyStore(memory)

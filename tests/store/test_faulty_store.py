@@ -32,7 +32,6 @@ async def read(store: ObjectStore, path: str) -> bytes | None:
         return None
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("fault", "raises", "expected"),
     [
@@ -53,7 +52,6 @@ async def test_faults_of_puts(memory, faulty, fault, raises, expected, autojump_
     assert (trio.current_time() > 0) == (fault is Fault.DELAY)
 
 
-@pytest.mark.trio
 async def test_a_repeated_put_may_replace_a_newer_one():
     outcomes = set()
     for seed in range(20):
@@ -68,7 +66,6 @@ async def test_a_repeated_put_may_replace_a_newer_one():
     assert outcomes == {b"old", b"new"}
 
 
-@pytest.mark.trio
 async def test_faults_of_reads(faulty):
     data = bytes(range(200))
     await faulty.put("a", b"before")
@@ -89,7 +86,6 @@ async def test_faults_of_reads(faulty):
     assert await read(faulty, "a") == data
 
 
-@pytest.mark.trio
 async def test_a_stale_read_can_return_the_object_of_another_node(memory):
     history = PutHistory()
     one, other = (FaultyStore(memory, random.Random(seed), history=history) for seed in (1, 2))
@@ -99,7 +95,6 @@ async def test_a_stale_read_can_return_the_object_of_another_node(memory):
     assert await read(other, "head") == b"1"
 
 
-@pytest.mark.trio
 async def test_faults_of_listings(memory, faulty):
     old = [f"x/{number:02}" for number in range(30)]
     for path in old:
@@ -126,7 +121,6 @@ async def test_faults_of_listings(memory, faulty):
     assert count > 1000
 
 
-@pytest.mark.trio
 async def test_a_cut_link_loses_requests_or_responses(memory, faulty, autojump_clock):
     faulty.link = Link.NO_REQUESTS
     with pytest.raises(StoreError):
@@ -141,7 +135,6 @@ async def test_a_cut_link_loses_requests_or_responses(memory, faulty, autojump_c
     assert await read(faulty, "a") == b"x"
 
 
-@pytest.mark.trio
 async def test_a_hanging_operation_can_be_cancelled(faulty, autojump_clock):
     faulty.plan("get", Fault.HANG)
     with trio.move_on_after(5) as scope:

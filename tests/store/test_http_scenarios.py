@@ -8,7 +8,6 @@ from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_ht
 
 
 @pytest.mark.slow
-@pytest.mark.trio
 async def test_nothing_is_lost_under_any_http_fault(rclone_bucket: Bucket):
     outcomes: dict[str, HttpOutcome] = {}
     slots = trio.CapacityLimiter(6)

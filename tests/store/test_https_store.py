@@ -61,7 +61,6 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
     assert str(error_info.value).startswith("http://127.0.0.1:")
 
 
-@pytest.mark.trio
 async def test_a_transfer_that_breaks_off_is_resumed(store, server):
     server.change = lambda request, reply: replace_reply(reply, cut=300_000)
     assert await store.get("o", len(OBJECT)) == OBJECT
@@ -71,14 +70,12 @@ async def test_a_transfer_that_breaks_off_is_resumed(store, server):
     assert all(request.headers["if-range"].startswith('"') for request in server.requests[1:])
 
 
-@pytest.mark.trio
 async def test_the_transfer_of_a_range_is_resumed(store, server):
     server.change = lambda request, reply: replace_reply(reply, cut=100_000)
     assert await store.get("o", MIB, offset=1000, size=250_000) == OBJECT[1000:251_000]
     assert [request.headers["range"].rpartition("-")[2] for request in server.requests] == ["250999"] * 3
 
 
-@pytest.mark.trio
 async def test_two_objects_are_never_mixed(store, server):
     other = OBJECT[::-1]
 
@@ -92,7 +89,6 @@ async def test_two_objects_are_never_mixed(store, server):
     assert await store.get("o", len(OBJECT)) == other
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("etag", [None, 'W/"weak"', "unquoted"])
 async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag):
     def change(request: HttpRequest, reply: Reply) -> Reply:
@@ -106,7 +102,6 @@ async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag)
     assert [request.headers.get("range") for request in server.requests] == [None, None]
 
 
-@pytest.mark.trio
 async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
     server.change = lambda request, reply: replace_reply(reply, cut=0)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
@@ -116,7 +111,6 @@ async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
     assert len(server.requests) == 1 + 4
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("length", [None, UNSAID, 5])
 async def test_an_object_beyond_max_bytes_is_refused(store, server, length):
     server.objects["/o"] = bytes(32 * MIB)
@@ -127,7 +121,6 @@ async def test_an_object_beyond_max_bytes_is_refused(store, server, length):
         await fails(store.get("o", 1000), "1000", TooLargeError)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_redirects_are_not_followed(store, server, url, status):
     server.change = lambda request, reply: Reply(status, b"", {"Location": f"{url}/o"})
@@ -135,7 +128,6 @@ async def test_redirects_are_not_followed(store, server, url, status):
     assert len(server.requests) == 1
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("status", "match"), [(429, "too many requests"), (500, "500"), (503, "unavailable"), (204, "204")]
 )
@@ -144,21 +136,18 @@ async def test_other_statuses_are_errors(store, server, status, match):
     await fails(store.get("o", 10), match)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("status", [403, 404, 410])
 async def test_a_missing_object_by_status(store, server, status):
     server.change = lambda request, reply: Reply(status, b"<html>")
     await fails(store.get("o", 10), "no such object", NotFoundError)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("content_range", ["", "bytes 1-4/10", "bytes x", "items 2-5/10", "bytes 2-5/10 or so"])
 async def test_a_response_with_another_range_is_an_error(store, server, content_range):
     server.change = lambda request, reply: Reply(206, b"2345", {"Content-Range": content_range})
     await fails(store.get("o", 10, offset=2, size=4), "range")
 
 
-@pytest.mark.trio
 async def test_a_server_without_ranges(store, server):
     server.change = lambda request, reply: Reply(200, OBJECT)
     assert await store.get("o", 4, size=4) == OBJECT[:4]
@@ -166,20 +155,17 @@ async def test_a_server_without_ranges(store, server):
     await fails(store.get("o", 4, offset=2, size=4), "ranges", PermanentError)
 
 
-@pytest.mark.trio
 async def test_a_server_that_sends_more_than_the_range(store, server):
     server.change = lambda request, reply: Reply(206, OBJECT[2:], {"Content-Range": "bytes 2-9999/10000"})
     assert await store.get("o", 4, offset=2, size=4) == OBJECT[2:6]
 
 
-@pytest.mark.trio
 async def test_compressed_answers_are_refused(store, server):
     server.change = lambda request, reply: replace_reply(reply, headers={"Content-Encoding": "gzip"})
     await fails(store.get("o", len(OBJECT)), "compresses")
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("cookie", ["a=b", "٣", "a=٣; Path=/"])
 async def test_cookies_are_ignored(store, server, cookie):
     server.change = lambda request, reply: replace_reply(reply, headers={"Set-Cookie": cookie})
@@ -188,21 +174,18 @@ async def test_cookies_are_ignored(store, server, cookie):
     assert all("cookie" not in request.headers for request in server.requests)
 
 
-@pytest.mark.trio
 async def test_a_transfer_below_the_minimum_rate_fails(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(grace=0.1, min_rate=1e6))
     server.change = lambda request, reply: replace_reply(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
-@pytest.mark.trio
 async def test_the_deadline_holds_for_everything(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(deadline=0.1, grace=60.0))
     server.change = lambda request, reply: replace_reply(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 
 
-@pytest.mark.trio
 async def test_a_silent_server_is_an_error(url, server):
     async with open_client(connect=2.0, silence=0.1) as client:
         store = HttpsStore(url, client, plain_http=True)
@@ -210,21 +193,18 @@ async def test_a_silent_server_is_an_error(url, server):
         await fails(store.get("o", len(OBJECT)), "ReadTimeout")
 
 
-@pytest.mark.trio
 async def test_an_unreachable_server_is_reported_with_its_url(client):
     for base in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
         with pytest.raises(StoreError, match=base):
             await HttpsStore(base, client, plain_http=True).get("o", 1)
 
 
-@pytest.mark.trio
 async def test_writes_are_refused(store, server):
     await fails(store.put("a", b""), "reading only", PermanentError)
     await fails(store.delete("a"), "reading only", PermanentError)
     assert server.requests == []
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "base",
     [
@@ -246,7 +226,6 @@ async def test_base_urls_that_are_refused(client, base):
         HttpsStore(base, client)
 
 
-@pytest.mark.trio
 async def test_the_environment_is_not_read(url, server, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")

@@ -34,7 +34,6 @@ async def list_paths(url: str, client: httpx.AsyncClient, prefix: str = "p/", af
     return [info.path async for info in store.list(prefix, after=after)]
 
 
-@pytest.mark.trio
 async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client, monkeypatch: pytest.MonkeyPatch):
     """moto serves anonymous requests, here in pages of ten keys."""
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
@@ -49,7 +48,6 @@ async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client, monkeyp
     store.close()
 
 
-@pytest.mark.trio
 async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nursery: trio.Nursery):
     targets: list[str] = []
 
@@ -64,7 +62,6 @@ async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nu
     assert targets[1].endswith("continuation-token=t%2F%261")
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("reply", "kind", "match"),
     [
@@ -89,7 +86,6 @@ async def test_invalid_listings(client, nursery: trio.Nursery, reply: Reply, kin
     assert "\n" not in str(error_info.value)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("key", ["q/{:06d}", "p/../{:06d}"], ids=["of others", "of no object"])
 async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(client, nursery: trio.Nursery, key: str):
     targets: list[str] = []

@@ -63,7 +63,6 @@ def store(bucket: tuple[S3Location, S3Credentials]) -> Iterator[S3Store]:
     store.close()
 
 
-@pytest.mark.trio
 async def test_a_large_object_arrives_whole(store):
     faults = RequestFaults(store)
     await store.put("large/object", OBJECT)
@@ -72,7 +71,6 @@ async def test_a_large_object_arrives_whole(store):
     assert await store.get("large/object", 100, offset=10 * MIB - 3, size=9) == OBJECT[10 * MIB - 3 :][:9]
 
 
-@pytest.mark.trio
 async def test_a_second_attempt_sends_only_what_is_missing(store):
     faults = RequestFaults(store)
     faults.unsent = {"UploadPart 3"}
@@ -88,7 +86,6 @@ async def test_a_second_attempt_sends_only_what_is_missing(store):
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
-@pytest.mark.trio
 async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lost(store):
     faults = RequestFaults(store)
     faults.unanswered = {"CompleteMultipartUpload"}
@@ -101,7 +98,6 @@ async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lo
     assert await store.abort_uploads("", time.time() + 60) == 0
 
 
-@pytest.mark.trio
 async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
     RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
@@ -116,7 +112,6 @@ async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
     successor.close()
 
 
-@pytest.mark.trio
 async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
     RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
@@ -128,7 +123,6 @@ async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
     successor.close()
 
 
-@pytest.mark.trio
 async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store, bucket):
     RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
@@ -140,7 +134,6 @@ async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store,
     successor.close()
 
 
-@pytest.mark.trio
 async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
     faults = RequestFaults(store)
     faults.unsent = {"UploadPart 2"}
@@ -154,7 +147,6 @@ async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
-@pytest.mark.trio
 async def test_orphans_are_aborted_when_they_are_old_enough(store):
     RequestFaults(store).unsent = {"CompleteMultipartUpload"}
     for path in ("mine/a", "theirs/a"):

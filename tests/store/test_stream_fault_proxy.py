@@ -38,7 +38,6 @@ def always(kind: StreamFault) -> NetworkConditions:
     return NetworkConditions(1.0, kinds=(kind,), rng=random.Random(1))
 
 
-@pytest.mark.trio
 async def test_without_faults_all_requests_use_one_connection() -> None:
     conditions = NetworkConditions()
     async with proxied_client(conditions) as (client, requests):
@@ -52,7 +51,6 @@ async def test_without_faults_all_requests_use_one_connection() -> None:
     assert (conditions.bytes_up, conditions.bytes_down) == (len(BODY), 3 * len(BODY))
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(("kind", "status"), [(StreamFault.ERROR, 500), (StreamFault.SLOW_DOWN, 503)])
 async def test_errors_without_effect_do_not_reach_the_server(kind: StreamFault, status: int) -> None:
     async with proxied_client(always(kind)) as (client, requests):
@@ -61,7 +59,6 @@ async def test_errors_without_effect_do_not_reach_the_server(kind: StreamFault, 
         assert b"<Code>" in answer.content
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("kind", "raised", "is_delivered"),
     [
@@ -79,7 +76,6 @@ async def test_faults_that_lose_the_response(kind: StreamFault, raised: type[Exc
         assert bool(requests) == is_delivered
 
 
-@pytest.mark.trio
 async def test_a_flipped_bit_changes_one_bit_of_the_body() -> None:
     async with proxied_client(always(StreamFault.BIT_FLIP)) as (client, _):
         body = (await client.get("/c")).content
@@ -97,7 +93,6 @@ def test_faults_have_the_given_share_and_are_deterministic() -> None:
     assert draw_faults() == draw_faults()
 
 
-@pytest.mark.trio
 async def test_latency_delays_each_connection_and_each_request() -> None:
     start_time = trio.current_time()
     async with proxied_client(NetworkConditions(latency=0.02)) as (client, _):
