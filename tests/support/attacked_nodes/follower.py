@@ -1,7 +1,6 @@
 """A follower with a good version of the weights, and storage that an attacker controls."""
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -136,9 +135,9 @@ class AttackedFollower:
         """Return the path of the first shard of a version's anchor."""
         return paths.anchor(TRAINER.public, self.chain.signed_manifests[version].record.anchor[0].digest)
 
-    async def alter_object(self, path: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace the bytes of an object."""
-        await self.store.put(path, change(await self.store.get(path, 1 << 30)))
+    async def replace(self, path: str, data: bytes | None) -> None:
+        """Put other bytes at a path, or delete the object."""
+        await (self.store.delete(path) if data is None else self.store.put(path, data))
 
     async def forge(self, **changes: Any) -> Signed[Manifest]:
         """Publish a next manifest with changes, signed by the trainer and listed in its head, as a bad trainer does."""
