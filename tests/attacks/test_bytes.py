@@ -169,6 +169,7 @@ async def test_a_false_manifest_of_a_new_version_is_refused(
     await testbed.publish()
     await testbed.replace(testbed.manifest_path(4), manifest(testbed))
     await testbed.assert_refuses(refusal)
+    assert testbed.follower.version_for(3) == 3
     await testbed.store.put(testbed.manifest_path(4), testbed.chain.signed_manifests[4].data)
     await testbed.assert_follows()
 

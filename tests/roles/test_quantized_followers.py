@@ -11,7 +11,7 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ChainError
 from protocol.quantization import SCALE, Precision, quantize
 from roles.policy.follower import Follower
-from tests.roles.follower_testbed import HOUR_MS
+from tests.support.attacked_nodes.follower import HOUR_MS
 from tests.support.builders.chains import Chain, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import simulated

@@ -14,12 +14,13 @@ from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, Revision
 from protocol.identity.signing import Signed, SigningKey, open_announced, sign
+from protocol.patch import NewTensors
 from protocol.run import RunManifest
 from roles.authority_updates import load_authority, refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.policy.serving import keep_fresh
-from roles.ports import StoreError
+from roles.ports import ObjectStore, StoreError
 from tests.support.builders.chains import (
     MINER,
     TRAINER,
@@ -72,6 +73,11 @@ class AttackedFollower:
     def new_node(self, state: MemoryStore | None = None, key: SigningKey = MINER, log: Log | None = None) -> Node:
         """Return a node on this store, by default with the state of the attacked node."""
         return make_node(self.run_id, self.run, self.store, state or self.state, log or self.log, key, clock=self.clock)
+
+    async def new_follower(self, store: ObjectStore | None = None, new_tensors: NewTensors | None = None) -> Follower:
+        """Return another follower of this node's state, which may read from another store."""
+        node = make_node(self.run_id, self.run, store or self.store, self.state, self.log, MINER, clock=self.clock)
+        return await Follower.open(node, new_tensors=new_tensors)
 
     async def publish(self, count: int = 1, **options: Any) -> Manifest:
         """Publish the next honest versions, and return the manifest of the last one."""
