@@ -17,6 +17,7 @@ from grailnode.engine.vllm.vllm_server import ChildServer, ServerSettings
 from protocol.patch import encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
+from roles.ports import EngineError
 from tests.engine.engine_contract import changed, manifest
 from tests.engine.vllm_site import vllm_python
 from tests.support.builders.policies import (
@@ -91,5 +92,22 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: 
             await engine.forward(prompts, completions), await reference.forward(prompts, completions), strict=True
         ):
             torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
+    finally:
+        await engine.close()
+
+
+# vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none
+
+
+async def test_it_is_refused_on_a_cpu_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check the server would take the weights, and fail at the first request."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    policy = write_policy(tmp_path / "policy", head_dim=32)
+    model = build(policy)
+    settings = ServerSettings(vllm_python(), policy.directory, tmp_path / "server", sequences=8)
+    engine = VllmEngine(model, ChildServer(settings), tmp_path / "engine")
+    try:
+        with pytest.raises(EngineError, match="VLLM_BATCH_INVARIANT is set, and it computes on cpu"):
+            await engine.stage(0, random_weights(model))
     finally:
         await engine.close()

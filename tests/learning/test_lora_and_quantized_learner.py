@@ -61,7 +61,7 @@ def lora_model(policy: Path, dtype: torch.dtype = torch.float32) -> LoraModel:
 def learner_of(policy: Path, kind: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> Learner:
     """Return a learner of adapters ("lora"), or of all weights in a precision."""
     model = lora_model(policy, dtype) if kind == "lora" else build(Policy.load(policy), recompute=True)
-    precision = "bf16" if kind == "lora" else kind
+    precision: Precision = "bf16" if kind == "lora" else kind
     changed = dataclasses.replace(SETTINGS, **settings)
     return Learner(model, random_weights(model), changed, dtype=dtype, precision=precision)
 

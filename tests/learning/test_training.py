@@ -18,6 +18,7 @@ from roles.trainer.spool import INBOX, list_snapshots
 from tests.learning.groups import group
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
+from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulated
 
@@ -160,3 +161,15 @@ async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     assert resumed.steps == 3
     assert await list_snapshots(state) == names
     assert [item.path async for item in state.list(INBOX)] == []
+
+
+# The simulation of learning, by which the demo's settings were chosen, runs and learns
+
+
+def test_two_windows() -> None:
+    setup = Setup(windows=2, groups=4, group_size=4, groups_per_step=1, held_out=16, lag=1, learning_rate=1e-5)
+    summary = run(setup, print)
+    assert summary["versions"] > 0
+    assert 0.0 <= summary["last"] <= 1.0
+    assert 0.5 < summary["sparsity_mean"] <= 1.0
+    assert summary["outcomes"]["stored"] > 0

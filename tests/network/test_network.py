@@ -1,22 +1,30 @@
 """Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import trio
 
 from grailnode.demo.cheater import KINDS
 from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.node.wiring import run_coordinator, run_worker
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import Observer, newest_summarized
+from grailnode.run import authority_changes, authority_drafts
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
+from roles.authority_updates import refresh_authority
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import ObjectInfo, StoreError
+from roles.trainer.outer.coordinator import CoordinatorSettings
+from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.publish.publisher import PublisherSettings
+from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
+from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
@@ -262,3 +270,92 @@ async def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
     assert {1, 2} <= set(on_miner)
     assert not {3, 4, 5, 6} & set(on_miner)  # the pledges of window 6 were due before it ran again
     assert {7, 8} <= set(on_miner)
+
+
+# Two sites train one policy in a simulated network, from the groups that its miners make and its validators accept
+
+
+SITES = ("site-0", "site-1")
+
+
+@simulated
+async def test_two_sites_publish_one_chain_of_policies() -> None:
+    network = Network(CHOICES)
+    workers = tuple(sorted(key(name).public for name in SITES))
+    network.amend(authority=network.run.authority.model_copy(update={"workers": workers}))
+    rounds = CoordinatorSettings(
+        rules=round_rules(local_steps=2, quorum=2), beacon_rounds=network.run.schedule.rounds, state_interval=2
+    )
+    trainer = network.trainer_settings()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(network.run_beacon)
+        nursery.start_soon(network.run_validator)
+        for miner in ("miner-1", "miner-2"):
+            nursery.start_soon(network.run_miner, miner)
+        publisher = PublisherSettings(anchor_interval=4)
+        nursery.start_soon(run_coordinator, network.node("trainer"), lambda: network.weights, publisher, rounds)
+        for name in SITES:
+            settings = SiteSettings(groups_per_step=1, upload_seconds=0.5, poll_seconds=0.2)
+            node = network.node(name)
+            nursery.start_soon(run_worker, node, lambda: network.weights, network.compute, trainer, settings)
+        observer = Observer(network.node("observer"), 0)
+        with trio.fail_after(600):
+            while max([0, *(event["version"] for event in network.events("trainer", "published"))]) < 3:
+                await observer.refresh()
+                await trio.sleep(0.5)
+        await trio.sleep(5)
+        await observer.refresh()
+        nursery.cancel_scope.cancel()
+    tables = [{event["number"]: event["state"] for event in network.events(name, "round-applied")} for name in SITES]
+    assert tables[0].keys() == tables[1].keys() and tables[0] == tables[1]
+    closed = {event["number"]: event for event in network.events("trainer", "round-closed")}
+    assert sum(event["counted"] == 2 for event in closed.values()) >= 3
+    assert (await network.head()).version >= 3
+    assert max(event["changed"] for event in network.events("trainer", "published")) > 0
+    used = [event["groups"] for name in SITES for event in network.events(name, "contributed")]
+    assert sum(used) > 6
+    state = observer.state()
+    assert [row.number for row in state.rounds] == list(range(1, state.rounds[-1].number + 1))
+    assert {row.counted for row in state.rounds} <= {0, 2}
+    assert state.rounds[-1].version == state.rounds[-1].step >= 3
+    assert [site.name for site in state.sites] == sorted(SITES)
+    assert all(site.rounds >= 3 and site.steps >= site.rounds and site.payload_bytes > 0 for site in state.sites)
+    assert sum(site.groups for site in state.sites) == sum(row.groups for row in state.rounds)
+    assert not state.alarms
+
+
+# A validator that a revision adds while the run is going on: it judges with the others, and then the quorum rises
+
+
+NEW = "validator-1"
+
+
+async def revise(network: Network, **changes: Any) -> None:
+    """Publish a revision signed by the root."""
+    founder = network.node("founder")
+    await refresh_authority(founder)
+    draft = authority_drafts.propose(founder.revisions, "", **changes).signed_by(key("root"))
+    await network.store.put(paths.revision(founder.run_id, draft.revision.number), draft.envelope())
+
+
+@simulated
+async def test_a_new_validator_judges_and_then_both_must_accept():
+    network = Network(CHOICES)
+    async with run_nodes(network) as nursery:
+        await network.until_window(3)
+        await revise(network, **authority_changes.grant(network.run.authority, key(NEW).public, "validator"))
+        nursery.start_soon(network.run_validator, NEW)
+        await network.until_window(7)
+        await revise(network, quorum=2)
+        await network.until_window(14)
+    used_groups = {
+        window: sum(
+            item["used"] for item in network.events("trainer/download", "collected") if item["window"] == window
+        )
+        for window in range(12)
+    }
+    assert all(used_groups[window] == 8 for window in range(1, 12))  # two miners, four groups each; no window is lost
+    by_window = {summary.window: summary for summary in await summaries(network, NEW, range(12))}
+    assert set(by_window) >= set(range(6, 12))
+    assert all(row.accepted == 4 for window in range(6, 12) for row in by_window[window].rows)
+    assert not network.logs["trainer/download"].named("validators-disagree")

@@ -1,5 +1,7 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import trio
@@ -120,3 +122,26 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
         await recheck(network.node("observer"), network.task(node), compute, reference)
     assert not [item async for item in network.store.list(paths.kind_prefix(validator, "verdicts"))]
     await trio.lowlevel.checkpoint()
+
+
+# An exact run from end to end: miners and validators that batch differently accept all of each other's work
+
+
+@pytest.mark.slow
+@simulated
+async def test_in_an_exact_run_honest_work_is_trained_on():
+    network = Network(replace(CHOICES, numerics="exact"), validators=2, quorum=2)
+    assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
+    network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
+    async with run_nodes(network, miners=1):
+        await network.until_window(4)
+    rows = [
+        row
+        for name in ("validator-0", "validator-1")
+        for summary in await summaries(network, name, range(4))
+        for row in summary.rows
+    ]
+    assert sum(row.accepted for row in rows) > 0
+    assert [row for row in rows if row.rejected or row.sketch_misses or row.margin_misses] == []
+    assert network.events("trainer/training", "step")
+    assert not network.events("trainer/download", "validators-disagree")

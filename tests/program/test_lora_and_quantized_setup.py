@@ -173,20 +173,25 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
     assert re.search(message, command.stderr)
 
 
-ADAPTERS = {"lora_rank": 8, "lora_targets": ("q_proj",)}
-
-
 @pytest.mark.parametrize(
     ("choices", "error", "message"),
     [
-        (Choices(**ADAPTERS, sites=2), WorkspaceError, "of several sites trains all weights"),
+        (
+            Choices(lora_rank=8, lora_targets=("q_proj",), sites=2),
+            WorkspaceError,
+            "of several sites trains all weights",
+        ),
         (Choices(lora_rank=8, lora_targets=("q proj",)), WorkspaceError, "--lora-targets: String should match"),
         (Choices(lora_rank=8, lora_targets=()), WorkspaceError, "--lora-targets: Tuple should have at least 1"),
         (Choices(lora_rank=2000, lora_targets=("q_proj",)), WorkspaceError, "--lora-rank: Input should be less"),
         (Choices(lora_rank=65, lora_targets=("v_proj",)), PolicyError, "rank 65 is more than model.layers.0"),
         (Choices(lora_rank=8, lora_targets=("lm_head",)), PolicyError, "'lm_head' is no linear module"),
         (Choices(precision="fp8", sites=2), WorkspaceError, "a run of several sites trains BF16 weights"),
-        (Choices(precision="fp8", **ADAPTERS), WorkspaceError, "a run of adapters has BF16 weights"),
+        (
+            Choices(lora_rank=8, lora_targets=("q_proj",), precision="fp8"),
+            WorkspaceError,
+            "a run of adapters has BF16 weights",
+        ),
     ],
     ids=["sites", "name", "none", "rank", "dimension", "head", "sites of codes", "adapters of codes"],
 )

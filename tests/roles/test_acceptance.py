@@ -1,23 +1,27 @@
-"""Decisions on a miner's window reach the learner's inbox and the outcome log alike, through crashes, full disks and
-restarts.
-"""
+"""From verdicts to the learner's inbox: verified groups, decisions that survive crashes, and the newest weights."""
 
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
+from protocol.errors import MalformedError
 from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
+from protocol.judging.verdict import Judgement
+from protocol.rollout.batch import pack_tokens
 from roles.ports import NotFoundError, StoreError
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
-from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES
-from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
+from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES, PUBLISHED_WEIGHTS, newest_weights, weights_folder
+from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, WindowOutcomes, verified_group
 from tests.support.attacked_nodes.follower import ROOTS
 from tests.support.attacked_nodes.trainer import (
     FIRST,
@@ -30,8 +34,10 @@ from tests.support.attacked_nodes.trainer import (
     group_with_other_prompt,
     publish_window,
 )
+from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.virtual_clock import simulated
 
@@ -287,3 +293,83 @@ async def test_after_a_long_absence_slow_verdicts_are_waited_for():
     )
     await testbed.collect(testbed.clock.now() + 60.0)
     assert await testbed.outcomes() == {"used"}
+
+
+# Verified groups: whose values count where validators' judgements differ, and that their fields agree
+
+
+GROUP = samples.group()  # claims 0.5 and 1.0
+LOGPROBS = np.full(5, -0.5, dtype="<f4").tobytes()
+
+
+def accepting(*rewards: float) -> Judgement:
+    return samples.judgement(rewards=rewards, logprobs=LOGPROBS)
+
+
+def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() -> None:
+    assert verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9),), exact=True) is None
+    group = verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9), accepting(0.5, 1.0)), exact=True)
+    assert group is not None
+    assert group.rewards == (0.5, 1.0)
+
+
+def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
+    judgements = (accepting(0.1, 0.9), accepting(0.2, 0.8), accepting(0.2, 1.0))
+    group = verified_group(GROUP, samples.digest("frame"), judgements, exact=False)
+    assert group is not None
+    assert group.rewards == (0.2, 0.9)
+
+
+VERIFIED_GROUP = VerifiedGroup(
+    digest=samples.digest("frame"),
+    version=3,
+    prompt=pack_tokens((5, 6)),
+    completions=(pack_tokens((7, 1)), pack_tokens((8, 9, 1))),
+    logprobs=np.arange(-5, 0, dtype="<f4").tobytes(),
+    rewards=(0.5, 1.0),
+)
+
+
+def test_tokens_and_log_probabilities_of_each_completion() -> None:
+    assert VERIFIED_GROUP.prompt_tokens == (5, 6)
+    assert VERIFIED_GROUP.completion_tokens == ((7, 1), (8, 9, 1))
+    assert [logprobs.tolist() for logprobs in VERIFIED_GROUP.completion_logprobs] == [[-5.0, -4.0], [-3.0, -2.0, -1.0]]
+    assert VerifiedGroup.from_bytes(VERIFIED_GROUP.to_bytes()) == VERIFIED_GROUP
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"rewards": (1.0,)}, "one reward for each completion"),
+        ({"rewards": (), "completions": (), "logprobs": b""}, "one reward for each completion"),
+        ({"prompt": b"12345"}, "whole 32-bit words"),
+        ({"logprobs": b"1234"}, "one log-probability for each token"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], error: str) -> None:
+    data = VERIFIED_GROUP.model_copy(update=changes).to_bytes()
+    with pytest.raises(MalformedError, match=error):
+        VerifiedGroup.from_bytes(data)
+
+
+# The weights from which training continues are the newest, wherever they lie (roles/trainer/spool.py)
+
+
+@pytest.mark.parametrize(("queued", "published"), [(None, None), (1, None), (None, 2), (1, 2), (2, 2), (3, 2)])
+@simulated
+async def test_the_newest_of_outbox_and_published_weights(queued: int | None, published: int | None) -> None:
+    state = MemoryStore()
+    if queued is not None:
+        await put_snapshot(state, queued, {"w": torch.full((4,), float(queued))})
+    if published is not None:
+        source = TensorSource.of({"w": torch.full((4,), float(published))})
+        count = await put_shards(state, weights_folder(published), source, run_inline)
+        await state.put(f"{PUBLISHED_WEIGHTS}{published:010d}", str(count).encode())
+    newest = await newest_weights(state)
+    versions = [version for version in (queued, published) if version is not None]
+    if not versions:
+        assert newest is None
+        return
+    assert newest is not None
+    weights = await read_tensors(state, weights_folder(newest[0]), newest[1])
+    assert (newest[0], weights["w"][0].item()) == (max(versions), max(versions))

@@ -13,8 +13,16 @@ from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore, StoreError
 from roles.trainer.publish.history import HeadStamp, History, make_head
-from tests.roles.killed_publisher import killed_at, publish_until_killed
-from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
+from tests.roles.publisher_testbed import (
+    SETTINGS,
+    SUCCESSOR,
+    LosesPatches,
+    PublisherTestbed,
+    copy_of,
+    killed_at,
+    newest,
+    publish_until_killed,
+)
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, equal
 from tests.support.simulation.network import key

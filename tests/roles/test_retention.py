@@ -22,8 +22,7 @@ from protocol.limits import MAX_CHAIN
 from roles.policy.follower import Follower
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.retention import check_retention, retained_range
-from tests.roles.killed_publisher import killed_at
-from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, newest
+from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, killed_at, newest
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import BEGIN, Log

@@ -1,10 +1,11 @@
-"""RetryingStore, LimitedStore, MeteredStore, PrefixedStore and ReadOnlyStore, on a clock that jumps."""
+"""Decorators of stores on a clock that jumps: retries, limits, meters, prefixes, read-only and bounded listings."""
 
 import random
 
 import pytest
 import trio
 
+from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.prefixed import PrefixedStore
@@ -17,6 +18,7 @@ from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.measuring.store_tally import Tally, TallyMeter
+from tests.support.simulation.virtual_clock import simulated
 
 
 @pytest.fixture
@@ -200,3 +202,48 @@ async def test_a_read_only_store_reads_and_refuses_writes(memory):
     with pytest.raises(PermanentError):
         await store.delete("a")
     assert await memory.get("a", 1) == b"x"
+
+
+# BoundedStore: listings with duplicates or foreign paths, and listings that never end
+
+
+async def filled(count: int) -> MemoryStore:
+    store = MemoryStore()
+    for number in range(count):
+        await store.put(f"a/{number:03d}", b"x")
+    return store
+
+
+async def list_paths(store: BoundedStore, prefix: str = "a/", after: str = "") -> list[str]:
+    return [info.path async for info in store.list(prefix, after=after)]
+
+
+@pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
+@simulated
+async def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
+    faulty = FaultyStore(await filled(50), random.Random(1))
+    faulty.plan("list", fault)
+    paths = await list_paths(BoundedStore(faulty))
+    assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
+
+
+@simulated
+async def test_an_endless_listing_ends_in_an_error_of_one_line():
+    faulty = FaultyStore(await filled(5), random.Random(1))
+    faulty.plan("list", Fault.LIST_ENDLESS)
+    with pytest.raises(StoreError, match="more than 100 entries"):
+        await list_paths(BoundedStore(faulty, 100))
+    assert len(await list_paths(BoundedStore(faulty, 5))) == 5
+
+
+@simulated
+async def test_foreign_paths_are_left_out():
+    class UnfilteredStore(MemoryStore):
+        async def list(self, prefix: str, *, after: str = ""):
+            async for info in super().list("", after=""):
+                yield info
+
+    store = UnfilteredStore()
+    for path in ("a/1", "a/2", "b/1"):
+        await store.put(path, b"x")
+    assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]
