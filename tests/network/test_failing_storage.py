@@ -1,7 +1,6 @@
 """Storage that does not answer, answers falsely, or loses objects, for a short and a long time, and clocks set back."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +12,10 @@ from protocol import paths
 from protocol.identity.signing import open_signed
 from protocol.judging.ledger import Seal
 from roles.node.identity import Node
-from roles.ports import ObjectInfo, ObjectStore, StoreError
+from roles.ports import ObjectStore, StoreError
 from roles.trainer.spool import OUTCOMES
 from roles.trainer.verified_batch import WindowOutcomes
-from tests.network.unreachable_store import UnreachableStore
+from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import BEGIN, Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
 from tests.support.simulation.trio_clock import TrioClock
@@ -32,8 +31,8 @@ class FlakyStore(UnreachableStore):
         self._reads: Counter[tuple[str, int]] = Counter()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        data = await self._inner.get(path, max_bytes, offset=offset, size=size)
-        if not path.startswith(self._prefix):
+        data = await self.inner.get(path, max_bytes, offset=offset, size=size)
+        if not path.startswith(self.prefix):
             return data
         self._reads[path, offset] += 1
         reads = self._reads[path, offset]
@@ -60,17 +59,16 @@ class NetworkWithHiddenPath(Network):
         return super().node(name, process, store)
 
 
-class HidingStore(UnreachableStore):
+class HidingStore(DecoratedStore):
     """A store in which the hidden path of a network cannot be read."""
 
     def __init__(self, network: NetworkWithHiddenPath) -> None:
-        super().__init__(network.store, "")
-        self._network = network
+        super().__init__(network.store)
+        self.network = network
 
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path == self._network.hidden_path:
+    async def before(self, operation: str, path: str) -> None:
+        if operation == "get" and path == self.network.hidden_path:
             raise StoreError(f"{path}: connection refused")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
 class NetworkWithoutBatches(Network):
@@ -144,7 +142,7 @@ class StoreWithoutBatches(UnreachableStore):
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if self.is_away and "/batches/" in path:
             raise StoreError(f"{path}: the network is unreachable")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
 @simulated
@@ -172,32 +170,15 @@ FIRST, LAST = 6, 30
 """The windows during which storage fails."""
 
 
-class OutageStore:
+class OutageStore(DecoratedStore):
     """A store that answers one node with 503 while the network says so."""
 
     def __init__(self, network: "PartlyCutOff") -> None:
-        self._network = network
-        self._inner = network.store
+        super().__init__(network.store)
+        self.network = network
 
-    async def put(self, path: str, data: bytes) -> None:
-        await self._check(path)
-        await self._inner.put(path, data)
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        await self._check(path)
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        await self._check(prefix)
-        async for info in self._inner.list(prefix, after=after):
-            yield info
-
-    async def delete(self, path: str) -> None:
-        await self._check(path)
-        await self._inner.delete(path)
-
-    async def _check(self, path: str) -> None:
-        if self._network.is_out:
+    async def before(self, operation: str, path: str) -> None:
+        if self.network.is_out:
             await trio.sleep(0.5)
             raise StoreError(f"{path}: the service is unavailable (503 'SlowDown')")
 

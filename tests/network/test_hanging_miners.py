@@ -14,10 +14,10 @@ from roles.ports import StoreError
 from roles.validator.case_queue import Reputation
 from roles.validator.judging_scheduler import EngineSlot
 from roles.validator.window_cases import read_window_cases
-from tests.network.unreachable_store import UnreachableStore
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulate, simulated
@@ -25,20 +25,19 @@ from tests.support.simulation.virtual_clock import simulate, simulated
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
 
 
-class HangingStore(UnreachableStore):
+class HangingStore(DecoratedStore):
     """A store that, from a moment of trio's time on, hangs and then fails for some prefixes."""
 
     def __init__(self, inner: MemoryStore, *prefixes: str, since: float = 0.0, seconds: float = HANG_SECONDS) -> None:
-        super().__init__(inner, "")
-        self._prefixes = prefixes
-        self._seconds = seconds
+        super().__init__(inner)
+        self.prefixes = prefixes
+        self.seconds = seconds
         self.since = since
 
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._prefixes) and trio.current_time() >= self.since:
-            await trio.sleep(self._seconds)
+    async def before(self, operation: str, path: str) -> None:
+        if operation == "get" and path.startswith(self.prefixes) and trio.current_time() >= self.since:
+            await trio.sleep(self.seconds)
             raise StoreError(f"{path}: no answer")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
 @simulated
@@ -76,18 +75,19 @@ async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: boo
     assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {Reason.MISSING}
 
 
-class HangsOnce(UnreachableStore):
+class HangsOnce(DecoratedStore):
     """A store that hangs at the first read of each part of each object below a prefix."""
 
     def __init__(self, inner: MemoryStore, prefix: str) -> None:
-        super().__init__(inner, prefix)
+        super().__init__(inner)
+        self.prefix = prefix
         self.parts: set[tuple[str, int]] = set()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._prefix) and (path, offset) not in self.parts:
+        if path.startswith(self.prefix) and (path, offset) not in self.parts:
             self.parts.add((path, offset))
             await trio.sleep(60.0)
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
 @simulated
@@ -102,20 +102,20 @@ async def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_reject
     assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
 
 
-class StallingStore(UnreachableStore):
+class StallingStore(DecoratedStore):
     """A store whose batches answer for the first group, and then nobody for some seconds, once in each window."""
 
     def __init__(self, inner: MemoryStore, seconds: float) -> None:
-        super().__init__(inner, "")
-        self._seconds = seconds
+        super().__init__(inner)
+        self.seconds = seconds
         self.stalls: dict[int, float] = {}  # by window, when (trio's time) it ends
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if "/batches/" in path and offset:
             window = paths.window_of(path)
-            end = self.stalls.setdefault(window, trio.current_time() + self._seconds)
+            end = self.stalls.setdefault(window, trio.current_time() + self.seconds)
             await trio.sleep_until(end)
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
 @simulated

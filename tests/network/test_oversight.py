@@ -28,8 +28,8 @@ from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
-from tests.network.unreachable_store import UnreachableStore
 from tests.support.builders.proofs import LENIENT, with_thresholds
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulated
@@ -220,11 +220,11 @@ def seal_of(network: Network, window: int, digest: bytes) -> bytes:
     return sign(Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest), own)
 
 
-class EarlySeals(UnreachableStore):
+class EarlySeals(DecoratedStore):
     """The store as validator-1 shows it to validator-0: every window has a seal from its first moment on."""
 
     def __init__(self, network: Network) -> None:
-        super().__init__(network.store, "nothing")
+        super().__init__(network.store)
         self._network = network
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:

@@ -6,13 +6,14 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from roles.ports import StoreError
-from tests.outer.testbed_helpers import StoreOfATestbed, equal_states
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import (
     ROUND_SECONDS,
     OuterTestbed,
+    equal_states,
 )
 from tests.support.simulation.virtual_clock import simulated
 
@@ -99,7 +100,7 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
     testbed = OuterTestbed(3)
     failures = 0
 
-    class FalseStore(StoreOfATestbed):
+    class FalseStore(DecoratedStore):
         """Shows false bytes in the space of site-1, and does not answer for the trainer's copies three times."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -112,7 +113,7 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
 
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, testbed.names[:2])
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed))
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed.store))
         await testbed.until_round(4)
         await trio.sleep(ROUND_SECONDS / 2)
         nursery.cancel_scope.cancel()

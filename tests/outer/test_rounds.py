@@ -12,13 +12,14 @@ from protocol.limits import MAX_ROUND_GROUPS
 from roles.ports import StoreError
 from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
 from roles.trainer.outer.round_reader import HEAD_START
-from tests.outer.testbed_helpers import StoreOfATestbed, equal_states
 from tests.support.builders.samples import digest, round_rules
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import (
     ROUND_SECONDS,
     SITE_SETTINGS,
     OuterTestbed,
+    equal_states,
     first_weights,
     loss,
 )
@@ -135,7 +136,7 @@ async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work(
 async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedback() -> None:
     testbed = OuterTestbed(3)
 
-    class LateStore(StoreOfATestbed):
+    class LateStore(DecoratedStore):
         """Shows the contribution of a site to round 2 only after the round is closed."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -147,7 +148,7 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
     events = testbed.coordinator_log.events
     async with trio.open_nursery() as nursery:
         nursery.start_soon(testbed.feed)
-        nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed))
+        nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed.store))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         manifest = await testbed.until_round(2)
@@ -164,7 +165,7 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
     testbed = OuterTestbed(6)
     names = sorted(testbed.names, key=lambda name: key(name).public)
 
-    class WithholdingStore(StoreOfATestbed):
+    class WithholdingStore(DecoratedStore):
         """Stores no payload."""
 
         async def put(self, path: str, data: bytes) -> None:
@@ -174,7 +175,7 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, names[4:])
         for name in names[:4]:
-            nursery.start_soon(testbed.run_site, testbed.handles[name], None, WithholdingStore(testbed))
+            nursery.start_soon(testbed.run_site, testbed.handles[name], None, WithholdingStore(testbed.store))
         manifest = await testbed.until_round(2)
         nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == dict.fromkeys(names[:4], "withheld")
@@ -184,7 +185,7 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
 async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
     testbed = OuterTestbed(4)
 
-    class HangingStore(StoreOfATestbed):
+    class HangingStore(DecoratedStore):
         """Does not answer for the contributions of two sites."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -195,7 +196,7 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(testbed.feed)
-        nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed))
+        nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed.store))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         with trio.fail_after(6 * ROUND_SECONDS):
@@ -210,7 +211,7 @@ async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_so
     testbed = OuterTestbed(4)
     hiding = [key(name).public for name in testbed.names[2:]]
 
-    class HidingStore(StoreOfATestbed):
+    class HidingStore(DecoratedStore):
         """Gives no payload of two workers, or only after a long time."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -221,7 +222,7 @@ async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_so
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, testbed.names[2:])
         for name in testbed.names[:2]:
-            nursery.start_soon(testbed.run_site, testbed.handles[name], None, HidingStore(testbed))
+            nursery.start_soon(testbed.run_site, testbed.handles[name], None, HidingStore(testbed.store))
         await testbed.until_round(1)
         begin = trio.current_time()
         await testbed.until(lambda: 1 in testbed.applied("site-0"))

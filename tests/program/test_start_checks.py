@@ -5,10 +5,9 @@ import os
 import shutil
 import tempfile
 from collections import namedtuple
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -34,9 +33,10 @@ from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.participants import find_participants
-from roles.ports import ObjectInfo, StoreError
+from roles.ports import StoreError
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node, small_run
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.network import draft as simulated_draft
 from tests.support.simulation.virtual_clock import simulated
@@ -44,32 +44,15 @@ from tests.support.simulation.virtual_clock import simulated
 URL = "https://mine.example.org"
 
 
-class RefusingStore(MemoryStore):
+class RefusingStore(DecoratedStore):
     """A store that refuses some operations."""
 
     def __init__(self, *operations: str) -> None:
-        super().__init__()
-        self._operations = operations
+        super().__init__(MemoryStore())
+        self.operations = operations
 
-    async def put(self, path: str, data: bytes) -> None:
-        self._check("put", path)
-        await super().put(path, data)
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        self._check("get", path)
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        self._check("list", prefix)
-        async for info in super().list(prefix, after=after):
-            yield info
-
-    async def delete(self, path: str) -> None:
-        self._check("delete", path)
-        await super().delete(path)
-
-    def _check(self, operation: str, path: str) -> None:
-        if operation in self._operations:
+    async def before(self, operation: str, path: str) -> None:
+        if operation in self.operations:
             raise StoreError(f"{path}: access denied")
 
 
@@ -86,7 +69,7 @@ class AlteringStore(MemoryStore):
         return data if self._remaining < 0 else bytes(len(data))
 
 
-def miner(store: MemoryStore, **admission: object) -> Node:
+def miner(store: Any, **admission: object) -> Node:
     _, run = small_run(samples.digest("genesis"))
     rules = Admission(**{**run.authority.admission.model_dump(), **admission})
     authority = run.authority.model_copy(update={"admission": rules})
@@ -114,7 +97,7 @@ async def test_a_space_that_works_is_left_as_it_was():
     ids=["put", "get", "delete", "other bytes"],
 )
 @simulated
-async def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str) -> None:
+async def test_a_space_that_cannot_be_used_is_refused(store: Any, message: str) -> None:
     with pytest.raises(StartError, match=message):
         await check_space(miner(store), None)
 
@@ -128,7 +111,7 @@ async def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, messag
     ids=["another bucket", "a private bucket"],
 )
 @simulated
-async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: MemoryStore, message: str) -> None:
+async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: Any, message: str) -> None:
     store = MemoryStore()
     with pytest.raises(StartError, match=message):
         await check_space(miner(store), others_see)

@@ -32,46 +32,42 @@ def test_a_node_follows_new_versions() -> None:
     assert node.trust.version == 4
 
 
-def test_an_older_version_is_refused() -> None:
-    trainer = chain(3)
-    node = follow(verifier(), trainer)
-    with pytest.raises(RollbackError):
-        node.accept_head(trainer.head(1), NOW)
-    assert node.head is not None
-    assert node.head.version == 2
+REFUSED_HEADS: dict[str, tuple[Callable[[Trainer], bytes], type[ProtocolError]]] = {
+    "an older version": (lambda trainer: trainer.head(1, epoch=5), RollbackError),
+    "an older version under a newer epoch": (lambda trainer: trainer.head(1, epoch=9), RollbackError),
+    "an older epoch": (lambda trainer: trainer.head(epoch=4), RollbackError),
+    "an older epoch with a newer version": (lambda trainer: trainer.add().head(epoch=4), RollbackError),
+    "another manifest for a known version": (
+        lambda trainer: chain(2).add(optimizer_step=99).add().head(epoch=5),
+        ForkError,
+    ),
+    "expired long ago": (lambda trainer: trainer.head(epoch=5, expires_ms=0), ExpiredError),
+    "expired a millisecond ago": (lambda trainer: trainer.head(epoch=5, expires_ms=999_999), ExpiredError),
+    "expired now": (lambda trainer: trainer.head(epoch=5, expires_ms=1_000_000), ExpiredError),
+    "of another run": (lambda trainer: trainer.head(epoch=5, run=samples.digest("other")), ChainError),
+    "a stranger's": (lambda trainer: Trainer(MINER, trainer.manifests).head(epoch=5), SignatureError),
+    "a manifest": (lambda trainer: trainer.data(0), MalformedError),
+    "cut off": (lambda trainer: trainer.head(epoch=5)[:-1], MalformedError),
+    "no record": (lambda trainer: b"junk", MalformedError),
+}
 
 
-def test_an_older_epoch_is_refused_even_with_a_newer_version() -> None:
+@pytest.mark.parametrize(("head", "error"), REFUSED_HEADS.values(), ids=REFUSED_HEADS)
+def test_a_refused_head_changes_nothing(head: Callable[[Trainer], bytes], error: type[ProtocolError]) -> None:
+    """A node that has followed three versions of epoch 5 refuses it, and so does one that has only its trust."""
     trainer = chain(3)
     node = follow(verifier(), trainer, trainer.head(epoch=5))
-    with pytest.raises(RollbackError):
-        node.accept_head(trainer.add().head(epoch=4), NOW)
-
-
-def test_an_older_version_is_refused_even_with_a_newer_epoch() -> None:
-    trainer = chain(3)
-    node = follow(verifier(), trainer)
-    with pytest.raises(RollbackError):
-        node.accept_head(trainer.head(1, epoch=9), NOW)
-
-
-def test_an_epoch_holds_from_the_first_head_that_has_it() -> None:
-    """After a takeover without a new version, heads of the old epoch are refused."""
-    trainer = chain(3)
-    node = follow(verifier(), trainer)
-    node.accept_head(trainer.head(epoch=2), NOW)
-    assert node.trust is not None
-    assert node.trust.epoch == 2
-    with pytest.raises(RollbackError):
-        node.accept_head(trainer.head(epoch=1), NOW)
-
-
-def test_a_restarted_node_continues_from_its_trust() -> None:
-    trainer = chain(4)
-    trust = follow(verifier(), trainer).trust
-    with pytest.raises(RollbackError):
-        verifier(trust).accept_head(trainer.head(2), NOW)
-    assert follow(verifier(trust), trainer.add()).trust != trust
+    before = (node.head, node.trust, list(node.manifests()))
+    refused = head(trainer)
+    with pytest.raises(error):
+        node.accept_head(refused, NOW)
+    with pytest.raises(error):
+        verifier(node.trust).accept_head(refused, NOW)
+    assert (node.head, node.trust, list(node.manifests())) == before
+    good = trainer.add().head(epoch=5, expires_ms=1_000_001)
+    for one in (verifier(node.trust), node):
+        trust = follow(one, trainer, good).trust
+        assert trust is not None and trust.version == len(trainer.manifests) - 1
 
 
 def test_a_node_refuses_heads_older_than_its_current_head() -> None:
@@ -86,15 +82,6 @@ def test_a_node_refuses_heads_older_than_its_current_head() -> None:
     assert node.trust.version == 2
 
 
-def test_another_manifest_for_a_known_version_is_a_fork() -> None:
-    other_trainer = chain(2).add(optimizer_step=99).add()
-    node = follow(verifier(), chain(3))
-    with pytest.raises(ForkError):
-        node.accept_head(other_trainer.head(), NOW)
-    with pytest.raises(ForkError):
-        verifier(node.trust).accept_head(other_trainer.head(), NOW)
-
-
 def test_two_heads_with_different_manifests_for_one_version_are_a_fork() -> None:
     node = verifier()
     node.accept_head(chain(3).head(), NOW)
@@ -107,39 +94,6 @@ def test_a_renewed_head_is_accepted() -> None:
     node = follow(verifier(), trainer)
     node.accept_head(trainer.head(expires_ms=4_500_000), NOW)
     assert node.missing_manifests() == []
-
-
-def test_expired_heads_are_refused() -> None:
-    trainer = chain(1)
-    verifier().accept_head(trainer.head(expires_ms=1_000_001), NOW)
-    for expires_ms in (0, 999_999, 1_000_000):
-        with pytest.raises(ExpiredError):
-            verifier().accept_head(trainer.head(expires_ms=expires_ms), NOW)
-
-
-def test_a_refused_head_changes_nothing() -> None:
-    trainer = chain(3)
-    node = follow(verifier(), trainer)
-    before = (node.head, node.trust, list(node.manifests()))
-    for bad in (trainer.head(1), chain(2).add(optimizer_step=99).head(), trainer.head(expires_ms=0), b"junk"):
-        with pytest.raises(ProtocolError):
-            node.accept_head(bad, NOW)
-    assert (node.head, node.trust, list(node.manifests())) == before
-
-
-@pytest.mark.parametrize(
-    ("head", "error"),
-    [
-        (lambda: chain(1).head(run=samples.digest("other")), ChainError),
-        (lambda: Trainer(MINER).add().head(), SignatureError),
-        (lambda: chain(1).data(0), MalformedError),
-        (lambda: chain(1).head()[:-1], MalformedError),
-    ],
-    ids=["another run", "a stranger's", "a manifest", "cut off"],
-)
-def test_invalid_heads_are_refused(head: Callable[[], bytes], error: type[ProtocolError]) -> None:
-    with pytest.raises(error):
-        verifier().accept_head(head(), NOW)
 
 
 def test_trust_of_another_run_is_a_value_error() -> None:

@@ -2,7 +2,6 @@
 version. What storage may show it otherwise is in tests/attacks.
 """
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,10 @@ from protocol.errors import ChainError, GapError, ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.objects import ObjectRef
 from roles.policy.follower import Follower
-from roles.ports import NotFoundError, ObjectInfo, StoreError
+from roles.ports import NotFoundError, StoreError
 from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders.chains import TRAINER, equal
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.virtual_clock import simulated
 
 
@@ -183,18 +183,14 @@ async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
     await replace_parts(testbed, [b"GRP1" + bytes(len(parts[0]) - 4), *parts[1:]])
     last = part_paths(testbed, 1)[-1]
 
-    class Withholding:
+    class Withholding(DecoratedStore):
         """A store that never answers for the last part."""
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(testbed.store, name)
-
-        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        async def before(self, operation: str, path: str) -> None:
             if path == last:
                 await trio.sleep_forever()
-            return await testbed.store.get(path, max_bytes, offset=offset, size=size)
 
-    follower = await testbed.new_follower(Withholding())  # type: ignore[arg-type]
+    follower = await testbed.new_follower(Withholding(testbed.store))
     await follower.refresh()
     with trio.fail_after(60), pytest.raises(ProtocolError):
         await follower.rebuild(1)
@@ -203,40 +199,24 @@ async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
 # Catching up: what is fetched, what stays after a cut, and the progress that is reported
 
 
-class Link:
+class Link(DecoratedStore):
     """A store over a slow link that may be cut; it counts the bytes of each object that it sent."""
 
     def __init__(self, inner: MemoryStore, seconds: float = 0.0) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.seconds = seconds
         self.sent_bytes: dict[str, int] = {}
         self.cut_after: int | None = None
-        self.log: list[tuple[str, float]] = []
-
-    async def put(self, path: str, data: bytes) -> None:
-        await self.inner.put(path, data)
-
-    async def delete(self, path: str) -> None:
-        await self.inner.delete(path)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix, after=after):
-            yield info
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        self.log.append((path, trio.current_time()))
         large = paths.content_digest_in(path) is not None
-        if large and self.cut_after is not None and self.objects >= self.cut_after:
+        if large and self.cut_after is not None and len(self.sent_bytes) >= self.cut_after:
             raise StoreError(f"{path}: connection reset")
         data = await self.inner.get(path, max_bytes, offset=offset, size=size)
         if large:
             self.sent_bytes[path] = self.sent_bytes.get(path, 0) + len(data)
             await trio.sleep(self.seconds)
         return data
-
-    @property
-    def objects(self) -> int:
-        return len(self.sent_bytes)
 
 
 @simulated

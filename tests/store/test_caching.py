@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
-from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.support.faults.decorated_store import DecoratedStore
 
 PIECE = 1000
 KEY = b"k" * 32
@@ -28,7 +28,7 @@ def path_of(data: bytes) -> str:
     return paths.patch(KEY, content_digest(data))
 
 
-class CountingStore:
+class CountingStore(DecoratedStore):
     """A store that counts the bytes it sends, and can fail.
 
     Attributes:
@@ -38,20 +38,10 @@ class CountingStore:
     """
 
     def __init__(self) -> None:
-        self.inner = MemoryStore()
+        super().__init__(MemoryStore())
         self.sent_bytes = 0
         self.cut_after: int | None = None
         self.pause = 0.0
-
-    async def put(self, path: str, data: bytes) -> None:
-        await self.inner.put(path, data)
-
-    async def delete(self, path: str) -> None:
-        await self.inner.delete(path)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix, after=after):
-            yield info
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if self.cut_after is not None and self.sent_bytes >= self.cut_after:

@@ -1,7 +1,5 @@
 """RoutedStore and SpaceDirectory: where each path is read, and what a meeting point that lies can do."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
@@ -11,7 +9,8 @@ from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
-from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
+from roles.ports import NotFoundError, ObjectStore, StoreError
+from tests.support.faults.decorated_store import DecoratedStore
 
 RUN = b"r" * 32
 ME, TRAINER, MINER, OTHER = (SigningKey(letter * 32) for letter in (b"m", b"t", b"n", b"o"))
@@ -31,22 +30,14 @@ class ManualClock:
         raise AssertionError
 
 
-class UnavailableStore:
+class UnavailableStore(DecoratedStore):
     """A store whose service does not answer."""
 
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        raise StoreError(f"{path}: no answer")
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
 
-    async def put(self, path: str, data: bytes) -> None:
+    async def before(self, operation: str, path: str) -> None:
         raise StoreError(f"{path}: no answer")
-
-    async def delete(self, path: str) -> None:
-        raise StoreError(f"{path}: no answer")
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in MemoryStore().list(prefix, after=after):
-            yield info
-        raise StoreError(f"{prefix}: no answer")
 
 
 class World:
