@@ -36,7 +36,7 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 class JunkStore(MemoryStore):
@@ -94,12 +94,10 @@ async def test_a_patch_that_hangs_hides_no_newer_head():
     testbed = await follow_chain_on(store)
     await testbed.publish()
     store.hangs = lambda path: path == testbed.patch_path(4)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_fresh, testbed.node, testbed.follower, 1.0)
+    async with running(keep_fresh, testbed.node, testbed.follower, 1.0):
         await trio.sleep(5.0)
         await testbed.publish(2)
         await trio.sleep(5.0)
-        nursery.cancel_scope.cancel()
     assert testbed.follower.chain.head is not None
     assert testbed.follower.chain.head.version == 6
 
@@ -179,8 +177,7 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
     for verdict in verdicts:
         await testbed.store.put(paths.verdict(FIRST.public, WINDOW, verdict.miner), sign(verdict, FIRST))
     await testbed.reveal(FIRST, summary)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon((await testbed.open_collector()).run)
+    async with running((await testbed.open_collector()).run):
         await trio.sleep(5.2)  # by now the collector has tried each of them once
         assert await collected_windows(testbed) == set()
         for validator in (FIRST, SECOND):
@@ -190,7 +187,6 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
         await trio.sleep(0.7)
         assert await collected_windows(testbed) == {WINDOW + 1}
         await testbed.clock.sleep_until(closing_time(testbed, WINDOW + 20))
-        nursery.cancel_scope.cancel()
     assert len([item async for item in testbed.state.list(OUTCOMES)]) == 1 + len(
         hanging
     )  # each of them 'unreachable' in the end
@@ -204,12 +200,10 @@ async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
     await testbed.publish_records(SECOND)
     await testbed.clock.sleep_until(closing_time(testbed) + 0.5)
     testbed.store.silent_prefixes = ("",)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon((await testbed.open_collector()).run)
+    async with running((await testbed.open_collector()).run):
         await trio.sleep(2.0)
         testbed.store.silent_prefixes = ()
         await trio.sleep(10.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == {"used"}
 
 
@@ -220,8 +214,7 @@ async def test_a_report_that_storage_refuses_delays_nothing():
     await testbed.deliver()
     await testbed.publish_records(FIRST, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH))
     await testbed.publish_records(SECOND)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon((await testbed.open_collector()).run)
+    async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(testbed.run.opening_time(later) + 1)
         await publish_window(testbed, FIRST, later)
         await publish_window(testbed, SECOND, later)
@@ -229,7 +222,6 @@ async def test_a_report_that_storage_refuses_delays_nothing():
         assert await collected_windows(testbed) == {WINDOW, later}
         store.full = False
         await trio.sleep(5)
-        nursery.cancel_scope.cancel()
     data = await store.get(paths.report(TRAINER.public, WINDOW), ValidatorReport.max_bytes)
     assert len(open_signed(data, ValidatorReport, [TRAINER.public]).record.disagreements) == 1
 
@@ -297,13 +289,11 @@ async def test_a_read_that_goes_on_after_a_window_has_closed_is_given_up():
     await testbed.publish_records(FIRST)
     await testbed.publish_records(SECOND)
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await testbed.clock.sleep_until(closing_time(testbed) + 1.0)
         assert testbed.store.waiting == 1
         while WINDOW in collector.open_windows or not collector.open_windows:
             await trio.sleep(1.0)
         await trio.sleep(1.0)
         assert testbed.store.waiting == 0
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == {"used"}

@@ -26,21 +26,19 @@ from tests.support.attacked_nodes.follower import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 @simulated
 async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
     testbed = await follow_chain()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poll_authority, testbed.node)
+    async with running(poll_authority, testbed.node):
         await trio.sleep(0.5)
         await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
         await trio.sleep(POLL_SECONDS)
         await testbed.publish()  # the thief goes on
         await testbed.mirror(SECOND, newest=3, epoch=1, revision=1)
         await testbed.follower.refresh()
-        nursery.cancel_scope.cancel()
     assert testbed.follower.chain.head is not None and testbed.follower.chain.head.version == 3
     assert testbed.follower.version_for(3) == 3
 

@@ -25,7 +25,7 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.exclusions import Exclusions
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 ALL_USED = {"used"}
 
@@ -125,12 +125,10 @@ async def test_forged_a_second_seal_after_the_other_validator_revealed():
     testbed = await make_honest_testbed(2)
     await testbed.seal(FIRST, testbed.summary(FIRST))
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await trio.sleep(1.0)
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == set()
     assert "not the summary that was sealed" in logged_error(testbed, "summary-refused")
 
@@ -265,12 +263,10 @@ async def test_withheld(kind: str, quorum: int) -> None:
 async def test_withheld_until_the_other_seals_are_revealed():
     testbed = await make_honest_testbed(2)
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == set()
     assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], "not sealed in time")]
 
@@ -293,8 +289,7 @@ async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
     last_round = testbed.run.schedule.verdict(WINDOW) + testbed.run.schedule.verdict_rounds
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await trio.sleep(2.0)
         assert await testbed.outcomes() == ALL_USED
         assert "connection refused" in logged_error(testbed, "validator-unreachable")
@@ -302,7 +297,6 @@ async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given
         assert WINDOW in collector.open_windows
         await trio.sleep(4.0)
         assert WINDOW not in collector.open_windows
-        nursery.cancel_scope.cancel()
 
 
 @simulated
@@ -311,13 +305,11 @@ async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
     closing_time = testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW))
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await testbed.clock.sleep_until(closing_time + 2.0)
         assert await testbed.outcomes() == set()  # the collector still waits for the summary
         testbed.store.silent_prefixes = ()
         await trio.sleep(2.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == ALL_USED
 
 

@@ -19,6 +19,7 @@ from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer
 from tests.support.simulation.network import Log
+from tests.support.simulation.virtual_clock import running
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000
@@ -171,17 +172,13 @@ class TestPublishing:
                 await super().put(path, data)
 
         store = RecordingStore()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
+        async with running(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6)):
             await trio.sleep(1.1)
-            nursery.cancel_scope.cancel()
         assert order == [1, 2, 3, 4, 5]
         order.clear()
         await trio.sleep(1.0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
+        async with running(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6)):
             await trio.sleep(0.05)
-            nursery.cancel_scope.cancel()
         assert order == [9, 8, 7, 6]
         assert sorted(await paths(store, "")) == [CHAIN.path(number) for number in (4, 5, 6, 7, 8, 9)]
 

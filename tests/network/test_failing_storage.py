@@ -19,7 +19,7 @@ from tests.support.faults.decorated_store import DecoratedStore, UnreachableStor
 from tests.support.simulation.network import BEGIN, Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
 from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 class FlakyStore(UnreachableStore):
@@ -331,8 +331,7 @@ async def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
     store = RecordingStore(network.store)
     network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
     own = key("validator-0").public
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_trainer)
         nursery.start_soon(network.run_miner, "miner-1")
         with trio.move_on_after(network.run.opening_time(10) - network.clock.now()):
@@ -340,7 +339,6 @@ async def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
         network.validator_clock.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
         with trio.move_on_after(20.0):
             await network.run_validator("validator-0")
-        nursery.cancel_scope.cancel()
     summaries: dict[int, set[bytes]] = {}
     for path, data in store.puts:
         if path.startswith(paths.kind_prefix(own, "seals")):

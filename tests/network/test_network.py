@@ -25,7 +25,7 @@ from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
     "own-noise": Reason.SAMPLING,
@@ -61,14 +61,12 @@ async def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_ha
 @simulated
 async def test_a_validator_refreshes_the_chain_before_it_refuses_a_newer_version():
     network = Network(CHOICES)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_trainer)
         nursery.start_soon(network.run_miner, "miner-1")
         await network.until_window(2)
         nursery.start_soon(network.run_validator, "validator-0", 1000.0)
         await network.until_window(12)
-        nursery.cancel_scope.cancel()
     on_miner = await verdicts(network, "miner-1", range(11))
     assert len(on_miner) >= 6
     assert max(verdict.version for verdict in on_miner.values()) >= 3
@@ -287,8 +285,7 @@ async def test_two_sites_publish_one_chain_of_policies() -> None:
         rules=round_rules(local_steps=2, quorum=2), beacon_rounds=network.run.schedule.rounds, state_interval=2
     )
     trainer = network.trainer_settings()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_validator)
         for miner in ("miner-1", "miner-2"):
             nursery.start_soon(network.run_miner, miner)
@@ -305,7 +302,6 @@ async def test_two_sites_publish_one_chain_of_policies() -> None:
                 await trio.sleep(0.5)
         await trio.sleep(5)
         await observer.refresh()
-        nursery.cancel_scope.cancel()
     tables = [{event["number"]: event["state"] for event in network.events(name, "round-applied")} for name in SITES]
     assert tables[0].keys() == tables[1].keys() and tables[0] == tables[1]
     closed = {event["number"]: event for event in network.events("trainer", "round-closed")}

@@ -25,7 +25,7 @@ from tests.support.simulation.network import Network, key
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.seeded_scheduling import run_seeded
 from tests.support.simulation.trained_groups import trained_groups
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 CHOICES = Choices(groups=4, group_size=8)
 
@@ -37,8 +37,7 @@ async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint
     network = Network(CHOICES)
     network.checkpoint_versions = checkpoint_versions
     moments = random.Random(seed)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_miner, "miner-1")
         nursery.start_soon(network.run_validator)
         for _ in range(6):
@@ -48,7 +47,6 @@ async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint
         network.node("trainer", "/training").telemetry.event("started")
         with trio.move_on_after(6):
             await network.run_trainer()
-        nursery.cancel_scope.cancel()
     head = await network.head()
     assert head.version >= 3
     assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
@@ -73,8 +71,7 @@ async def test_of_two_trainers_with_one_key_one_stops():
         except* FencedError as group:
             fenced.append(group)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_miner, "miner-1")
         nursery.start_soon(network.run_validator)
         nursery.start_soon(first)
@@ -85,7 +82,6 @@ async def test_of_two_trainers_with_one_key_one_stops():
         network.states["trainer"] = backup
         nursery.start_soon(network.run_trainer)
         await network.until_window(7)
-        nursery.cancel_scope.cancel()
     assert len(fenced) == 1
     assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
@@ -141,8 +137,7 @@ class Trainer(Network):
         """Run until all batches were trained on and published; return the digest of each version's weights."""
         settings = self.trainer_settings(groups_per_step=GROUPS)
         training = partial(self._training, settings)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.run_beacon)
+        async with running(self.run_beacon) as nursery:
             nursery.start_soon(self.supervise, training, self.process == "/training")
             nursery.start_soon(self.supervise, self._upload, self.process == "/upload")
             for number in range(BATCHES):
@@ -150,7 +145,6 @@ class Trainer(Network):
                 await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
             await self._wait_until_published(BATCHES)
             await trio.sleep(1)
-            nursery.cancel_scope.cancel()
         weights = await verify_chain(Network.node(self, "checker"), lambda line: None)
         assert weights.version == BATCHES
         names = [

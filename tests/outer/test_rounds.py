@@ -23,7 +23,7 @@ from tests.support.simulation.outer_sites import (
     first_weights,
     loss,
 )
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 RULES = {
     "dense": round_rules(values="dense", fraction=0, feedback_decay=0.0, local_steps=3, quorum=2),
@@ -91,11 +91,9 @@ async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_fo
     testbed = OuterTestbed(1, round_rules(local_steps=3, quorum=1))
     testbed.site_settings = replace(SITE_SETTINGS, groups_per_step=MAX_ROUND_GROUPS // 2)
     await testbed.feed_once(2 * MAX_ROUND_GROUPS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.run_coordinator)
+    async with running(testbed.run_coordinator) as nursery:
         nursery.start_soon(testbed.run_site, testbed.handles["site-0"])
         manifest = await testbed.until_round(1)
-        nursery.cancel_scope.cancel()
     assert [len(item.groups) for item in manifest.counted] == [MAX_ROUND_GROUPS]
     assert (await testbed.contribution("site-0", 1)).record.local_steps == 2
 
@@ -146,15 +144,13 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
             return await testbed.store.get(path, max_bytes, offset=offset, size=size)
 
     events = testbed.coordinator_log.events
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed)
+    async with running(testbed.feed) as nursery:
         nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed.store))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         manifest = await testbed.until_round(2)
         await testbed.until_round(5)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {"site-1": "late"}
     assert [len((await testbed.manifest(number)).counted) for number in (3, 4, 5)] == [3, 3, 3]
     equal_states(testbed, 5)
@@ -194,14 +190,12 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
                 raise StoreError("no answer")
             return await super().get(path, max_bytes, offset=offset, size=size)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed)
+    async with running(testbed.feed) as nursery:
         nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed.store))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         with trio.fail_after(6 * ROUND_SECONDS):
             manifest = await testbed.until_round(3)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == dict.fromkeys(testbed.names[:2], "lost")
 
 

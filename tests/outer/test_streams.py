@@ -23,7 +23,7 @@ from tests.support.simulation.outer_crashes import (
     run,
 )
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, first_weights, loss
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 
 def test_a_round_changes_the_tensors_of_its_stream_alone() -> None:
@@ -186,19 +186,15 @@ async def test_a_site_that_comes_later_takes_part_and_goes_ahead() -> None:
 @simulated
 async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
     testbed = OuterTestbed(2, DELAYED)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed)
+    async with running(testbed.feed) as nursery:
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
-        async with trio.open_nursery() as coordinator:
-            coordinator.start_soon(testbed.run_coordinator)
+        async with running(testbed.run_coordinator):
             await testbed.until_round(3)
-            coordinator.cancel_scope.cancel()
         testbed.set_rules(DELAYED.model_copy(update={"delay": 0}))
         nursery.start_soon(testbed.run_coordinator)
         await testbed.until_round(8)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     manifests = await testbed.manifests()
     last = max(manifest.number for manifest in manifests if manifest.rules.delay)
     assert last < 6 and max(ahead(testbed, "site-0")) == last + 2

@@ -20,6 +20,7 @@ from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_t
 from grailnode.observe.judging_time import unjudged_cases
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
 from tests.support.measuring.resources import ProcessMonitor, Sample, slope, table
+from tests.support.simulation.virtual_clock import running
 
 
 @asynccontextmanager
@@ -28,8 +29,7 @@ async def serving(telemetry: NodeTelemetry) -> AsyncIterator[int]:
     probe = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = probe.socket.getsockname()[1]
     await probe.aclose()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_metrics, port, telemetry.metrics.exposition)
+    async with running(serve_metrics, port, telemetry.metrics.exposition):
         for _ in range(100):
             try:
                 await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
@@ -37,7 +37,6 @@ async def serving(telemetry: NodeTelemetry) -> AsyncIterator[int]:
             except OSError:
                 await trio.sleep(0.01)
         yield port
-        nursery.cancel_scope.cancel()
 
 
 async def test_prometheus_reads_events_and_store_operations():

@@ -39,7 +39,7 @@ from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.faulty_network import WrongClock
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 class NoSpaceForOutcomes(MemoryStore):
@@ -126,8 +126,7 @@ async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(kill
         await trio.sleep(0.0 if killed else 1.0)
         disk.full = False
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(training._read_inbox)
+    async with running(training._read_inbox) as nursery:
         if killed:
             await testbed.collect(middle)
             await go_on()
@@ -135,7 +134,6 @@ async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(kill
             nursery.start_soon(go_on)
         await testbed.collect()
         await trio.sleep(1.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == {"used"}
     both_groups = {content_digest(group.to_frame()) for group in testbed.groups}
     assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
@@ -214,8 +212,7 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
     clock = WrongClock(testbed.clock)
     testbed.store = Distant()
     testbed.node = replace(testbed.node, store=testbed.store, clock=clock, beacon=ScheduledBeacon(testbed))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon((await testbed.open_collector()).run)
+    async with running((await testbed.open_collector()).run):
         await trio.sleep(1.0)
         clock.error_seconds = 3600.0
         await trio.sleep(2.0)
@@ -224,7 +221,6 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
         await publish_window(testbed, FIRST, later)
         await publish_window(testbed, SECOND, later)
         await testbed.clock.sleep_until(closing_time(testbed, later) + 10.0)
-        nursery.cancel_scope.cancel()
     assert await collected_windows(testbed) == {later}
 
 

@@ -31,7 +31,7 @@ from tests.support.simulation.damaged_states import (
 )
 from tests.support.simulation.disk_network import Death, DiskNetwork
 from tests.support.simulation.network import key
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import running, simulate
 
 BITS = 3
 MAY_GO_ON = {".names", "inbox", "outcomes", "pending"}
@@ -232,10 +232,8 @@ def copied_network(tmp_path_factory: pytest.TempPathFactory) -> DiskNetwork:
 
     async def live() -> DiskNetwork:
         stopped = DiskNetwork(root / "now", LEARNABLE)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(copy_states, stopped)
+        async with running(copy_states, stopped):
             await stopped.live(COPIED_WINDOWS, NODES, seconds=1.3)
-            nursery.cancel_scope.cancel()
         return stopped
 
     return simulate(live)

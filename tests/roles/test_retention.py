@@ -26,7 +26,7 @@ from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, killed_at
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 HEAD_TTL = 20  # seconds
 SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05, part_bytes=1)
@@ -273,8 +273,7 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
             weights = {"a": weights["a"].roll(1, 0)}
             await trio.sleep(1)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: testbed.publish(70, settings=settings))
+    async with running(lambda: testbed.publish(70, settings=settings)) as nursery:
         nursery.start_soon(train)
         await trio.sleep(3)
         node = make_node(
@@ -292,7 +291,6 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
             assert follower.chain.head is not None
             versions.append((await follower.rebuild(follower.chain.head.version)).version)
             await trio.sleep(0.1)
-        nursery.cancel_scope.cancel()
     assert len(versions) >= 10
     assert versions == sorted(set(versions))
     assert testbed.store.violations == []

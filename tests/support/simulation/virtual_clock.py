@@ -1,6 +1,7 @@
-"""Scenarios on trio's virtual clock, which jumps to the next event: no test waits for real time."""
+"""Scenarios on trio's virtual clock, which jumps to the next event, so that no test waits for real time."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -24,3 +25,12 @@ def simulated(scenario: Callable[P, Awaitable[T]]) -> Callable[P, T]:
         return simulate(lambda: scenario(*arguments, **fixtures))
 
     return test
+
+
+@asynccontextmanager
+async def running(task: Callable[..., Awaitable[object]], *arguments: object) -> AsyncIterator[trio.Nursery]:
+    """Run a task until the end of the block, in which others may be started beside it."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(task, *arguments)
+        yield nursery
+        nursery.cancel_scope.cancel()
