@@ -262,7 +262,7 @@ def test_tests_and_benches_share_code_through_support_only(path: Path) -> None:
         ("bench.patches", "tests.patch.weights", "only tests.support"),
         ("tests.support.builders.chains", "tests.patch.weights", "tests/support imports nothing else"),
         ("tests.roles.test_gather", "tests.patch.weights", "a room of tests imports only itself"),
-        ("tests.roles.test_gather", "tests.roles.follower_testbed", None),
+        ("tests.roles.test_gather", "tests.roles.publisher_testbed", None),
         ("tests.roles.test_gather", "tests.support.builders.chains.Chain", None),
         ("bench.learning", "tests.support.simulation.learning.run", None),
         ("tests.support.faults.faulty_store", "tests.support.faults.store_faults", None),

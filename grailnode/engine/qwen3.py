@@ -1,7 +1,7 @@
 """Qwen3 as pure functions of its weights.
 
 It computes, operation by operation, what transformers' modeling_qwen3.py computes, bit for bit equal on the same device
-(tests/engine/test_qwen3.py). It exists because every process of a node would have to import that file, which takes
+(tests/engine/test_families.py). It exists because every process of a node would have to import that file, which takes
 three times as long as importing torch (docs/log.md); it does not compute faster.
 
 Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C key-value heads, E head size, D width.

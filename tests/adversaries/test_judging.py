@@ -53,39 +53,33 @@ async def _judge(harness: TrialHarness, gate: WorkerGate) -> list[Any]:
     return await judge.judge([(group, content_digest(group.to_frame())) for group in groups], thresholds)
 
 
-def test_the_event_loop_runs_while_a_judge_computes(harness: TrialHarness) -> None:
-    async def scenario() -> None:
-        gate, judgements = WorkerGate(), []
+async def test_the_event_loop_runs_while_a_judge_computes(harness: TrialHarness) -> None:
+    gate, judgements = WorkerGate(), []
 
-        async def judge() -> None:
-            judgements.extend(await _judge(harness, gate))
+    async def judge() -> None:
+        judgements.extend(await _judge(harness, gate))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(judge)
-            await gate.has_started.wait()
-            for _ in range(3):
-                await trio.lowlevel.checkpoint()  # returns only while the loop is free
-            assert not judgements
-            gate.open.set()
-        assert [judgement.reason for judgement in judgements] == ["", ""]
-        assert {"_check_forms", "_check_positions", "_rewards"} <= set(gate.function_names)
-
-    trio.run(scenario)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(judge)
+        await gate.has_started.wait()
+        for _ in range(3):
+            await trio.lowlevel.checkpoint()  # returns only while the loop is free
+        assert not judgements
+        gate.open.set()
+    assert [judgement.reason for judgement in judgements] == ["", ""]
+    assert {"_check_forms", "_check_positions", "_rewards"} <= set(gate.function_names)
 
 
-def test_a_cancelled_judge_finishes_its_step_and_starts_no_other(harness: TrialHarness) -> None:
-    async def scenario() -> None:
-        gate = WorkerGate()
+async def test_a_cancelled_judge_finishes_its_step_and_starts_no_other(harness: TrialHarness) -> None:
+    gate = WorkerGate()
 
-        async def cancel(scope: trio.CancelScope) -> None:
-            await gate.has_started.wait()
-            scope.cancel()
-            gate.open.set()
+    async def cancel(scope: trio.CancelScope) -> None:
+        await gate.has_started.wait()
+        scope.cancel()
+        gate.open.set()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel, nursery.cancel_scope)
-            await _judge(harness, gate)
-        assert nursery.cancel_scope.cancelled_caught
-        assert gate.function_names == ["_check_forms"]
-
-    trio.run(scenario)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel, nursery.cancel_scope)
+        await _judge(harness, gate)
+    assert nursery.cancel_scope.cancelled_caught
+    assert gate.function_names == ["_check_forms"]

@@ -13,7 +13,7 @@ from roles.miner.miner import MinerSettings
 from tests.support.adversaries import storage_adversaries
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulate, simulated
 
 CHOICES = Choices(groups=4, group_size=8)
 WINDOWS = range(2, 5)
@@ -83,20 +83,16 @@ def test_every_group_is_rejected(store_type: type[storage_adversaries.HonestStor
     run_with_adversary(store_type, check)
 
 
-def test_a_batch_that_is_swapped_after_its_verdict_is_not_trained_on() -> None:
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        network.store = storage_adversaries.LateSwappingStore(network.store, key("miner-2"), b"")  # type: ignore[assignment]
-        async with run_nodes(network, miners=2):
-            await network.until_window(WINDOWS.stop + 2)
-        for miner, is_swapped in (("miner-1", False), ("miner-2", True)):
-            miner_verdicts = await verdicts(network, miner, WINDOWS)
-            assert all(judgement.accepted for verdict in miner_verdicts.values() for judgement in verdict.judgements)
-            name = key(miner).public.hex()
-            events = [
-                event for event in network.events("trainer/download", "collected") if name.startswith(event["miner"])
-            ]
-            assert events
-            assert all((event["used"] == 0) == is_swapped for event in events)
-
-    simulate(scenario)
+@simulated
+async def test_a_batch_that_is_swapped_after_its_verdict_is_not_trained_on() -> None:
+    network = Network(CHOICES)
+    network.store = storage_adversaries.LateSwappingStore(network.store, key("miner-2"), b"")  # type: ignore[assignment]
+    async with run_nodes(network, miners=2):
+        await network.until_window(WINDOWS.stop + 2)
+    for miner, is_swapped in (("miner-1", False), ("miner-2", True)):
+        miner_verdicts = await verdicts(network, miner, WINDOWS)
+        assert all(judgement.accepted for verdict in miner_verdicts.values() for judgement in verdict.judgements)
+        name = key(miner).public.hex()
+        events = [event for event in network.events("trainer/download", "collected") if name.startswith(event["miner"])]
+        assert events
+        assert all((event["used"] == 0) == is_swapped for event in events)

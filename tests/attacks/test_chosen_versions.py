@@ -26,7 +26,7 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 ALLOWED = ServingVersions(5, 7)
 
@@ -73,19 +73,17 @@ async def judge(testbed: AttackedValidator, versions: ServingVersions, newest: i
 
 
 @pytest.mark.parametrize("version", [5, 7])
-def test_only_the_version_that_the_pledge_binds_counts(version: int) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        await testbed.announce(version=6)
-        pledges = await testbed.pledges.read(versions=ALLOWED)
-        await testbed.commit(version=version)
-        cases = await read_window_cases(testbed.validator, WINDOW, pledges)
-        assert (cases.cases, cases.undelivered) == ((), {MINER.public: Pledge(2, 6, "torch-float32")})
-        await testbed.commit(version=6)
-        cases = await read_window_cases(testbed.validator, WINDOW, pledges)
-        assert [case.commitment.record.version for case in cases.cases] == [6]
-
-    simulate(scenario)
+@simulated
+async def test_only_the_version_that_the_pledge_binds_counts(version: int) -> None:
+    testbed = AttackedValidator()
+    await testbed.announce(version=6)
+    pledges = await testbed.pledges.read(versions=ALLOWED)
+    await testbed.commit(version=version)
+    cases = await read_window_cases(testbed.validator, WINDOW, pledges)
+    assert (cases.cases, cases.undelivered) == ((), {MINER.public: Pledge(2, 6, "torch-float32")})
+    await testbed.commit(version=6)
+    cases = await read_window_cases(testbed.validator, WINDOW, pledges)
+    assert [case.commitment.record.version for case in cases.cases] == [6]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +97,13 @@ def test_only_the_version_that_the_pledge_binds_counts(version: int) -> None:
         (4, False, {Reason.LAPSED}),
     ],
 )
-def test_a_version_that_became_too_old_is_nobodys_fault(version: int, was_allowed: bool, reasons: set[Reason]) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        await testbed.commit(version=version)
-        assert await judge(testbed, ALLOWED, 7, Pledge(2, version, "torch-float32", was_allowed)) == reasons
-
-    simulate(scenario)
+@simulated
+async def test_a_version_that_became_too_old_is_nobodys_fault(
+    version: int, was_allowed: bool, reasons: set[Reason]
+) -> None:
+    testbed = AttackedValidator()
+    await testbed.commit(version=version)
+    assert await judge(testbed, ALLOWED, 7, Pledge(2, version, "torch-float32", was_allowed)) == reasons
 
 
 @simulated
@@ -164,23 +162,21 @@ def test_a_verdict_does_not_call_some_groups_lapsed_and_judge_others() -> None:
     ("version", "reason", "holds"),
     [(0, Reason.LAPSED, True), (1, Reason.LAPSED, False), (3, Reason.LAPSED, False), (4, Reason.LAPSED, True)],
 )
-def test_a_validator_that_spares_a_miner_by_calling_its_version_lapsed_is_found(
+@simulated
+async def test_a_validator_that_spares_a_miner_by_calling_its_version_lapsed_is_found(
     version: int, reason: Reason, holds: bool
 ) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        verdict = testbed.verdict(FIRST, *(samples.rejected(index, reason) for index in range(2)), submitted=2)
-        verdict = verdict.model_copy(update={"version": version})
-        summary = testbed.summary(FIRST, verdict, version=3, previous=b"", scores=())
-        await testbed.seal(FIRST, summary)
-        await testbed.reveal(FIRST, summary, verdict)
-        if holds:
-            assert await verify_ledger(testbed.node, FIRST.public, lambda _: None) == 1
-        else:
-            with pytest.raises(ProtocolError, match="lapsed"):
-                await verify_ledger(testbed.node, FIRST.public, lambda _: None)
-
-    simulate(scenario)
+    testbed = AttackedTrainer()
+    verdict = testbed.verdict(FIRST, *(samples.rejected(index, reason) for index in range(2)), submitted=2)
+    verdict = verdict.model_copy(update={"version": version})
+    summary = testbed.summary(FIRST, verdict, version=3, previous=b"", scores=())
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, verdict)
+    if holds:
+        assert await verify_ledger(testbed.node, FIRST.public, lambda _: None) == 1
+    else:
+        with pytest.raises(ProtocolError, match="lapsed"):
+            await verify_ledger(testbed.node, FIRST.public, lambda _: None)
 
 
 class Sluggish(Miner):
@@ -199,27 +195,25 @@ async def run_sluggish(network: Network) -> None:
     await Sluggish(node, await Follower.open(node), engine, producer, settings).run()
 
 
-def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=2) as nursery:
-            nursery.start_soon(run_sluggish, network)
-            await network.until_window(10)
-        ledger = await summaries(network, "validator-0", range(10))
-        rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("sluggish").public}
-        late = [entry for entry in ledger if entry.version > network.run.schedule.max_lag]
-        assert len(late) > 3
-        lapsed, *later = [rows.get(entry.window) for entry in late]
-        assert lapsed is None or (lapsed.lapsed and not lapsed.rejected)  # it lapsed after the pledge had been read
-        assert not any(later)
-        honest = {row.miner: row.accepted for row in late[-1].rows}
-        assert honest == {key(name).public: CHOICES.groups for name in ("miner-1", "miner-2")}
-        balance = balances(ledger, network.run.scoring, network.run.proof)[key("sluggish").public]
-        before = [entry for entry in ledger if entry.version <= network.run.schedule.max_lag]
-        assert balance == pytest.approx(
-            balances([*before, samples.summary(window=ledger[-1].window)], network.run.scoring, network.run.proof)[
-                key("sluggish").public
-            ]
-        )
-
-    simulate(scenario)
+@simulated
+async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place():
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=2) as nursery:
+        nursery.start_soon(run_sluggish, network)
+        await network.until_window(10)
+    ledger = await summaries(network, "validator-0", range(10))
+    rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("sluggish").public}
+    late = [entry for entry in ledger if entry.version > network.run.schedule.max_lag]
+    assert len(late) > 3
+    lapsed, *later = [rows.get(entry.window) for entry in late]
+    assert lapsed is None or (lapsed.lapsed and not lapsed.rejected)  # it lapsed after the pledge had been read
+    assert not any(later)
+    honest = {row.miner: row.accepted for row in late[-1].rows}
+    assert honest == {key(name).public: CHOICES.groups for name in ("miner-1", "miner-2")}
+    balance = balances(ledger, network.run.scoring, network.run.proof)[key("sluggish").public]
+    before = [entry for entry in ledger if entry.version <= network.run.schedule.max_lag]
+    assert balance == pytest.approx(
+        balances([*before, samples.summary(window=ledger[-1].window)], network.run.scoring, network.run.proof)[
+            key("sluggish").public
+        ]
+    )

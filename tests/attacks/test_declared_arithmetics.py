@@ -26,7 +26,7 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import judgement, row, summary, thresholds, verdict
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 NARROW = thresholds(margin_rate=1e-4, sketch_rate=1e-4)
 WIDE = thresholds(miner="torch-bfloat16", margin_rate=1.2e-3, sketch_rate=1e-3, logprob_tolerance=0.5)
@@ -153,37 +153,32 @@ async def test_an_older_announcement_does_not_change_the_declaration():
         {"miner_arithmetic": "exact", "validator_arithmetic": "exact"},
     ],
 )
-def test_a_verdict_by_thresholds_that_the_run_does_not_have_is_ignored(changes: dict[str, Arithmetic]) -> None:
+@simulated
+async def test_a_verdict_by_thresholds_that_the_run_does_not_have_is_ignored(changes: dict[str, Arithmetic]) -> None:
     """The validator's own summary names the same arithmetic, so that only the run's table shows it."""
-
-    async def scenario() -> None:
-        testbed = AttackedTrainer(quorum=2)
-        await testbed.deliver()
-        await testbed.publish_records(FIRST)
-        lie = testbed.verdict(SECOND, **changes)
-        entry = testbed.summary(SECOND, lie, arithmetic=lie.validator_arithmetic)
-        await testbed.seal(SECOND, entry)
-        await testbed.reveal(SECOND, entry, lie)
-        await testbed.collect()
-        assert await testbed.outcomes() == {"no-quorum"}
-        errors = [event["error"] for event in testbed.log.named("verdict-refused")]
-        assert any("the run has no thresholds for miners in" in error for error in errors)
-
-    simulate(scenario)
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    lie = testbed.verdict(SECOND, **changes)
+    entry = testbed.summary(SECOND, lie, arithmetic=lie.validator_arithmetic)
+    await testbed.seal(SECOND, entry)
+    await testbed.reveal(SECOND, entry, lie)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"no-quorum"}
+    errors = [event["error"] for event in testbed.log.named("verdict-refused")]
+    assert any("the run has no thresholds for miners in" in error for error in errors)
 
 
-def test_a_verdict_in_another_arithmetic_than_its_summary_is_ignored() -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await testbed.deliver()
-        accepting = testbed.verdict(FIRST)
-        entry = testbed.summary(FIRST, accepting, arithmetic="torch-bfloat16")
-        await testbed.seal(FIRST, entry)
-        await testbed.reveal(FIRST, entry, accepting)
-        await testbed.collect()
-        assert USED not in await testbed.outcomes()
-
-    simulate(scenario)
+@simulated
+async def test_a_verdict_in_another_arithmetic_than_its_summary_is_ignored() -> None:
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    accepting = testbed.verdict(FIRST)
+    entry = testbed.summary(FIRST, accepting, arithmetic="torch-bfloat16")
+    await testbed.seal(FIRST, entry)
+    await testbed.reveal(FIRST, entry, accepting)
+    await testbed.collect()
+    assert USED not in await testbed.outcomes()
 
 
 def test_validators_are_compared_by_the_tolerance_of_their_own_arithmetics() -> None:

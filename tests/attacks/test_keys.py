@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 
-from protocol import paths
+from protocol import limits, paths
 from protocol.chain.verifier import Trust
 from protocol.errors import ProtocolError
 from protocol.identity.admission import Invite, do_work
@@ -26,21 +26,19 @@ from tests.support.attacked_nodes.follower import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 @simulated
 async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
     testbed = await follow_chain()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poll_authority, testbed.node)
+    async with running(poll_authority, testbed.node):
         await trio.sleep(0.5)
         await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
         await trio.sleep(POLL_SECONDS)
         await testbed.publish()  # the thief goes on
         await testbed.mirror(SECOND, newest=3, epoch=1, revision=1)
         await testbed.follower.refresh()
-        nursery.cancel_scope.cancel()
     assert testbed.follower.chain.head is not None and testbed.follower.chain.head.version == 3
     assert testbed.follower.version_for(3) == 3
 
@@ -79,23 +77,54 @@ async def test_keys_a_successor_continues_the_chain_of_a_stolen_key():
     assert (trust.epoch, trust.version) == (1, 4)
 
 
-@pytest.mark.parametrize(
-    "thieves",
-    [(ROOTS[0],), (TRAINER,), (VALIDATOR,), (TRAINER, SECOND, VALIDATOR), (ROOTS[0], TRAINER), (ROOTS[2], STRANGER)],
-    ids=["one root", "trainer", "validator", "all online keys", "root and trainer", "root and stranger"],
-)
-def test_keys_that_cannot_revise(thieves: tuple[SigningKey, ...]) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed = await follow_chain()
-        await testbed.revise(*thieves, trainers=(STRANGER.public,))
-        await testbed.assert_refuses_revision(
-            "signed by . roots? where 2 must sign|signed by [01] roots where 2 must sign"
-        )
-        await testbed.publish()
-        await testbed.assert_follows()
+TWO_MUST_SIGN = "signed by [01] roots? where 2 must sign"
+THEFT = {"trainers": (STRANGER.public,)}
+FALSE_REVISIONS: dict[str, tuple[tuple[SigningKey, ...], dict[str, Any], str]] = {  # signers, changes, refusal
+    "signed by one root": ((ROOTS[0],), THEFT, TWO_MUST_SIGN),
+    "signed by a trainer": ((TRAINER,), THEFT, TWO_MUST_SIGN),
+    "signed by a validator": ((VALIDATOR,), THEFT, TWO_MUST_SIGN),
+    "signed by all online keys": ((TRAINER, SECOND, VALIDATOR), THEFT, TWO_MUST_SIGN),
+    "signed by root and trainer": ((ROOTS[0], TRAINER), THEFT, TWO_MUST_SIGN),
+    "signed by root and stranger": ((ROOTS[2], STRANGER), THEFT, TWO_MUST_SIGN),
+    "signed by a key too many": (
+        (*ROOTS[:2], STRANGER),
+        {"revoked": (MINER.public,)},
+        "signed by a key that is no root",
+    ),
+    "new roots that did not sign": (
+        ROOTS[:2],
+        {"roots": tuple(samples.key(name).public for name in "abc")},
+        "new roots: signed by 0 roots where 2 must sign",
+    ),
+    "a root of small order": (
+        ROOTS[:2],
+        {"roots": (*(root.public for root in ROOTS[:2]), b"\1" + bytes(31))},
+        "small order",
+    ),
+    "a number too high": (ROOTS[:2], {"number": 4096}, "revision 4096 stands in its place"),
+    "of another run": (ROOTS[:2], {"run": samples.digest("another run")}, "of another run"),
+}
 
-    scenario()
+
+@pytest.mark.parametrize("is_copy", [False, True], ids=["at the meeting point", "at a validator"])
+@pytest.mark.parametrize(("signers", "changes", "refusal"), FALSE_REVISIONS.values(), ids=FALSE_REVISIONS)
+@simulated
+async def test_keys_a_false_revision_is_refused(
+    signers: tuple[SigningKey, ...], changes: dict[str, Any], refusal: str, is_copy: bool
+) -> None:
+    testbed = await follow_chain()
+    await testbed.revise(*signers, at=paths.revision_copy(VALIDATOR.public, 1) if is_copy else "", **changes)
+    await testbed.assert_refuses_revision(refusal)
+    await testbed.publish()
+    await testbed.assert_follows()
+
+
+@simulated
+async def test_keys_a_revision_larger_than_its_limit_is_refused():
+    testbed = await follow_chain()
+    await testbed.store.put(paths.revision(testbed.run_id, 1), bytes(4 * limits.MAX_RUN_BYTES))
+    await testbed.assert_refuses_revision("revisions/.*: 2097152 bytes where at most")
+    await testbed.assert_follows()
 
 
 @simulated
@@ -111,27 +140,6 @@ async def test_keys_roots_that_were_replaced_cannot_revise():
     await testbed.revise(*new_keys[1:], trainers=(SECOND.public,))
     await refresh_authority(testbed.node)
     assert testbed.node.authority.trainers == (SECOND.public,)
-
-
-@simulated
-async def test_keys_new_roots_that_did_not_sign():
-    testbed = await follow_chain()
-    await testbed.revise(roots=tuple(samples.key(name).public for name in "abc"))
-    await testbed.assert_refuses_revision("new roots: signed by 0 roots where 2 must sign")
-
-
-@simulated
-async def test_keys_a_root_of_small_order():
-    testbed = await follow_chain()
-    await testbed.revise(roots=(ROOTS[0].public, ROOTS[1].public, b"\1" + bytes(31)))
-    await testbed.assert_refuses_revision("small order")
-
-
-@simulated
-async def test_keys_a_revision_with_one_foreign_signature_is_refused():
-    testbed = await follow_chain()
-    await testbed.revise(*ROOTS[:2], STRANGER, revoked=(MINER.public,))
-    await testbed.assert_refuses_revision("signed by a key that is no root")
 
 
 @simulated

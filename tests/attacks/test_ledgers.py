@@ -1,4 +1,4 @@
-"""A validator that accepts groups which its own numbers refuse: `grailnode verify --ledger` shows it."""
+"""What observers find and what they do not blame: false ledgers (`grailnode verify --ledger`), reports and verdicts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from grailnode.observe.ledger_check import verify_ledger
+from grailnode.observe.observer import Observer
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.identity.signing import sign
+from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import Amendment, Summary, scores
+from protocol.judging.report import ValidatorReport
 from roles.ports import NotFoundError
-from tests.support.attacked_nodes.trainer import FIRST, AttackedTrainer
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer
 from tests.support.builders import samples
-from tests.support.builders.chains import MINER
+from tests.support.builders.chains import MINER, TRAINER
 from tests.support.builders.samples import VALIDATOR, rejected
 from tests.support.simulation.virtual_clock import simulated
 
@@ -58,13 +60,11 @@ async def test_an_honest_ledger_holds():
 
 
 @pytest.mark.parametrize("towards", [0.0, 1.0])
-def test_scores_of_a_machine_that_rounds_powers_otherwise_are_no_lie(towards: float) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await write_ledger(testbed, 3, round_scores=lambda score: min(1.0, math.nextafter(score, towards)))
-        assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 3
-
-    simulated(scenario)()
+@simulated
+async def test_scores_of_a_machine_that_rounds_powers_otherwise_are_no_lie(towards: float) -> None:
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 3, round_scores=lambda score: min(1.0, math.nextafter(score, towards)))
+    assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 3
 
 
 @simulated
@@ -88,14 +88,12 @@ async def test_a_score_that_does_not_follow_from_the_rows_is_found():
         (1, {"far_rollouts": 1}, "improbable-window"),
     ],
 )
-def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await write_ledger(testbed, windows, **changes)
-        with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
-            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
-
-    simulated(scenario)()
+@simulated
+async def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, windows, **changes)
+    with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 @simulated
@@ -117,26 +115,24 @@ async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
         ("torch-float32", 0, ""),
     ],
 )
-def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        committed = samples.commitment(
-            ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
-        )
-        await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
-        changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
-        verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
-        entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
-        entry = entry.model_copy(update={"scores": scores([entry], testbed.run.scoring, testbed.run.proof)})
-        await testbed.seal(FIRST, entry)
-        await testbed.reveal(FIRST, entry, verdict)
-        if not why:
-            assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
-            return
-        with pytest.raises(ProtocolError, match=f"judges miner .* {why}"):
-            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
-
-    simulated(scenario)()
+@simulated
+async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
+    testbed = AttackedTrainer()
+    committed = samples.commitment(
+        ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
+    )
+    await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
+    changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
+    verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
+    entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
+    entry = entry.model_copy(update={"scores": scores([entry], testbed.run.scoring, testbed.run.proof)})
+    await testbed.seal(FIRST, entry)
+    await testbed.reveal(FIRST, entry, verdict)
+    if not why:
+        assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
+        return
+    with pytest.raises(ProtocolError, match=f"judges miner .* {why}"):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 @simulated
@@ -164,16 +160,13 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
         ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left unaudited"),
     ],
 )
-def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
+@simulated
+async def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
     """They would lower an honest miner's score."""
-
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await write_ledger(testbed, 7, amendments)
-        with pytest.raises(ProtocolError, match=why):
-            await verify_ledger(testbed.node, FIRST.public, lambda line: None)
-
-    simulated(scenario)()
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 7, amendments)
+    with pytest.raises(ProtocolError, match=why):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 async def expire(testbed: AttackedTrainer, *windows: int) -> None:
@@ -199,3 +192,96 @@ async def test_withheld_verdicts_between_others_do_not_count_as_expired():
     await expire(testbed, 0, 5)
     with pytest.raises(NotFoundError):
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
+
+
+# Storage that lies to an observer about reports and verdicts: it raises an alarm and still shows the rest
+# (grailnode/observe/observer.py)
+
+
+LATER = WINDOW + 1
+
+
+async def put(
+    testbed: AttackedTrainer, window: int, signer: SigningKey = TRAINER, at: int | None = None, **changes: Any
+) -> None:
+    """Put a report of the trainer into storage."""
+    own: dict[str, Any] = {"run": testbed.run_id, "window": window, "trainer": TRAINER.public}
+    record: ValidatorReport = samples.report(**(own | changes))
+    await testbed.store.put(paths.report(TRAINER.public, window if at is None else at), sign(record, signer))
+
+
+async def alarms(testbed: AttackedTrainer) -> list[str]:
+    """Return an observer's alarms, which a second refresh must not repeat."""
+    await testbed.clock.sleep_until(testbed.run.opening_time(LATER))
+    observer = Observer(testbed.node, 0)
+    await observer.refresh()
+    first = observer.state().alarms
+    await observer.refresh()
+    assert observer.state().alarms == first
+    return list(first)
+
+
+@simulated
+async def test_a_report_raises_alarms():
+    testbed = AttackedTrainer()
+    await put(testbed, WINDOW)
+    lines = await alarms(testbed)
+    assert any("accepted a false canary" in line for line in lines)
+    assert any("1 of 2 validators accept group 3" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lie", "match"),
+    [
+        ({"signer": STRANGER}, "not signed by keys that may sign it"),
+        ({"run": bytes(32)}, "is of another run"),
+        ({"trainer": STRANGER.public}, "belongs at"),
+        ({"window": WINDOW + 7, "at": WINDOW}, "belongs at"),
+    ],
+    ids=["forged", "of another run", "of another trainer", "duplicated from another window"],
+)
+@simulated
+async def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any], match: str) -> None:
+    testbed = AttackedTrainer()
+    await put(testbed, **({"window": WINDOW} | lie))
+    await put(testbed, LATER, disagreements=())
+    lines = await alarms(testbed)
+    assert [line for line in lines if match in line]
+    assert [line for line in lines if "canary" in line] == [
+        f"window {LATER}: validator {samples.VALIDATOR.public.hex()[:8]} accepted a false canary"
+    ]
+
+
+@simulated
+async def test_oversized_report():
+    testbed = AttackedTrainer()
+    await testbed.store.put(paths.report(TRAINER.public, WINDOW), bytes(ValidatorReport.max_bytes * 2))
+    await put(testbed, LATER)
+    assert any(line.startswith(f"window {LATER}") for line in await alarms(testbed))
+
+
+@simulated
+async def test_a_forged_summary_of_one_validator_does_not_hide_the_other():
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.publish_records(SECOND)
+    await testbed.store.put(paths.summary(FIRST.public, WINDOW), sign(testbed.summary(FIRST), STRANGER))
+    await testbed.clock.sleep_until(testbed.run.opening_time(LATER))
+    observer = Observer(testbed.node, 0)
+    await observer.refresh()
+    state = observer.state()
+    assert [row.accepted for row in state.windows if row.window == WINDOW] == [2]
+    assert any("not signed by keys" in line for line in state.alarms)
+
+
+@simulated
+async def test_withheld_records_of_one_validator_do_not_hide_the_other():
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(SECOND)
+    testbed.store.silent_prefixes = (FIRST.public.hex(),)
+    await testbed.clock.sleep_until(testbed.run.opening_time(LATER))
+    observer = Observer(testbed.node, 0)
+    await observer.refresh()
+    assert [row.accepted for row in observer.state().windows if row.window == WINDOW] == [2]

@@ -1,26 +1,35 @@
-"""Miners that plan their cheats by the ledger's rules: it costs more than it saves, however rarely they cheat."""
+"""Miners that plan by the ledger's rules how rarely they cheat, or which of their many keys they show."""
 
 from typing import Any
 
 import pytest
 
 from grailnode.run.creation import SCORING
+from protocol import paths
 from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold
 from protocol.judging.ledger import LedgerRow, Summary, histories
+from roles.trainer.collect.quorum import BELOW_DEPOSIT, decide
+from roles.trainer.verified_batch import USED
 from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import PLANS, PlannedCheat, gain
+from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
+from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
-from tests.support.builders.samples import row
+from tests.support.builders.samples import judgement, rejected, row, verdict
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
+from tests.support.simulation.virtual_clock import simulated
 
-PROOF = packaged_thresholds()
-MIXED = alter(PROOF, sketch_rate=0.016, margin_rate=0.0015)
+THRESHOLDS = packaged_thresholds()
+MIXED = alter(THRESHOLDS, sketch_rate=0.016, margin_rate=0.0015)
 SUBTLE = next(plan for plan in PLANS if plan.groups == 1 and plan.tokens == 24 and not plan.sacrifice)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 @pytest.mark.parametrize("rate", [0.1, 1.0])
 def test_a_planned_cheat_loses_at_every_rate(plan: PlannedCheat, rate: float) -> None:
-    assert gain(plan, rate, SCORING, PROOF, 1.0, seed=0) < 0.0
+    assert gain(plan, rate, SCORING, THRESHOLDS, 1.0, seed=0) < 0.0
 
 
 def test_a_cheat_too_small_to_be_refused_would_pay_without_a_price_for_misses() -> None:
@@ -48,8 +57,90 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     cheat = summary(row(**little, accepted=1, margin_misses=1))
     none = little | {"tokens": 0, "positions": 0}
     sacrifice = summary(row(**none, accepted=0, rejected=1, margin_misses=0))
-    (history,) = histories([*[cheat] * 5, sacrifice], proof_of(PROOF)).values()
-    threshold = surprisal_threshold(PROOF)
-    window = CountedWindow(Counts(24, 24, 0, 1), PROOF)
+    (history,) = histories([*[cheat] * 5, sacrifice], proof_of(THRESHOLDS)).values()
+    threshold = surprisal_threshold(THRESHOLDS)
+    window = CountedWindow(Counts(24, 24, 0, 1), THRESHOLDS)
     assert history_surprisal([window]) < threshold
     assert history_surprisal([*history, window]) > threshold
+
+
+# Miners with many keys that show only the keys whose rollouts they like: what earns nothing is not trained on
+
+
+PROOF = proof_of(packaged_thresholds())
+SCORED = ((MINER.public, 0.5),)
+
+
+def tolerance(one: str, other: str) -> float:
+    return 1.0
+
+
+@simulated
+async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    verdict_on_miner = testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, verdict_on_miner, scores=((key("somebody else").public, 1.0),))
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, verdict_on_miner)
+    await testbed.collect()
+    assert await testbed.outcomes() == {BELOW_DEPOSIT}
+
+
+@pytest.mark.parametrize(("scores", "outcome"), [(SCORED, USED), ((), BELOW_DEPOSIT)])
+@simulated
+async def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], ...], outcome: str) -> None:
+    """One validator cannot buy a place in the training data by a score of its own invention."""
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    entries = [(FIRST, SCORED), (SECOND, scores)]
+    verdicts = {validator: testbed.verdict(validator) for validator, _ in entries}
+    records = [(who, testbed.summary(who, verdicts[who], scores=own)) for who, own in entries]
+    for validator, summary in records:
+        await testbed.seal(validator, summary)
+    for validator, summary in records:
+        await testbed.reveal(validator, summary, verdicts[validator])
+    await testbed.collect()
+    assert await testbed.outcomes() == {outcome}
+
+
+def test_a_rejection_is_the_reason_where_there_is_one() -> None:
+    accepting, rejecting = verdict(judgement(0)), verdict(rejected(0), validator=bytes(32))
+    both = {accepting.validator, rejecting.validator}
+    (decision,) = decide([rejecting], 1, set(), tolerance, set(), lambda group: both)
+    assert decision.reason == "wrong-sketch"
+    (decision,) = decide([accepting], 1, {bytes(32)}, tolerance, set(), lambda group: both)
+    assert (decision.reason, decision.pending) == ("", True)  # the other validator's ledger may pay the miner
+    (decision,) = decide([accepting], 1, set(), tolerance, {accepting.validator}, lambda group: both)
+    assert (decision.reason, decision.pending) == ("", False)
+
+
+@simulated
+async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
+    network = Network(CHOICES)
+    network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6.0}))
+    async with run_nodes(network, miners=1):
+        await network.until_window(8)
+    miner = key("miner-1").public
+    used = {event["window"] for event in network.events("trainer/download", "collected") if event["used"]}
+    paid_windows = {
+        entry.window for entry in await summaries(network, "validator-0", range(8)) if miner in dict(entry.scores)
+    }
+    assert 1 <= min(used) <= 2  # 4 groups a window
+    assert used <= paid_windows
+    inbox = [item.path async for item in network.states["trainer"].list("outcomes/")]
+    assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
+
+
+@pytest.mark.parametrize("groups", [1, 2, 16, 64])
+def test_a_key_that_withholds_half_of_its_windows_is_never_trained_on(groups: int) -> None:
+    assert not worth(0.5, groups, SCORING, PROOF).used
+    assert worth(0.0, groups, SCORING, PROOF).used
+    assert largest_share(groups, SCORING, PROOF) < 0.5
+
+
+@pytest.mark.slow
+def test_the_bias_that_withholding_leaves_is_bounded() -> None:
+    shifts = [bias(largest_share(groups, SCORING, PROOF), groups) for groups in (1, 2, 3, 4, 8, 16, 64)]
+    assert max(shifts) < 0.42  # standard deviations of a group, with any number of keys
+    assert free_bias(1000) > 3.2  # where every key's groups are used

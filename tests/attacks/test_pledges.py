@@ -1,5 +1,6 @@
 """Miners that lie about their pledges and commitments to a validator (roles/validator/window_cases.py)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
-from protocol.identity.signing import sign
+from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import assemble
 from roles.validator.window_cases import WindowCases, read_window_cases
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW
@@ -21,32 +22,16 @@ from tests.support.simulation.virtual_clock import simulated
 # Pledges
 
 
+@pytest.mark.parametrize(
+    ("announcement", "groups"),
+    [({}, 2), ({"groups": limits.MAX_GROUPS}, 16), ({"signer": STRANGER}, 0), ({"run": bytes(32)}, 0)],
+    ids=["honest", "more than a miner may deliver", "signed by a stranger", "of another run"],
+)
 @simulated
-async def test_a_pledge_counts():
+async def test_a_pledge_counts_if_it_is_the_miners_own(announcement: dict[str, Any], groups: int) -> None:
     testbed = AttackedValidator()
-    await testbed.announce()
-    assert await testbed.pledged_groups() == {MINER.public: 2}
-
-
-@simulated
-async def test_forged_pledge_at_another_miners_path():
-    testbed = AttackedValidator()
-    await testbed.announce(signer=STRANGER)
-    assert await testbed.pledged_groups() == {}
-
-
-@simulated
-async def test_forged_pledge_for_more_than_a_miner_may_deliver():
-    testbed = AttackedValidator()
-    await testbed.announce(groups=limits.MAX_GROUPS)
-    assert await testbed.pledged_groups() == {MINER.public: testbed.run.groups}
-
-
-@simulated
-async def test_forged_pledge_of_another_run():
-    testbed = AttackedValidator()
-    await testbed.announce(run=bytes(32))
-    assert await testbed.pledged_groups() == {}
+    await testbed.announce(**announcement)
+    assert await testbed.pledged_groups() == ({MINER.public: groups} if groups else {})
 
 
 @simulated
@@ -120,59 +105,57 @@ async def test_a_commitment_is_a_case():
     assert cases.undelivered == {}
 
 
-@pytest.mark.parametrize(
-    "changes", [{"window": WINDOW + 1}, {"run": bytes(32)}, {"miner": STRANGER.public}, {"groups": ()}], ids=str
-)
-def test_forged_commitment_for_elsewhere_counts_as_undelivered(changes: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        await testbed.commit(**changes)
-        cases = await testbed.read_cases()
-        assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
-
-    simulated(scenario)()
+def signed_commitment(signer: SigningKey = MINER, **changes: Any) -> Callable[[AttackedValidator], bytes]:
+    """Return a function that signs the commitment to the miner's groups with changes."""
+    return lambda testbed: sign(assemble(testbed.groups, "torch-float32")[1].model_copy(update=changes), signer)
 
 
+def commitment_of_a_neighbour(testbed: AttackedValidator) -> bytes:
+    return sign(assemble([testbed.group(0, miner=STRANGER.public)], "torch-float32")[1], STRANGER)
+
+
+FALSE_COMMITMENTS: dict[str, Callable[[AttackedValidator], bytes]] = {
+    "forged: of another window": signed_commitment(window=WINDOW + 1),
+    "forged: of another run": signed_commitment(run=bytes(32)),
+    "forged: of another miner": signed_commitment(miner=STRANGER.public),
+    "forged: of no groups": signed_commitment(groups=()),
+    "forged: signed by a stranger": signed_commitment(STRANGER),
+    "oversized": lambda testbed: bytes(limits.MAX_COMMITMENT_BYTES),
+    "duplicated: of a neighbour": commitment_of_a_neighbour,
+}
+
+
+@pytest.mark.parametrize("commitment", FALSE_COMMITMENTS.values(), ids=FALSE_COMMITMENTS)
 @simulated
-async def test_forged_commitment_by_a_stranger():
+async def test_a_false_commitment_counts_as_undelivered(commitment: Callable[[AttackedValidator], bytes]) -> None:
     testbed = AttackedValidator()
-    await testbed.commit(STRANGER)
-    cases = await testbed.read_cases()
-    assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
-
-
-@simulated
-async def test_oversized_commitment():
-    testbed = AttackedValidator()
-    await testbed.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES))
+    await testbed.store.put(paths.commitment(MINER.public, WINDOW), commitment(testbed))
     cases = await testbed.read_cases()
     assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
 
 
 @pytest.mark.parametrize("answer", [None, b"\xc1", bytes(limits.MAX_COMMITMENT_BYTES)], ids=["none", "bytes", "size"])
-def test_one_false_answer_of_storage_does_not_void_a_pledge(answer: bytes | None) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-        commitment = await testbed.commit()
-        path = paths.commitment(MINER.public, WINDOW)
-        truth = sign(commitment, MINER)
-        if answer is None:
-            await testbed.store.delete(path)
-        else:
-            await testbed.store.put(path, answer)
-        read = testbed.store.get
+@simulated
+async def test_one_false_answer_of_storage_does_not_void_a_pledge(answer: bytes | None) -> None:
+    testbed = AttackedValidator()
+    commitment = await testbed.commit()
+    path = paths.commitment(MINER.public, WINDOW)
+    truth = sign(commitment, MINER)
+    if answer is None:
+        await testbed.store.delete(path)
+    else:
+        await testbed.store.put(path, answer)
+    read = testbed.store.get
 
-        async def get(path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            try:
-                return await read(path, max_bytes, offset=offset, size=size)
-            finally:  # the next answer is true
-                await testbed.store.put(path, truth)
+    async def get(path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        try:
+            return await read(path, max_bytes, offset=offset, size=size)
+        finally:  # the next answer is true
+            await testbed.store.put(path, truth)
 
-        testbed.store.get = get  # type: ignore[method-assign]
-        cases = await testbed.read_cases()
-        assert (len(cases.cases), cases.undelivered) == (1, {})
-
-    simulated(scenario)()
+    testbed.store.get = get  # type: ignore[method-assign]
+    cases = await testbed.read_cases()
+    assert (len(cases.cases), cases.undelivered) == (1, {})
 
 
 @simulated
@@ -196,8 +179,7 @@ async def test_withheld_commitment_counts_as_undelivered_and_an_unreadable_one_d
 
 async def read_cases_of_two(testbed: AttackedValidator) -> WindowCases:
     """Return the cases, read from the deadline on, if the miner and a stranger who has delivered have pledged."""
-    data = sign(assemble([testbed.group(0, miner=STRANGER.public)], "torch-float32")[1], STRANGER)
-    await testbed.store.put(paths.commitment(STRANGER.public, WINDOW), data)
+    await testbed.store.put(paths.commitment(STRANGER.public, WINDOW), commitment_of_a_neighbour(testbed))
     await testbed.commit()
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
     return await read_window_cases(testbed.validator, WINDOW, dict.fromkeys((MINER.public, STRANGER.public), PLEDGE))
@@ -215,34 +197,23 @@ async def test_withheld_answers_while_other_storage_answers_count_as_undelivered
 
 
 @pytest.mark.parametrize("prefixes", [("",), ("", "back")], ids=["all storage", "all storage for a while"])
-def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...]) -> None:
-    async def scenario() -> None:
-        testbed = AttackedValidator()
-
-        async def fail() -> None:
-            await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW) - 0.001)
-            testbed.store.silent_prefixes = ("",)
-            if "back" in prefixes:
-                await trio.sleep(0.3 * (draw_time - testbed.run.deadline_time(WINDOW)))
-                testbed.store.silent_prefixes = ()
-
-        draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail)
-            cases = await read_cases_of_two(testbed)
-        assert cases.undelivered == {}
-        assert len(cases.cases) == (2 if "back" in prefixes else 0)
-
-    simulated(scenario)()
-
-
 @simulated
-async def test_duplicated_commitment_of_a_neighbour():
+async def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...]) -> None:
     testbed = AttackedValidator()
-    data = sign(assemble([testbed.group(0, miner=STRANGER.public)], "torch-float32")[1], STRANGER)
-    await testbed.store.put(paths.commitment(MINER.public, WINDOW), data)
-    cases = await testbed.read_cases()
-    assert (cases.cases, cases.undelivered) == ((), {MINER.public: PLEDGE})
+
+    async def fail() -> None:
+        await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW) - 0.001)
+        testbed.store.silent_prefixes = ("",)
+        if "back" in prefixes:
+            await trio.sleep(0.3 * (draw_time - testbed.run.deadline_time(WINDOW)))
+            testbed.store.silent_prefixes = ()
+
+    draw_time = testbed.run.beacon.round_time(testbed.run.schedule.audit(WINDOW))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        cases = await read_cases_of_two(testbed)
+    assert cases.undelivered == {}
+    assert len(cases.cases) == (2 if "back" in prefixes else 0)
 
 
 @simulated

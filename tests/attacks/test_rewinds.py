@@ -20,7 +20,7 @@ from roles.ports import EngineError, Forward, Generation, Request, StoreError
 from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 async def honest_from(testbed: AttackedFollower, version: int, newest: int) -> None:
@@ -222,14 +222,12 @@ async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
     testbed = await follow_chain_on(store)
     await testbed.publish(3)  # the thief's
     await hang(store, testbed.patch_path(5), testbed.patch_path(6))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_fresh, testbed.node, testbed.follower, 1.0)
+    async with running(keep_fresh, testbed.node, testbed.follower, 1.0):
         await trio.sleep(5)
         assert testbed.follower.version_for(6) == 6  # by the thief's chain
         await successor_takes_over(testbed)
         await trio.sleep(60)
         assert testbed.follower.version_for(6) == 3
-        nursery.cancel_scope.cancel()
 
 
 @simulated
@@ -245,11 +243,40 @@ async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
         with suppress(StoreError, ProtocolError):
             await testbed.follower.rebuild(4)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(rebuild)
+    async with running(rebuild):
         await trio.sleep(1)
         await successor_takes_over(testbed)
         with trio.fail_after(60):
             await testbed.follower.refresh()
             await testbed.assert_follows()
-        nursery.cancel_scope.cancel()
+
+
+# Two trainers with valid heads, of which one has stopped or lies: the newest chain that can be fetched is followed
+
+
+async def two_trainers() -> AttackedFollower:
+    """Return a follower of two trainers, of which the first stopped at version 1 and the other at 3."""
+    testbed = AttackedFollower(trainers=(TRAINER.public, SECOND.public))
+    await testbed.publish(4)
+    await testbed.mirror(SECOND, epoch=1)
+    await testbed.put_head(testbed.head(newest=1))
+    await testbed.restart()
+    return testbed
+
+
+@simulated
+async def test_the_newest_head_goes_first_although_an_older_one_is_valid():
+    testbed = await two_trainers()
+    await testbed.follow()
+    assert testbed.follower.chain.head is not None
+    assert testbed.follower.chain.head.version == 3
+
+
+@simulated
+async def test_an_older_head_is_followed_while_the_newest_cannot_be_fetched():
+    testbed = await two_trainers()
+    digest = testbed.chain.signed_manifests[3].digest
+    await testbed.store.delete(paths.manifest(SECOND.public, 3, digest))
+    await testbed.follow()
+    assert testbed.follower.chain.head is not None
+    assert testbed.follower.chain.head.version == 1

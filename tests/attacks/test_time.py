@@ -1,17 +1,20 @@
-"""Fast-forward, freeze, rollback: storage that shows records that are too new, always the same, or old."""
+"""Records that are too new, always the same, or old (fast-forward, freeze, rollback), and true ones in wrong places."""
+
+from dataclasses import replace
 
 import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.chain.manifest import Manifest
 from protocol.chain.verifier import Trust
 from protocol.errors import ExpiredError, ProtocolError
-from protocol.identity.authority import ChainPoint
-from protocol.identity.signing import sign
+from protocol.identity.authority import ChainPoint, Revision
+from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import load_authority, refresh_authority
 from roles.participants import find_participants
-from roles.policy.follower import TRUST_PATH, Follower
+from roles.policy.follower import TRUST_PATH
 from tests.support.attacked_nodes.follower import (
     ROOTS,
     SECOND,
@@ -23,42 +26,13 @@ from tests.support.attacked_nodes.follower import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, equal
+from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
 
 LAST_EPOCH = (1 << 53) - 1
 
 
 # Fast-forward
-
-
-@simulated
-async def test_fast_forward_to_the_last_epoch():
-    testbed = await follow_chain()
-    await testbed.put_head(testbed.head(epoch=LAST_EPOCH), STRANGER)
-    await testbed.assert_refuses("not signed by keys that may sign it")
-    await testbed.put_head(testbed.head(epoch=1))
-    await testbed.assert_follows()
-
-
-@simulated
-async def test_fast_forward_a_head_that_expires_too_late():
-    testbed = await follow_chain()
-    await testbed.put_head(testbed.head(expires_ms=LAST_EPOCH))
-    await testbed.assert_refuses("valid for more than the 3600 s")
-
-
-@simulated
-async def test_fast_forward_a_revision_that_skips_numbers():
-    testbed = await follow_chain()
-    await testbed.revise(number=4096)
-    await testbed.assert_refuses_revision("revision 4096 stands in its place")
-
-
-@simulated
-async def test_fast_forward_a_head_of_a_revision_that_does_not_exist():
-    testbed = await follow_chain()
-    await testbed.put_head(testbed.head(revision=4096))
-    await testbed.assert_refuses("made under revision 4096 .* storage hides the others")
 
 
 @simulated
@@ -121,49 +95,20 @@ async def test_fast_forward_of_a_rewound_node_back_to_the_thiefs_chain():
 # Indefinite freeze
 
 
+@pytest.mark.parametrize("is_withheld", [False, True], ids=["the same head", "no head"])
 @simulated
-async def test_freeze_the_same_head_for_ever():
+async def test_freeze_for_ever_ends_when_the_head_expires(is_withheld: bool) -> None:
     testbed = await follow_chain()
+    if is_withheld:
+        await testbed.store.delete(paths.head(TRAINER.public))
+        await testbed.assert_refuses("head")
     assert testbed.follower.version_for(3) == 3
     await trio.sleep(3601.0)
-    await testbed.assert_refuses("has expired")
+    await testbed.assert_refuses("head" if is_withheld else "has expired")
     with pytest.raises(ExpiredError):
         testbed.follower.version_for(3)
-
-
-@simulated
-async def test_freeze_by_withholding_the_head():
-    testbed = await follow_chain()
-    await testbed.store.delete(paths.head(TRAINER.public))
-    await testbed.assert_refuses("head")
-    assert testbed.follower.version_for(3) == 3
-    await trio.sleep(3601.0)
-    with pytest.raises(ExpiredError):
-        testbed.follower.version_for(3)
-
-
-@simulated
-async def test_freeze_of_a_node_that_starts_again():
-    testbed = await follow_chain()
-    await trio.sleep(3601.0)
     await testbed.restart()
-    await testbed.assert_refuses("has expired")
-
-
-@simulated
-async def test_freeze_by_withholding_a_manifest():
-    testbed = await follow_chain()
-    await testbed.publish()
-    await testbed.store.delete(testbed.manifest_path(4))
-    await testbed.assert_refuses("manifests")
-
-
-@simulated
-async def test_freeze_by_withholding_a_patch():
-    testbed = await follow_chain()
-    await testbed.publish()
-    await testbed.store.delete(testbed.patch_path(4))
-    await testbed.assert_refuses_weights("patches")
+    await testbed.assert_refuses("head" if is_withheld else "has expired")
 
 
 @simulated
@@ -195,21 +140,7 @@ async def test_freeze_of_a_revision_that_the_head_names():
     await testbed.assert_follows()
 
 
-@simulated
-async def test_freeze_by_a_trainers_clock_that_is_ahead():
-    testbed = await follow_chain()
-    await testbed.put_head(testbed.head(expires_ms=int(testbed.clock.now() * 1000) + 2 * 3_600_000))
-    await testbed.assert_refuses("valid for more")
-
-
 # Rollback
-
-
-@simulated
-async def test_rollback_to_an_older_head():
-    testbed = await follow_chain()
-    await testbed.put_head(testbed.head(2))
-    await testbed.assert_refuses("epoch 0 version 2 behind epoch 0 version 3")
 
 
 @simulated
@@ -222,21 +153,6 @@ async def test_rollback_to_an_older_epoch():
 
 
 @simulated
-async def test_rollback_of_a_node_that_starts_again():
-    testbed = await follow_chain()
-    await testbed.restart()
-    await testbed.put_head(testbed.head(1))
-    await testbed.assert_refuses("version 1 behind")
-
-
-@simulated
-async def test_rollback_under_a_newer_epoch():
-    testbed = await follow_chain()
-    await testbed.put_head(testbed.head(1, epoch=7))
-    await testbed.assert_refuses("version 1 behind")
-
-
-@simulated
 async def test_rollback_to_a_backup_of_everything():
     testbed = await follow_chain(1)
     backup = MemoryStore()
@@ -245,8 +161,7 @@ async def test_rollback_to_a_backup_of_everything():
     await testbed.publish(2)
     await testbed.follow()
     testbed.store = backup
-    testbed.node = testbed.new_node()
-    testbed.follower = await Follower.open(testbed.node)
+    await testbed.restart()
     await testbed.assert_refuses("version 1 behind")
 
 
@@ -256,14 +171,6 @@ async def test_rollback_by_damaging_the_nodes_trust():
     await testbed.state.put(TRUST_PATH, b"\xc1")
     with pytest.raises(ProtocolError):
         await testbed.restart()
-
-
-@simulated
-async def test_rollback_within_the_listed_versions_is_a_fork():
-    testbed = await follow_chain()
-    digests = tuple(manifest.digest for manifest in testbed.chain.signed_manifests[:3])
-    await testbed.put_head(testbed.head(manifests=(*digests, samples.digest("another version 3"))))
-    await testbed.assert_refuses("another manifest for trusted version 3")
 
 
 @simulated
@@ -306,3 +213,152 @@ async def test_rollback_to_an_announcement_that_has_expired():
     assert await find_participants(testbed.node, "miner") == []
     (line,) = testbed.log.named("announcement-refused")
     assert "expired" in line["error"]
+
+
+# Malicious mirrors and mix-and-match: spaces that lie, each in its own way, and true records in wrong combinations
+
+
+# Malicious mirrors
+
+
+@pytest.mark.parametrize("lie", ["false", "frozen", "empty"])
+@simulated
+async def test_mirror_one_of_two_trainers_spaces(lie: str) -> None:
+    testbed = await follow_chain()
+    frozen_head = testbed.head(expires_ms=int(testbed.clock.now() * 1000))
+    await testbed.publish()
+    await testbed.mirror(SECOND)
+    if lie == "false":
+        await testbed.store.put(paths.head(TRAINER.public), b"\xc1")
+    elif lie == "frozen":
+        await testbed.put_head(frozen_head)
+    else:
+        async for item in testbed.store.list(TRAINER.public.hex()):
+            await testbed.store.delete(item.path)
+    await testbed.assert_follows()
+
+
+@simulated
+async def test_mirror_that_alternates_between_good_and_old_heads():
+    testbed = await follow_chain()
+    for _ in range(3):
+        await testbed.publish()
+        good = await testbed.store.get(paths.head(TRAINER.public), 1 << 20)
+        await testbed.put_head(testbed.head(0))
+        await testbed.assert_refuses("version 0 behind")
+        await testbed.store.put(paths.head(TRAINER.public), good)
+        await testbed.assert_follows()
+
+
+@simulated
+async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_with_the_true_one():
+    testbed = await follow_chain()
+    await testbed.revise(STRANGER, SECOND, trainers=(STRANGER.public,))
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), revoked=(STRANGER.public,))
+    await refresh_authority(testbed.node)
+    assert testbed.node.authority.revoked == (STRANGER.public,)
+    assert testbed.node.authority.trainers == (TRAINER.public, SECOND.public)
+    (line,) = testbed.log.named("revision-refused")
+    assert "signed by 0 roots where 2 must sign" in line["error"]
+
+
+@simulated
+async def test_mirror_strangers_spaces_are_not_read_for_revisions():
+    testbed = await follow_chain()
+    await testbed.revise(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
+    await refresh_authority(testbed.node)
+    assert testbed.node.revisions.number == 0
+
+
+@simulated
+async def test_mirror_an_honest_validator_passes_a_revision_on():
+    testbed = await follow_chain()
+    await testbed.revise(revoked=(STRANGER.public,))
+    validator = testbed.new_node(key=VALIDATOR, state=type(testbed.state)(), log=Log("validator"))
+    await refresh_authority(validator)
+    await testbed.store.delete(paths.revision(testbed.run_id, 1))  # as a meeting point that hides it
+    await refresh_authority(testbed.node)
+    assert testbed.node.authority.revoked == (STRANGER.public,)
+
+
+@simulated
+async def test_mirror_a_miner_passes_nothing_on():
+    testbed = await follow_chain()
+    await testbed.revise(revoked=(STRANGER.public,))
+    await refresh_authority(testbed.node)
+    assert not [item.path async for item in testbed.store.list(MINER.public.hex())]
+
+
+# Mix-and-match
+
+
+@simulated
+async def test_mix_two_manifests_in_each_others_places():
+    testbed = await follow_chain()
+    await testbed.restart_without_state()
+    first_path, second_path = testbed.manifest_path(1), testbed.manifest_path(2)
+    first, second = await testbed.store.get(first_path, 1 << 20), await testbed.store.get(second_path, 1 << 20)
+    await testbed.store.put(first_path, second)
+    await testbed.store.put(second_path, first)
+    await testbed.assert_refuses("not the one that the head lists")
+
+
+@simulated
+async def test_mix_two_heads_for_one_version_is_an_alarm():
+    testbed = await follow_chain()
+    fork = open_announced(
+        sign(testbed.chain.signed_manifests[3].record.model_copy(update={"optimizer_step": 99}), TRAINER), Manifest
+    )
+    digests = tuple(manifest.digest for manifest in (*testbed.chain.signed_manifests[:3], fork))
+    await testbed.put_head(testbed.head(manifests=digests))
+    await testbed.assert_refuses("another manifest for trusted version 3")
+    (line,) = testbed.node.alarms.drain()
+    assert f"trainer {TRAINER.public.hex()[:16]} signed two histories" in line
+    assert testbed.node.alarms.drain() == ()  # one alarm only
+    assert testbed.log.named("alarm")
+
+
+@simulated
+async def test_mix_an_announcement_at_another_participants_path():
+    testbed = AttackedFollower()
+    await testbed.publish()
+    await testbed.node.announce("miner", 60.0)
+    data = await testbed.store.get(paths.participant(MINER.public), 1 << 16)
+    await testbed.store.put(paths.participant(STRANGER.public), data)
+    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    (line,) = testbed.log.named("announcement-refused")
+    assert "not signed by keys that may sign it" in line["error"]
+
+
+@simulated
+async def test_mix_an_announcement_of_another_run():
+    testbed = AttackedFollower()
+    await testbed.publish()
+    other = replace(testbed.new_node(), run_id=samples.digest("another run"))
+    await other.announce("miner", 60.0)
+    assert await find_participants(testbed.node, "miner") == []
+    (line,) = testbed.log.named("announcement-refused")
+    assert "of another run" in line["error"]
+
+
+@simulated
+async def test_mix_a_second_revision_with_a_known_number():
+    testbed = await follow_chain()
+    await testbed.revise(note="one")
+    fork: Revision = testbed.next_revision(note="the other")
+    await refresh_authority(testbed.node)
+    await testbed.store.put(paths.revision_copy(VALIDATOR.public, 1), sign(fork, *ROOTS[1:]))
+    await testbed.assert_refuses_revision("the roots signed two histories", event="alarm")
+    assert testbed.node.revisions.number == 1
+    assert len(testbed.node.alarms.drain()) == 1
+
+
+@simulated
+async def test_mix_two_new_revisions_with_one_number():
+    testbed = await follow_chain()
+    await testbed.revise(trainers=(SUCCESSOR.public,))
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), trainers=(STRANGER.public,))
+    await testbed.assert_refuses_revision("none is obeyed", event="alarm")
+    assert testbed.node.revisions.number == 0
+    await testbed.publish()
+    await testbed.assert_follows()

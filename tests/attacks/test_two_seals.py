@@ -53,15 +53,13 @@ async def make_testbed_with_records(quorum: int) -> AttackedTrainer:
 
 
 @pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["read first", "read last"])
-def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey) -> None:
-    async def scenario() -> None:
-        testbed = await make_testbed_with_records(quorum=2)
-        await testbed.attest(FIRST if liar is SECOND else SECOND, WINDOW, seal_of(testbed, liar))
-        await testbed.collect()
-        assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
-        assert ignored_validators(testbed) == [(liar.public.hex()[:8], SEALED_TWICE)]
-
-    simulated(scenario)()
+@simulated
+async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey) -> None:
+    testbed = await make_testbed_with_records(quorum=2)
+    await testbed.attest(FIRST if liar is SECOND else SECOND, WINDOW, seal_of(testbed, liar))
+    await testbed.collect()
+    assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
+    assert ignored_validators(testbed) == [(liar.public.hex()[:8], SEALED_TWICE)]
 
 
 @simulated
@@ -107,24 +105,22 @@ async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody(
 
 
 @pytest.mark.parametrize("kind", ["missing", "another window's", "forged", "garbage", "oversized"])
-def test_a_validator_without_a_readable_witness_does_not_count(kind: str) -> None:
-    async def scenario() -> None:
-        testbed = await make_testbed_with_records(quorum=2)
-        path = paths.witness(FIRST.public, WINDOW)
-        if kind == "missing":
-            await testbed.store.delete(path)
-        elif kind == "another window's":
-            await testbed.attest(FIRST, WINDOW + 1)
-            await testbed.store.put(path, await testbed.store.get(paths.witness(FIRST.public, WINDOW + 1), 1 << 20))
-        else:
-            forgery = await testbed.store.get(paths.witness(SECOND.public, WINDOW), 1 << 20)
-            await testbed.store.put(path, {"forged": forgery, "garbage": b"\xc1", "oversized": bytes(1 << 22)}[kind])
-        await testbed.collect()
-        assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
-        assert ignored_validators(testbed) == [(FIRST.public.hex()[:8], "sealed, and not revealed in time")]
-        assert len(testbed.log.named("witness-refused")) == (kind != "missing")
-
-    simulated(scenario)()
+@simulated
+async def test_a_validator_without_a_readable_witness_does_not_count(kind: str) -> None:
+    testbed = await make_testbed_with_records(quorum=2)
+    path = paths.witness(FIRST.public, WINDOW)
+    if kind == "missing":
+        await testbed.store.delete(path)
+    elif kind == "another window's":
+        await testbed.attest(FIRST, WINDOW + 1)
+        await testbed.store.put(path, await testbed.store.get(paths.witness(FIRST.public, WINDOW + 1), 1 << 20))
+    else:
+        forgery = await testbed.store.get(paths.witness(SECOND.public, WINDOW), 1 << 20)
+        await testbed.store.put(path, {"forged": forgery, "garbage": b"\xc1", "oversized": bytes(1 << 22)}[kind])
+    await testbed.collect()
+    assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
+    assert ignored_validators(testbed) == [(FIRST.public.hex()[:8], "sealed, and not revealed in time")]
+    assert len(testbed.log.named("witness-refused")) == (kind != "missing")
 
 
 @simulated
@@ -189,38 +185,36 @@ class CrashAtSummary(MemoryStore):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the seal round", "after the seal round"])
-def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
-    async def scenario() -> None:
-        testbed, store, state = AttackedTrainer(quorum=2), CrashAtSummary(), MemoryStore()
+@simulated
+async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
+    testbed, store, state = AttackedTrainer(quorum=2), CrashAtSummary(), MemoryStore()
 
-        def node() -> Node:
-            return make_node(testbed.run_id, testbed.run, store, state, Log("v"), FIRST, clock=testbed.clock)
+    def node() -> Node:
+        return make_node(testbed.run_id, testbed.run, store, state, Log("v"), FIRST, clock=testbed.clock)
 
-        async def witness() -> tuple[bytes, ...]:
-            data = await store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
-            return open_signed(data, Witness, [FIRST.public]).record.seals
+    async def witness() -> tuple[bytes, ...]:
+        data = await store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
+        return open_signed(data, Witness, [FIRST.public]).record.seals
 
-        await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
-        seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
-        await store.put(paths.seal(SECOND.public, WINDOW), seal)
-        ledger = await Ledger.open(state, testbed.run)
-        revealer = Revealer(node(), ledger)
-        await revealer.store_verdicts(WINDOW, [verdict])
-        await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
-        with trio.CancelScope() as store.writer:
-            await revealer.run()
-        store.writer = None
-        assert await witness() == (seal,)
-        await store.put(paths.seal(SECOND.public, WINDOW), sign(testbed.summary(SECOND), SECOND))
-        if late:
-            await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
-        with trio.move_on_after(5.0):
-            await Revealer(node(), await Ledger.open(state, testbed.run)).run()
-        assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
-        assert await witness() == (seal,)
-        assert [item.path async for item in state.list("witness/")] == []
-
-    simulated(scenario)()
+    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
+    seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
+    await store.put(paths.seal(SECOND.public, WINDOW), seal)
+    ledger = await Ledger.open(state, testbed.run)
+    revealer = Revealer(node(), ledger)
+    await revealer.store_verdicts(WINDOW, [verdict])
+    await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
+    with trio.CancelScope() as store.writer:
+        await revealer.run()
+    store.writer = None
+    assert await witness() == (seal,)
+    await store.put(paths.seal(SECOND.public, WINDOW), sign(testbed.summary(SECOND), SECOND))
+    if late:
+        await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
+    with trio.move_on_after(5.0):
+        await Revealer(node(), await Ledger.open(state, testbed.run)).run()
+    assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
+    assert await witness() == (seal,)
+    assert [item.path async for item in state.list("witness/")] == []
 
 
 class Full(MemoryStore):
@@ -272,25 +266,23 @@ class CrashAtDelete(MemoryStore):
 
 
 @pytest.mark.parametrize("deletes", range(4))
-def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes: int) -> None:
-    async def scenario() -> None:
-        testbed, state = AttackedTrainer(quorum=2), CrashAtDelete()
-        node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
-        await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
-        seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
-        await testbed.store.put(paths.seal(SECOND.public, WINDOW), seal)
-        ledger = await Ledger.open(state, testbed.run)
-        await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
-        await ledger.record(testbed.summary(FIRST, verdict))
-        state.remaining_deletes = deletes
-        with state.owner, trio.move_on_after(5.0):
-            await Revealer(node, ledger).run()
-        await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
-        state.remaining_deletes, state.owner = math.inf, trio.CancelScope()
-        with trio.move_on_after(5.0):
-            await Revealer(node, ledger).run()
-        data = await testbed.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)
-        assert open_signed(data, Witness, [FIRST.public]).record.seals == (seal,)
-        assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
-
-    simulated(scenario)()
+@simulated
+async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes: int) -> None:
+    testbed, state = AttackedTrainer(quorum=2), CrashAtDelete()
+    node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
+    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
+    seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
+    await testbed.store.put(paths.seal(SECOND.public, WINDOW), seal)
+    ledger = await Ledger.open(state, testbed.run)
+    await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
+    await ledger.record(testbed.summary(FIRST, verdict))
+    state.remaining_deletes = deletes
+    with state.owner, trio.move_on_after(5.0):
+        await Revealer(node, ledger).run()
+    await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
+    state.remaining_deletes, state.owner = math.inf, trio.CancelScope()
+    with trio.move_on_after(5.0):
+        await Revealer(node, ledger).run()
+    data = await testbed.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)
+    assert open_signed(data, Witness, [FIRST.public]).record.seals == (seal,)
+    assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []

@@ -25,7 +25,7 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.exclusions import Exclusions
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 ALL_USED = {"used"}
 
@@ -93,22 +93,20 @@ async def test_forged_by_one_validator_in_the_name_of_the_other():
 
 
 @pytest.mark.parametrize("changes", [{"window": WINDOW - 1}, {"run": bytes(32)}, {"miner": STRANGER.public}], ids=str)
-def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        testbed = await make_honest_testbed(2)
-        verdict, honest_verdict = testbed.verdict(FIRST, **changes), testbed.verdict(FIRST)
-        summary = testbed.summary(FIRST, honest_verdict)
-        (row,) = summary.rows
-        false_row = row.model_copy(update={"verdict": content_digest(verdict.to_bytes())})
-        summary = summary.model_copy(update={"rows": (false_row,)})
-        await testbed.seal(FIRST, summary)
-        await testbed.reveal(FIRST, summary, verdict)
-        await testbed.collect()
-        assert await testbed.outcomes() == {"no-quorum"}
-        error = "is of another run" if "run" in changes else "belongs at"
-        assert error in logged_error(testbed, "verdict-refused")
-
-    simulated(scenario)()
+@simulated
+async def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[str, Any]) -> None:
+    testbed = await make_honest_testbed(2)
+    verdict, honest_verdict = testbed.verdict(FIRST, **changes), testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, honest_verdict)
+    (row,) = summary.rows
+    false_row = row.model_copy(update={"verdict": content_digest(verdict.to_bytes())})
+    summary = summary.model_copy(update={"rows": (false_row,)})
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, verdict)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"no-quorum"}
+    error = "is of another run" if "run" in changes else "belongs at"
+    assert error in logged_error(testbed, "verdict-refused")
 
 
 @simulated
@@ -127,12 +125,10 @@ async def test_forged_a_second_seal_after_the_other_validator_revealed():
     testbed = await make_honest_testbed(2)
     await testbed.seal(FIRST, testbed.summary(FIRST))
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await trio.sleep(1.0)
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == set()
     assert "not the summary that was sealed" in logged_error(testbed, "summary-refused")
 
@@ -162,17 +158,15 @@ async def test_forged_one_group_under_two_names():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.5], ids=str)
-def test_forged_log_probabilities_outside_their_range(value: float) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await testbed.deliver()
-        await testbed.publish_records(
-            FIRST, testbed.judgement(0, logprobs=np.full(5, value, "<f4").tobytes()), testbed.judgement(1)
-        )
-        await testbed.collect()
-        assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
-
-    simulated(scenario)()
+@simulated
+async def test_forged_log_probabilities_outside_their_range(value: float) -> None:
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(
+        FIRST, testbed.judgement(0, logprobs=np.full(5, value, "<f4").tobytes()), testbed.judgement(1)
+    )
+    await testbed.collect()
+    assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
 
 
 @pytest.mark.parametrize(
@@ -180,15 +174,13 @@ def test_forged_log_probabilities_outside_their_range(value: float) -> None:
     [{"rewards": (1.0, 1.0)}, {"rewards": (0.5,)}, {"tokens": 4, "positions": 4, "logprobs": bytes(16)}],
     ids=str,
 )
-def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await testbed.deliver()
-        await testbed.publish_records(FIRST, testbed.judgement(0, **changes))
-        await testbed.collect()
-        assert await testbed.outcomes() == {"verdict-does-not-fit"}
-
-    simulated(scenario)()
+@simulated
+async def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any]) -> None:
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(FIRST, testbed.judgement(0, **changes))
+    await testbed.collect()
+    assert await testbed.outcomes() == {"verdict-does-not-fit"}
 
 
 @simulated
@@ -204,20 +196,18 @@ async def test_forged_log_probabilities_of_one_validator_cost_the_group():
 
 
 @pytest.mark.parametrize("kind", ["seal", "summary", "verdict"])
-def test_oversized(kind: str) -> None:
-    async def scenario() -> None:
-        testbed = await make_honest_testbed(1, FIRST, SECOND)
-        path = {
-            "seal": paths.seal(FIRST.public, WINDOW),
-            "summary": paths.summary(FIRST.public, WINDOW),
-            "verdict": testbed.verdict_path(FIRST),
-        }
-        size = {"seal": 1 << 20, "summary": limits.MAX_SUMMARY_BYTES * 2, "verdict": testbed.run.verdict_bytes * 2}
-        await testbed.store.put(path[kind], bytes(size[kind]))
-        await testbed.collect()
-        assert await testbed.outcomes() == ALL_USED
-
-    simulated(scenario)()
+@simulated
+async def test_oversized(kind: str) -> None:
+    testbed = await make_honest_testbed(1, FIRST, SECOND)
+    path = {
+        "seal": paths.seal(FIRST.public, WINDOW),
+        "summary": paths.summary(FIRST.public, WINDOW),
+        "verdict": testbed.verdict_path(FIRST),
+    }
+    size = {"seal": 1 << 20, "summary": limits.MAX_SUMMARY_BYTES * 2, "verdict": testbed.run.verdict_bytes * 2}
+    await testbed.store.put(path[kind], bytes(size[kind]))
+    await testbed.collect()
+    assert await testbed.outcomes() == ALL_USED
 
 
 @simulated
@@ -257,30 +247,26 @@ async def _run() -> Any:
 
 @pytest.mark.parametrize("kind", ["seals", "summaries", "verdicts"])
 @pytest.mark.parametrize("quorum", [1, 2])
-def test_withheld(kind: str, quorum: int) -> None:
-    async def scenario() -> None:
-        testbed = await make_honest_testbed(quorum, FIRST, SECOND)
-        async for item in testbed.store.list(paths.kind_prefix(FIRST.public, kind)):
-            await testbed.store.delete(item.path)
-        await testbed.collect()
-        unused = {"no-quorum"} if kind == "verdicts" else set()  # one summary that lists a miner is not read further
-        assert await testbed.outcomes() == ({"used"} if quorum == 1 else unused)
-        error = "not sealed in time" if kind == "seals" else "sealed, and not revealed in time"
-        assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], error)]
-
-    simulated(scenario)()
+@simulated
+async def test_withheld(kind: str, quorum: int) -> None:
+    testbed = await make_honest_testbed(quorum, FIRST, SECOND)
+    async for item in testbed.store.list(paths.kind_prefix(FIRST.public, kind)):
+        await testbed.store.delete(item.path)
+    await testbed.collect()
+    unused = {"no-quorum"} if kind == "verdicts" else set()  # one summary that lists a miner is not read further
+    assert await testbed.outcomes() == ({"used"} if quorum == 1 else unused)
+    error = "not sealed in time" if kind == "seals" else "sealed, and not revealed in time"
+    assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], error)]
 
 
 @simulated
 async def test_withheld_until_the_other_seals_are_revealed():
     testbed = await make_honest_testbed(2)
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == set()
     assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], "not sealed in time")]
 
@@ -303,8 +289,7 @@ async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
     last_round = testbed.run.schedule.verdict(WINDOW) + testbed.run.schedule.verdict_rounds
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await trio.sleep(2.0)
         assert await testbed.outcomes() == ALL_USED
         assert "connection refused" in logged_error(testbed, "validator-unreachable")
@@ -312,7 +297,6 @@ async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given
         assert WINDOW in collector.open_windows
         await trio.sleep(4.0)
         assert WINDOW not in collector.open_windows
-        nursery.cancel_scope.cancel()
 
 
 @simulated
@@ -321,13 +305,11 @@ async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
     closing_time = testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW))
     collector = await testbed.open_collector()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collector.run)
+    async with running(collector.run):
         await testbed.clock.sleep_until(closing_time + 2.0)
         assert await testbed.outcomes() == set()  # the collector still waits for the summary
         testbed.store.silent_prefixes = ()
         await trio.sleep(2.0)
-        nursery.cancel_scope.cancel()
     assert await testbed.outcomes() == ALL_USED
 
 

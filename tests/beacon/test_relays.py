@@ -19,6 +19,7 @@ from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer
 from tests.support.simulation.network import Log
+from tests.support.simulation.virtual_clock import running
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000
@@ -56,13 +57,11 @@ ENDLESS = dict.fromkeys(range(1, 12), bytes(1_000_000))
 
 
 class TestRelays:
-    @pytest.mark.trio
     async def test_a_round_is_not_returned_before_it_is_due(self, autojump_clock, clock):
         beacon = RelayBeacon([relay_of(HONEST)], CHAIN, clock)
         assert await beacon.randomness(9) == TRUTH[8]
         assert trio.current_time() == pytest.approx(2.0)
 
-    @pytest.mark.trio
     @pytest.mark.parametrize(
         "bad", [LIAR, OTHER_ROUND, GARBAGE, ENDLESS, {}], ids=["liar", "other", "garbage", "endless", "empty"]
     )
@@ -71,7 +70,6 @@ class TestRelays:
         assert await RelayBeacon(relays, CHAIN, clock).randomness(1) == TRUTH[0]
         assert trio.current_time() == pytest.approx(0.0)
 
-    @pytest.mark.trio
     async def test_a_relay_that_lies_is_named_and_asked_last(self, autojump_clock, clock, caplog):
         beacon = RelayBeacon([relay_of(LIAR, "liar"), relay_of(HONEST, "honest")], CHAIN, clock)
         with caplog.at_level(logging.WARNING):
@@ -79,14 +77,12 @@ class TestRelays:
                 assert await beacon.randomness(number) == TRUTH[number - 1]
         assert [record.getMessage().split()[2] for record in caplog.records] == ["liar"]
 
-    @pytest.mark.trio
     async def test_a_relay_that_hangs_costs_its_head_start(self, autojump_clock, clock):
         silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
         beacon = RelayBeacon([Relay("silent", silent), relay_of(HONEST)], CHAIN, clock)
         assert await beacon.randomness(1) == TRUTH[0]
         assert trio.current_time() == pytest.approx(RelayTimeouts().head_start)
 
-    @pytest.mark.trio
     async def test_without_a_valid_answer_the_beacon_fails(self, autojump_clock, clock):
         silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
         cut = FaultyStore(MemoryStore(), random.Random(1))
@@ -99,7 +95,6 @@ class TestRelays:
         for cause in ("round 5", "liar: false answer", "silent: no answer", "cut: ", "empty: round not there yet"):
             assert cause in str(error_info.value)
 
-    @pytest.mark.trio
     async def test_a_late_round_is_awaited(self, autojump_clock, clock, memory):
         beacon = StoreBeacon(memory, CHAIN, clock)
         answers: list[bytes] = []
@@ -115,7 +110,6 @@ class TestRelays:
         assert answers == [TRUTH[0]]
         assert trio.current_time() < 20.0 + 2 * RelayTimeouts().longest_pause
 
-    @pytest.mark.trio
     async def test_a_verified_round_is_cached(self, autojump_clock, clock, memory):
         await memory.put(CHAIN.path(1), KEY.answer(1))
         beacon = StoreBeacon(memory, CHAIN, clock)
@@ -127,7 +121,6 @@ class TestRelays:
         with pytest.raises(ValueError, match="at least one relay"):
             RelayBeacon([], CHAIN, MockTime())
 
-    @pytest.mark.trio
     async def test_a_static_file_server_is_a_relay(self, nursery):
         server = FileServer()
         server.objects = {f"/{CHAIN.path(number)}": answer for number, answer in HONEST.items()}
@@ -158,7 +151,6 @@ class _Answers(MemoryStore):
 
 
 class TestPublishing:
-    @pytest.mark.trio
     async def test_each_round_appears_when_it_is_due(self, autojump_clock, clock, memory, nursery):
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=100))
         beacon = StoreBeacon(memory, CHAIN, clock)
@@ -166,13 +158,11 @@ class TestPublishing:
             assert await beacon.randomness(number) == TRUTH[number - 1]
             assert CHAIN.round_time(number) <= clock.now() <= CHAIN.round_time(number) + 0.1
 
-    @pytest.mark.trio
     async def test_old_rounds_are_removed(self, autojump_clock, clock, memory, nursery):
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=4))
         await trio.sleep(5.1)
         assert sorted(await paths(memory, "")) == sorted(CHAIN.path(number) for number in (18, 19, 20, 21))
 
-    @pytest.mark.trio
     async def test_after_a_restart_the_newest_rounds_are_published_first(self, autojump_clock, clock, memory):
         order: list[int] = []
 
@@ -182,21 +172,16 @@ class TestPublishing:
                 await super().put(path, data)
 
         store = RecordingStore()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
+        async with running(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6)):
             await trio.sleep(1.1)
-            nursery.cancel_scope.cancel()
         assert order == [1, 2, 3, 4, 5]
         order.clear()
         await trio.sleep(1.0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6))
+        async with running(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6)):
             await trio.sleep(0.05)
-            nursery.cancel_scope.cancel()
         assert order == [9, 8, 7, 6]
         assert sorted(await paths(store, "")) == [CHAIN.path(number) for number in (4, 5, 6, 7, 8, 9)]
 
-    @pytest.mark.trio
     async def test_nothing_is_published_before_genesis(self, autojump_clock, memory, nursery):
         chain = KEY.chain(250, (EPOCH + 10) * 1000)
         nursery.start_soon(lambda: publish_rounds(KEY, chain, memory, MockTime(), keep=4))
@@ -205,7 +190,6 @@ class TestPublishing:
         await trio.sleep(0.2)
         assert await paths(memory, "") == [chain.path(1)]
 
-    @pytest.mark.trio
     async def test_a_failing_store_delays_rounds_but_loses_none(self, autojump_clock, clock, memory, nursery):
         rates = {Fault.ERROR: 0.2, Fault.LOST_ANSWER: 0.1, Fault.DELAY: 0.1, Fault.LIST_BROKEN: 0.3}
         faulty = FaultyStore(memory, random.Random(11), rates, delay=0.2)
@@ -219,7 +203,6 @@ class TestPublishing:
             assert await beacon.randomness(number) == open_round(CHAIN, number, KEY.answer(number))
         assert faulty.trace
 
-    @pytest.mark.trio
     async def test_storage_that_is_slow_or_refuses_is_reported(self, autojump_clock, clock, memory, nursery):
         class SlowStore(MemoryStore):
             seconds = 0.1
@@ -241,7 +224,6 @@ class TestPublishing:
         await trio.sleep(20.0)
         assert log.named("round-unpublished")[0]["error"].endswith("no answer")
 
-    @pytest.mark.trio
     async def test_objects_with_other_names_are_not_removed(self, autojump_clock, clock, memory, nursery):
         foreign = [f"{CHAIN.rounds_prefix}{name}" for name in ("latest", "007", "-3", "٣", "1" * 60, "1.json")]
         for path in foreign:
@@ -250,7 +232,6 @@ class TestPublishing:
         await trio.sleep(5.0)
         assert set(foreign) < set(await paths(memory, ""))
 
-    @pytest.mark.trio
     async def test_a_key_of_another_chain_raises_a_value_error(self, autojump_clock, clock, memory):
         other = LocalKey.from_seed(b"another seed, for tests")
         with pytest.raises(ValueError, match="does not sign"):
@@ -258,7 +239,6 @@ class TestPublishing:
         with pytest.raises(ValueError, match="at least"):
             await publish_rounds(KEY, CHAIN, memory, clock, keep=1)
 
-    @pytest.mark.trio
     async def test_over_a_local_directory(self, autojump_clock, clock, tmp_path, nursery):
         writer, reader = LocalStore(tmp_path, inline=True), LocalStore(tmp_path, inline=True)
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, writer, clock, keep=10))

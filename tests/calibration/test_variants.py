@@ -1,14 +1,19 @@
-"""Honest ways to compute differ by rounding only."""
+"""Honest ways to compute differ by rounding only; copies of weights do not. Pairs of both are measured."""
 
 import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from grailnode.calibration import pairs
+from grailnode.calibration.copies import quantized
 from grailnode.calibration.padding import Padded
-from grailnode.calibration.variants import ALONE, Variant, run_pairs, select
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
+from grailnode.calibration.variants import ALONE, Pair, Variant, run_pairs, select
+from grailnode.calibration.vllm_variant import SMALL_BATCH, VllmVariant
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
@@ -56,7 +61,6 @@ def test_pads_of_a_prefill_are_on_the_chosen_side(policy: Policy) -> None:
         assert recording.mask[0].tolist() == first_row
 
 
-@pytest.mark.trio
 async def test_generation_continues_after_the_pads(policy: Policy, weights: Weights) -> None:
     requests = requests_of_many_lengths(8)
     params = replace(PARAMS, max_tokens=5)
@@ -125,3 +129,106 @@ def test_other_architectures_are_computed_by_transformers(tmp_path: Path) -> Non
     model: CausalModel = BASE.model(policy)
     assert isinstance(model, TransformersModel)
     assert "transformers" not in {pair.name for pair in run_pairs(BASE, BASE, policy)}
+
+
+# Quantized copies of weights
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_each_group_of_a_copy_has_at_most_2_to_the_bits_values(bits: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(8, 80, generator=generator)  # two whole groups of 32 and a part
+    tensors = {"layer.weight": weight, "norm.weight": weight[0], "model.embed_tokens.weight": weight}
+    copy = quantized(tensors, bits)
+    assert copy["norm.weight"] is tensors["norm.weight"]
+    assert copy["model.embed_tokens.weight"] is weight
+    for begin in (0, 32, 64):
+        part, rounded = weight[:, begin : begin + 32], copy["layer.weight"][:, begin : begin + 32]
+        assert all(len(row.unique()) <= 2**bits for row in rounded)
+        span = part.amax(1, keepdim=True) - part.amin(1, keepdim=True)
+        assert ((part - rounded).abs() <= span / (2**bits - 1) / 2 * 1.001).all()
+
+
+def test_constant_weights_are_not_changed() -> None:
+    flat = {"w": torch.full((2, 32), 0.5, dtype=torch.bfloat16)}
+    assert torch.equal(quantized(flat, 4)["w"], flat["w"])
+
+
+# Measurements of honest pairs and of copies
+
+
+SAME = Pair("same", BASE, BASE)
+
+
+async def measure(
+    work: CalibrationTask, pair: Pair, weights: Weights, groups: int = 6, **options
+) -> list[GroupMeasurement]:
+    return [group async for group in measure_pair(work, pair, weights, groups, **options)]
+
+
+async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
+    for pair in run_pairs(BASE, BASE, policy):
+        groups = await measure(work, pair, weights)
+        assert len(groups) == 6
+        for group in groups:
+            tokens = sum(group.lengths)
+            assert len(group.lengths) == work.group_size
+            assert len(group.distances) == len(group.repeats) == len(group.margins) == len(group.shifts) == tokens
+            assert not group.repeats[: group.lengths[0]].any()
+            # The first state is the prompt's in every rollout.
+            assert len(group.fresh) == tokens - group.repeats.sum() < tokens
+            assert group.distances.max() <= 1, pair.name
+            assert group.margins.max() < 1e-3, pair.name
+            assert group.shifts.max() < 1e-3, pair.name
+
+
+async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
+    (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE, policy)
+    groups = await measure(work, pair, weights)
+    assert np.concatenate([group.distances for group in groups]).any()
+    assert np.concatenate([group.shifts for group in groups]).max() > 1e-3
+
+
+async def test_a_copy_has_larger_distances(work: CalibrationTask, weights: Weights) -> None:
+    perturbed = {name: tensor * 1.05 for name, tensor in weights.items()}
+    groups = await measure(work, SAME, weights, copy=perturbed)
+    assert np.median(np.concatenate([group.distances for group in groups])) > 1
+    assert np.concatenate([group.margins for group in groups]).max() > 0.01
+
+
+async def test_groups_depend_on_their_numbers_alone(work: CalibrationTask, weights: Weights, monkeypatch) -> None:
+    whole = await measure(work, SAME, weights)
+    rest = await measure(work, SAME, weights, groups=2, first=4)
+    assert [group.lengths for group in rest] == [group.lengths for group in whole[4:]]
+    monkeypatch.setattr(pairs, "_CHUNK_ROLLOUTS", 1)
+    assert [group.lengths for group in await measure(work, SAME, weights)] == [group.lengths for group in whole]
+    other = await measure(replace(work, seed=1), SAME, weights)
+    assert [group.lengths for group in other] != [group.lengths for group in whole]
+
+
+def test_a_large_vocabulary_makes_small_chunks(work: CalibrationTask, policy: Policy) -> None:
+    assert work.chunk == 128
+    large = replace(policy, config=dict(policy.config) | {"vocab_size": 151_936})
+    assert replace(work, policy=large, params=replace(work.params, max_tokens=100_000)).chunk == 1
+
+
+# Pairs with vLLM on one side or both
+
+
+TORCH = Variant()
+
+
+def test_pairs_with_vllm_vary_what_each_engine_can_vary(policy: Policy) -> None:
+    vllm = VllmVariant(Path("python"), Path("directory"), "0.32.0")
+    both, generating, checking = (
+        {pair.name: pair for pair in run_pairs(one, other, policy)}
+        for one, other in ((vllm, vllm), (vllm, TORCH), (TORCH, vllm))
+    )
+    assert list(both) == ["same", "small-batches"]
+    assert list(generating) == ["same", "small-batches", "alone-checked", "left-padding", "eager-checked"]
+    assert generating["small-batches"].generating == VllmVariant(
+        Path("python"), Path("directory"), "0.32.0", sequences=SMALL_BATCH
+    )
+    assert {"alone-generated", "eager-generated", "two-threads", "transformers"} < set(checking)
+    assert {pair.checking for pair in checking.values()} == {vllm}
+    assert str(vllm) == "vllm 0.32.0 float32 on cpu, 256 sequences"

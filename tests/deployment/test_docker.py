@@ -23,6 +23,7 @@ from grailnode.node.role_processes import PROCESSES, Role
 from grailnode.node.state_locks import lock_state
 from tests.deployment.commands import parse
 from tests.support.processes.command_line import run_command
+from tests.support.simulation.virtual_clock import running
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -280,12 +281,10 @@ def test_a_process_with_a_metrics_port_must_answer(health: ModuleType, tmp_path:
         assert health.absent_processes(arguments, tmp_path) == ["miner-1/miner"]
 
         async def ask() -> list[str]:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(serve_metrics, port, bytes)
+            async with running(serve_metrics, port, bytes):
                 while not await trio.to_thread.run_sync(health.answers, port):
                     await trio.sleep(0.01)
                 absent: list[str] = await trio.to_thread.run_sync(health.absent_processes, arguments, tmp_path)
-                nursery.cancel_scope.cancel()
             return absent
 
         assert trio.run(ask) == []

@@ -1,4 +1,4 @@
-"""Every family of docs/models.md against transformers, and the models that are refused before a run is created."""
+"""Models against transformers: every family of docs/models.md, our Qwen3, and the models that are refused."""
 
 import json
 import re
@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grailnode.demo import genesis
+from grailnode.engine.hf import TransformersModel
 from grailnode.engine.model_check import check_model
-from grailnode.engine.policy import Policy, PolicyError
+from grailnode.engine.models import build
+from grailnode.engine.policy import Policy, PolicyError, load_weights
+from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.quantization import is_matrix
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
-from tests.support.builders.policies import write_policy
+from tests.support.builders.policies import RECIPE, random_weights, write_policy
 from tests.support.processes.command_line import run_command
 
 MODELS_PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -136,3 +140,162 @@ class TestRefusals:
         assert result.returncode == 1
         assert "config.json says [32, 50]" in result.stderr
         assert not (tmp_path / "run").exists()
+
+
+# The Qwen3 of this repository equals transformers' Qwen3
+
+
+def _pair(directory: Path, **changes: object) -> tuple[Qwen3, TransformersModel]:
+    own = build(write_policy(directory, **changes))
+    assert isinstance(own, Qwen3)
+    return own, TransformersModel(directory)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_equal_bit_for_bit(tmp_path: Path, tied: bool) -> None:
+    own, theirs = _pair(tmp_path, tie_word_embeddings=tied)
+    assert own.shapes == theirs.shapes
+    assert own.vocabulary == theirs.vocabulary
+    weights = {name: tensor.to(torch.float32) for name, tensor in random_weights(own).items()}
+    ids = torch.randint(0, own.vocabulary, (6, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(6, 9, dtype=torch.bool)
+    mask[:3, :4] = False  # left padding
+    with torch.inference_mode():
+        states = own.hidden(weights, ids, mask), theirs.hidden(weights, ids, mask)
+        assert torch.equal(states[0][mask], states[1][mask])
+        logits = own.logits(weights, states[0]), theirs.logits(weights, states[1])
+        assert torch.equal(logits[0][mask], logits[1][mask])
+
+
+def test_equal_with_a_cache(tmp_path: Path) -> None:
+    own, theirs = _pair(tmp_path)
+    weights = {name: tensor.to(torch.float32) for name, tensor in random_weights(own).items()}
+    ids = torch.randint(0, own.vocabulary, (6, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(6, 9, dtype=torch.bool)
+    mask[4:, :2] = False
+    rows = torch.tensor([1, 2, 5])
+    caches = own.cache(), theirs.cache()
+    with torch.inference_mode():
+        own.hidden(weights, ids[:, :6], mask[:, :6], caches[0])
+        theirs.hidden(weights, ids[:, :6], mask[:, :6], caches[1])
+        caches = caches[0].select(rows), caches[1].select(rows)
+        for end in (7, 8, 9):
+            step = ids[rows, end - 1 : end], mask[rows, :end]
+            ours = own.hidden(weights, *step, caches[0])
+            assert torch.equal(ours, theirs.hidden(weights, *step, caches[1]))
+        whole = own.hidden(weights, ids, mask)
+        torch.testing.assert_close(ours, whole[rows, 8:], rtol=0, atol=1e-4)
+
+
+def test_gradients_are_equal(tmp_path: Path) -> None:
+    own, theirs = _pair(tmp_path)
+    ids = torch.randint(0, own.vocabulary, (4, 7), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(4, 7, dtype=torch.bool)
+    gradients = []
+    for model in (own, theirs):
+        weights = {n: t.to(torch.float32).requires_grad_() for n, t in random_weights(own).items()}
+        loss = model.logits(weights, model.hidden(weights, ids, mask)).logsumexp(-1).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients.append({name: weight.grad for name, weight in weights.items()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], msg=name)
+
+
+def test_transformers_reads_the_directory(tmp_path: Path) -> None:
+    """A policy directory is a Hugging Face checkpoint: transformers' own loader gives the same logits."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    own = build(write_policy(tmp_path))
+    weights = {name: tensor.to(torch.float32) for name, tensor in load_weights(tmp_path).items()}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    prompt = Policy.load(tmp_path).tokenizer.encode("57+68=")
+    assert tuple(tokenizer.encode("57+68=")) == prompt
+    module = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        states = own.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))
+        assert torch.equal(module(ids).logits, own.logits(weights, states))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "llama"},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"use_sliding_window": True},
+        {"attention_bias": True},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"hidden_act": "gelu"},
+        {"head_dim": None},
+    ],
+)
+def test_other_configs_are_not_covered(change: dict[str, object]) -> None:
+    assert Qwen3Config.of(RECIPE.config()) is not None
+    assert Qwen3Config.of(RECIPE.config() | change) is None
+
+
+def test_another_architecture_is_computed_by_transformers(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    model = build(write_policy(tmp_path, **config))
+    assert isinstance(model, TransformersModel)
+    assert "model.layers.0.self_attn.q_proj.weight" in model.shapes
+
+
+# TransformersModel computes what transformers computes, and refuses architectures that it cannot compute
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
+def write_config(directory: Path, **config: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps({**SMALL, **config}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama"},
+        {"model_type": "granite", "logits_scaling": 8.0},
+        {"model_type": "cohere", "logit_scale": 0.0625},
+        {"model_type": "mistral", "sliding_window": 8},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_logits_equal_those_of_transformers(config: dict[str, Any], tmp_path: Path) -> None:
+    model = TransformersModel(write_config(tmp_path, **config))
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in model.shapes.items()}
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).eval()  # type: ignore[no-untyped-call]
+    theirs.load_state_dict(weights, strict=False)
+    theirs.tie_weights()
+    ids = torch.randint(3, 60, (2, 20), generator=generator)
+    with torch.inference_mode():
+        own = model.logits(weights, model.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool)))
+        torch.testing.assert_close(own, theirs(ids).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"model_type": "phi3", "rope_scaling": LONGROPE, "original_max_position_embeddings": 16}, "longrope"),
+        ({"model_type": "deepseek_v3", "first_k_dense_replace": 0}, "not supported"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["model_type"],
+)
+def test_models_on_which_nodes_would_disagree_are_refused(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=reason):
+        TransformersModel(write_config(tmp_path, **config))

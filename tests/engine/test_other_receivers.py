@@ -34,7 +34,7 @@ from tests.engine.engine_contract import changed
 from tests.engine.vllm_site import vllm_python
 from tests.support.builders.policies import random_weights, write_policy
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 PATCH = "docker/patch/latest/sglang-pull_weights.patch"
 RECEIVER = "python/sglang/srt/weight_sync/local_checkpoint.py"

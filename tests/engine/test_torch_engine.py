@@ -1,20 +1,28 @@
-"""The torch engine fulfils the contract of Engine with both implementations of the model, and computes little."""
+"""The torch engine: its contract, prefill by another engine, versions of codes and scales, and exact logits."""
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from grailnode.engine.models import build_exact
+from grailnode.engine.output_projection import project
+from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from protocol.digest import Weights
+from protocol.patch import encode
+from protocol.quantization import SCALE, Precision, dequantize, quantize
+from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from roles.ports import EngineError
-from tests.engine.engine_contract import EngineContract, NewEngine
+from roles.ports import EngineError, Generation, Request
+from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
-
-pytestmark = pytest.mark.trio
 
 
 class TestTorchEngine(EngineContract):
@@ -113,3 +121,191 @@ async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> 
     engine = TorchEngine(model, run_sync=fail)
     with pytest.raises(EngineError, match="out of memory"):
         await engine.stage(0, random_weights(model))
+
+
+# An engine that samples with one engine and computes hidden states with torch, here with torch for both
+
+
+class Sampler(TorchEngine):
+    """An engine without states, which refuses a version at staging or at the commit."""
+
+    refuses_to = ""
+
+    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        """Return completions whose states have a width of 0."""
+        generations = await super().generate(requests, params)
+        return [Generation(g.tokens, torch.empty(len(g.tokens), 0), g.logprobs) for g in generations]
+
+    async def stage(self, version: int, weights: Weights) -> None:
+        """Stage weights, or refuse them."""
+        if self.refuses_to == "stage":
+            raise EngineError("no")
+        await super().stage(version, weights)
+
+    async def commit(self) -> None:
+        """Commit, or fail."""
+        if self.refuses_to == "commit":
+            raise EngineError("no")
+        await super().commit()
+
+
+def engine_for(model: CausalModel) -> tuple[TorchPrefill, Sampler]:
+    """Return an engine and its sampler."""
+    sampler = Sampler(model, run_sync=inline)
+    return TorchPrefill(sampler, TorchEngine(model, run_sync=inline)), sampler
+
+
+class TestTorchPrefill(EngineContract):
+    """The contract."""
+
+    samples = 1000
+
+    @pytest.fixture
+    def new_engine(self, model: CausalModel) -> NewEngine:
+        """Make engines."""
+        return lambda: engine_for(model)[0]
+
+
+@pytest.mark.parametrize("fault", ["stage", "commit"])
+async def test_both_engines_keep_the_old_version_when_the_sampler_fails(model: CausalModel, fault: str) -> None:
+    weights, requests = random_weights(model), requests_of_many_lengths()
+    engine, sampler = engine_for(model)
+    await engine.stage(0, weights)
+    await engine.commit()
+    sampler.refuses_to = fault
+    with pytest.raises(EngineError):
+        await engine.stage(1, random_weights(model, 1))
+        await engine.commit()
+    sampler.refuses_to = ""
+    with pytest.raises(EngineError, match="nothing is staged"):
+        await engine.commit()
+    reference = await engine_of(model, weights)
+    for expected, generation in zip(
+        await reference.generate(requests, PARAMS), await engine.generate(requests, PARAMS), strict=True
+    ):
+        assert generation.tokens == expected.tokens
+        torch.testing.assert_close(generation.hidden, expected.hidden)
+    target = changed(weights, 1)
+    await engine.stage_patch(1, encode(weights, target), manifest(1, target))
+    await engine.commit()
+    assert engine.version == 1
+
+
+# The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values
+
+
+MATRIX = "model.layers.0.self_attn.q_proj.weight"
+PRECISIONS: tuple[Precision, ...] = ("fp8", "int8")
+
+
+async def results_of(model: CausalModel, weights: Weights, dtype: torch.dtype = torch.float32) -> list[object]:
+    """Return the tokens and hidden states of some completions."""
+    engine = await engine_of(model, dict(weights), dtype=dtype)
+    return [(g.tokens, g.hidden.tolist()) for g in await engine.generate(requests_of_many_lengths(6), PARAMS)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_codes_are_served_as_the_values_that_they_stand_for(
+    model: CausalModel, precision: Precision, dtype: torch.dtype
+) -> None:
+    published = quantize(random_weights(model), precision)
+    served = await results_of(model, published, dtype)
+    assert served == await results_of(model, dequantize(published), dtype)
+    assert served != await results_of(model, random_weights(model), dtype)
+
+
+async def test_exact_arithmetic_computes_with_codes(directory: Path) -> None:
+    exact = build_exact(Policy.load(directory))
+    published = quantize(random_weights(exact), "fp8")
+    assert await results_of(exact, published) == await results_of(exact, dequantize(published))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+async def test_newer_versions_are_staged_whole(model: CausalModel, precision: Precision) -> None:
+    old, new = (quantize(random_weights(model, seed), precision) for seed in (0, 1))
+    engine = TorchEngine(model, run_sync=inline)
+    takes_patches = [engine.takes_patches]
+    await engine.stage(0, old)
+    await engine.commit()
+    assert [*takes_patches, engine.takes_patches] == [True, False]
+    with pytest.raises(EngineError, match="cannot be patched in"):
+        await engine.stage_patch(1, encode(old, new), manifest(1, new))
+    await engine.stage(1, new)
+    await engine.commit()
+    assert engine.version == 1
+
+
+def damaged(published: dict[str, torch.Tensor], fault: str) -> dict[str, torch.Tensor]:
+    """Return a version with a fault."""
+    codes = published[MATRIX].clone()
+    if fault == "no code":
+        codes.view(torch.uint8)[3, 5] = 0x7F if codes.dtype == torch.float8_e4m3fn else 0x80
+        return published | {MATRIX: codes}
+    if fault == "no scales":
+        return {name: tensor for name, tensor in published.items() if name != MATRIX + SCALE}
+    if fault == "too few scales":
+        return published | {MATRIX + SCALE: published[MATRIX + SCALE][1:]}
+    return published | {MATRIX: codes[:, 1:].contiguous()}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no code", f"{MATRIX}: a bit pattern that is no code"),
+        ("no scales", f"{MATRIX}: codes without a scale"),
+        ("too few scales", f"{MATRIX}: codes without a scale"),
+        ("another shape", f"{MATRIX}: shape"),
+    ],
+)
+async def test_a_damaged_version_is_refused_and_the_old_one_serves(
+    model: CausalModel, precision: Precision, fault: str, message: str
+) -> None:
+    published = quantize(random_weights(model), precision)
+    engine = await engine_of(model, published)
+    before = await engine.generate(requests_of_many_lengths(2), PARAMS)
+    with pytest.raises(EngineError, match=message):
+        await engine.stage(1, damaged(published, fault))
+    assert engine.version == 0
+    assert [g.tokens for g in await engine.generate(requests_of_many_lengths(2), PARAMS)] == [g.tokens for g in before]
+
+
+# Logits are float32 sums of exact products, in whatever dtype states and weights are
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def tensors(dtype: torch.dtype, vocabulary: int = 3000, width: int = 700) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return states [2, 3, D] and weights [V, D], whose largest logits are near 28."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(2, 3, width, generator=generator).to(dtype)
+    weight = (torch.randn(vocabulary, width, generator=generator) * 0.3).to(dtype)
+    return hidden, weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_logits_are_not_rounded_to_the_dtype(dtype: torch.dtype, with_bias: bool) -> None:
+    hidden, weight = tensors(dtype)
+    bias = weight[:, 0].contiguous() if with_bias else None
+    exact = functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    logits = project(hidden, weight, bias)
+    assert logits.dtype == torch.float32
+    assert logits.shape == (2, 3, 3000)
+    assert exact.abs().max() > 20.0
+    assert (logits.double() - exact).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_those_of_a_plain_product(dtype: torch.dtype) -> None:
+    parts = [tensor.requires_grad_() for tensor in tensors(dtype)]
+    copies = [tensor.detach().clone().requires_grad_() for tensor in parts]
+    project(*parts).logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
+    functional.linear(*copies).to(torch.float32).logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
+    for part, copy in zip(parts, copies, strict=True):
+        assert part.grad is not None and copy.grad is not None
+        assert part.grad.dtype == dtype
+        distance = (part.grad.double() - copy.grad.double()).norm() / copy.grad.double().norm()
+        assert distance < {torch.float32: 1e-6, torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]

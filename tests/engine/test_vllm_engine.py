@@ -34,7 +34,7 @@ from tests.support.builders.policies import (
 )
 from tests.support.processes.command_line import run_command
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.engine.engine_contract import changed, manifest
 from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
 from tests.support.builders.policies import PARAMS, engine_of, random_weights, requests_of_many_lengths
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SIZES = {
     "vocab_size": 100,

@@ -23,7 +23,7 @@ from tests.engine.engine_contract import changed, manifest
 from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
 from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 LONG = SamplingParams(temperature=1.0, max_tokens=40, stops=(31,))
 

@@ -18,6 +18,7 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
+from roles.ports import EngineError
 from tests.engine.engine_contract import changed, manifest
 from tests.engine.vllm_site import vllm_python
 from tests.support.builders.policies import (
@@ -29,7 +30,7 @@ from tests.support.builders.policies import (
     write_policy,
 )
 
-pytestmark = [pytest.mark.trio, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 FILTERED = SamplingParams(temperature=0.7, max_tokens=6, stops=(1,), filters=Filters(top_k=9, top_p=0.9, min_p=0.01))
 CPU_BACKEND = """
@@ -92,5 +93,22 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: 
             await engine.forward(prompts, completions), await reference.forward(prompts, completions), strict=True
         ):
             torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
+    finally:
+        await engine.close()
+
+
+# vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none
+
+
+async def test_it_is_refused_on_a_cpu_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check the server would take the weights, and fail at the first request."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    policy = write_policy(tmp_path / "policy", head_dim=32)
+    model = build(policy)
+    server = ChildServer(VllmSettings(python=vllm_python(), sequences=8), policy.directory, tmp_path / "server")
+    engine = VllmEngine(model, server, tmp_path / "engine")
+    try:
+        with pytest.raises(EngineError, match="VLLM_BATCH_INVARIANT is set, and it computes on cpu"):
+            await engine.stage(0, random_weights(model))
     finally:
         await engine.close()

@@ -27,6 +27,7 @@ from tests.learning.ranks import Ranks, run_ranks
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
+from tests.support.simulation.virtual_clock import running
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +160,7 @@ def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> 
         return {tuple(path.name.split("-")) for path in tmp_path.iterdir()}
 
     async def scenario() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Supervisor(lines.append).keep, [ProcessSpec("ranks", sit, (tmp_path,), 2)])
+        async with running(Supervisor(lines.append).keep, [ProcessSpec("ranks", sit, (tmp_path,), 2)]):
             while len(seated()) < 2:
                 await trio.sleep(0.02)
             first = seated()
@@ -168,7 +168,6 @@ def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> 
             while len(seated()) < 4:
                 await trio.sleep(0.02)
             second = seated() - first
-            nursery.cancel_scope.cancel()
         for seats in (first, second):
             assert {(rank, count) for _, rank, count, _ in seats} == {("0", "2"), ("1", "2")}
             assert len({meeting for meeting, *_ in seats}) == 1

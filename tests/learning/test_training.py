@@ -18,8 +18,9 @@ from roles.trainer.spool import INBOX, list_snapshots
 from tests.learning.groups import group
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
+from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 SETTINGS = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-3))
 STEP_SECONDS, PUT_SECONDS = 1.0, 1.7
@@ -41,18 +42,16 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_learner_goes_on_from_its_files_bit_for_bit():
-    async def scenario() -> None:
-        network = Network(Choices())
-        one, other = (Learner(network.compute.model, network.weights, SETTINGS) for _ in range(2))
-        one.step([group("a")])
-        source = one.state_source()
-        for names in safetensors.shards(source.sizes, 1 << 20):
-            other.restore(safetensors.read(source.file(names)), one.steps)
-        assert other.step([group("b")]) == one.step([group("b")])
-        assert equal(other.view(), one.view())
-
-    simulate(scenario)
+@simulated
+async def test_a_learner_goes_on_from_its_files_bit_for_bit():
+    network = Network(Choices())
+    one, other = (Learner(network.compute.model, network.weights, SETTINGS) for _ in range(2))
+    one.step([group("a")])
+    source = one.state_source()
+    for names in safetensors.shards(source.sizes, 1 << 20):
+        other.restore(safetensors.read(source.file(names)), one.steps)
+    assert other.step([group("b")]) == one.step([group("b")])
+    assert equal(other.view(), one.view())
 
 
 def buffer_of(letters: str) -> ReplayBuffer:
@@ -62,111 +61,115 @@ def buffer_of(letters: str) -> ReplayBuffer:
     return buffer
 
 
-def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_the_policy_of_one_step():
-    async def scenario() -> None:
-        network = Network(Choices())
-        learner = Learner(network.compute.model, network.weights, SETTINGS)
-        views: dict[int, dict[str, torch.Tensor]] = {0: learner.view()}
-        state, concurrent_steps = SlowState(), 0
+@simulated
+async def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_the_policy_of_one_step():
+    network = Network(Choices())
+    learner = Learner(network.compute.model, network.weights, SETTINGS)
+    views: dict[int, dict[str, torch.Tensor]] = {0: learner.view()}
+    state, concurrent_steps = SlowState(), 0
 
-        async def run_sync(work: Any, *arguments: object) -> Any:
-            nonlocal concurrent_steps
-            if work == learner.gradients:
-                await trio.sleep(STEP_SECONDS)
-                concurrent_steps += state.writing
-            result = work(*arguments)
-            views[learner.steps] = learner.view()
-            return result
+    async def run_sync(work: Any, *arguments: object) -> Any:
+        nonlocal concurrent_steps
+        if work == learner.gradients:
+            await trio.sleep(STEP_SECONDS)
+            concurrent_steps += state.writing
+        result = work(*arguments)
+        views[learner.steps] = learner.view()
+        return result
 
-        node = replace(network.node("trainer"), state=state, run_sync=run_sync)
-        settings = TrainingSettings(2, 1, shard_bytes=1 << 19)
-        with trio.move_on_after(40):
-            await Training(node, learner, buffer_of("abcd"), lambda: network.weights, settings).run()
-        names = await list_snapshots(state)
-        assert [name.version for name in names] == list(range(len(names)))
-        assert len(names) >= 4
-        assert concurrent_steps >= 3
-        for name in names:
-            assert equal(dict(await get_snapshot(state, name)), views[name.optimizer_step])
-        note = await newest_checkpoint(state)
-        assert note is not None
-        restarted_learner = Learner(network.compute.model, network.weights, SETTINGS)
-        with trio.move_on_after(10):
-            await Training(node, restarted_learner, buffer_of(""), dict, TrainingSettings(9, 1)).run()
-        assert equal(restarted_learner.view(), views[note.step])
-
-    simulate(scenario)
+    node = replace(network.node("trainer"), state=state, run_sync=run_sync)
+    settings = TrainingSettings(2, 1, shard_bytes=1 << 19)
+    with trio.move_on_after(40):
+        await Training(node, learner, buffer_of("abcd"), lambda: network.weights, settings).run()
+    names = await list_snapshots(state)
+    assert [name.version for name in names] == list(range(len(names)))
+    assert len(names) >= 4
+    assert concurrent_steps >= 3
+    for name in names:
+        assert equal(dict(await get_snapshot(state, name)), views[name.optimizer_step])
+    note = await newest_checkpoint(state)
+    assert note is not None
+    restarted_learner = Learner(network.compute.model, network.weights, SETTINGS)
+    with trio.move_on_after(10):
+        await Training(node, restarted_learner, buffer_of(""), dict, TrainingSettings(9, 1)).run()
+    assert equal(restarted_learner.view(), views[note.step])
 
 
-def test_after_a_crash_behind_the_published_version_the_versions_go_on():
+@simulated
+async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
     """With a checkpoint every 3 versions: the first version and the fourth have one, and the sixth is the newest."""
+    network = Network(Choices())
+    state = MemoryStore()
+    node = replace(network.node("trainer"), state=state)
+    settings = TrainingSettings(2, 1, checkpoint_versions=3)
 
-    async def scenario() -> None:
-        network = Network(Choices())
-        state = MemoryStore()
-        node = replace(network.node("trainer"), state=state)
-        settings = TrainingSettings(2, 1, checkpoint_versions=3)
-
-        async def train(steps: int) -> Learner:
-            learner = Learner(network.compute.model, network.weights, SETTINGS)
-            with trio.CancelScope() as scope:
-
-                async def run_sync(work: Any, *arguments: object) -> Any:
-                    await trio.sleep(1)
-                    if work == learner.gradients and learner.steps == steps:
-                        await trio.sleep(60)
-                        scope.cancel()
-                        await trio.sleep_forever()
-                    return work(*arguments)
-
-                slow = replace(node, run_sync=run_sync)
-                await Training(slow, learner, buffer_of("abcd"), lambda: network.weights, settings).run()
-            return learner
-
-        first = await train(6)
-        names = await list_snapshots(state)
-        note = await newest_checkpoint(state)
-        assert note is not None
-        assert (note.version, note.step, names[-1].version, names[-1].optimizer_step) == (4, 4, 6, 6)
-        assert {item.path.split("/")[1] async for item in state.list("checkpoints/")} == {f"{4:012d}"}
-        second = await train(6)
-        (resumed,) = network.events("trainer", "resumed")
-        assert (resumed["version"], resumed["step"], resumed["behind"]) == (6, 4, 2)
-        assert equal(second.view(), first.view())  # the same groups were drawn again
-        names = await list_snapshots(state)
-        assert [(name.version, name.optimizer_step) for name in names[-3:]] == [(6, 6), (7, 5), (8, 6)]
-
-    simulate(scenario)
-
-
-def test_training_ends_after_its_last_step_and_publishes_that_policy():
-    """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
-
-    async def scenario() -> None:
-        network = Network(Choices())
-        state = MemoryStore()
-        node = replace(network.node("trainer"), state=state)
-        settings = TrainingSettings(2, 2, training_steps=3)
-
-        async def train(learner: Learner) -> None:
-            buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
-            for letter in "ab":
-                buffer.add(group(letter))
-            with trio.move_on_after(20):
-                await Training(node, learner, buffer, lambda: network.weights, settings).run()
-
+    async def train(steps: int) -> Learner:
         learner = Learner(network.compute.model, network.weights, SETTINGS)
-        await train(learner)
-        assert learner.steps == 3
-        names = await list_snapshots(state)
-        assert names[-1].optimizer_step == 3
-        assert equal(dict(await get_snapshot(state, names[-1])), learner.view())
+        with trio.CancelScope() as scope:
 
-        await state.put(f"{INBOX}late", verified_batch(1, 0).to_bytes())
-        resumed = Learner(network.compute.model, network.weights, SETTINGS)
-        await train(resumed)
-        assert resumed.steps == 3
-        assert await list_snapshots(state) == names
-        assert [item.path async for item in state.list(INBOX)] == []
+            async def run_sync(work: Any, *arguments: object) -> Any:
+                await trio.sleep(1)
+                if work == learner.gradients and learner.steps == steps:
+                    await trio.sleep(60)
+                    scope.cancel()
+                    await trio.sleep_forever()
+                return work(*arguments)
 
-    simulate(scenario)
+            slow = replace(node, run_sync=run_sync)
+            await Training(slow, learner, buffer_of("abcd"), lambda: network.weights, settings).run()
+        return learner
+
+    first = await train(6)
+    names = await list_snapshots(state)
+    note = await newest_checkpoint(state)
+    assert note is not None
+    assert (note.version, note.step, names[-1].version, names[-1].optimizer_step) == (4, 4, 6, 6)
+    assert {item.path.split("/")[1] async for item in state.list("checkpoints/")} == {f"{4:012d}"}
+    second = await train(6)
+    (resumed,) = network.events("trainer", "resumed")
+    assert (resumed["version"], resumed["step"], resumed["behind"]) == (6, 4, 2)
+    assert equal(second.view(), first.view())  # the same groups were drawn again
+    names = await list_snapshots(state)
+    assert [(name.version, name.optimizer_step) for name in names[-3:]] == [(6, 6), (7, 5), (8, 6)]
+
+
+@simulated
+async def test_training_ends_after_its_last_step_and_publishes_that_policy():
+    """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
+    network = Network(Choices())
+    state = MemoryStore()
+    node = replace(network.node("trainer"), state=state)
+    settings = TrainingSettings(2, 2, training_steps=3)
+
+    async def train(learner: Learner) -> None:
+        buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
+        for letter in "ab":
+            buffer.add(group(letter))
+        with trio.move_on_after(20):
+            await Training(node, learner, buffer, lambda: network.weights, settings).run()
+
+    learner = Learner(network.compute.model, network.weights, SETTINGS)
+    await train(learner)
+    assert learner.steps == 3
+    names = await list_snapshots(state)
+    assert names[-1].optimizer_step == 3
+    assert equal(dict(await get_snapshot(state, names[-1])), learner.view())
+
+    await state.put(f"{INBOX}late", verified_batch(1, 0).to_bytes())
+    resumed = Learner(network.compute.model, network.weights, SETTINGS)
+    await train(resumed)
+    assert resumed.steps == 3
+    assert await list_snapshots(state) == names
+    assert [item.path async for item in state.list(INBOX)] == []
+
+
+# The simulation of learning, by which the demo's settings were chosen, runs and learns
+
+
+def test_two_windows() -> None:
+    setup = Setup(windows=2, groups=4, group_size=4, groups_per_step=1, held_out=16, lag=1, learning_rate=1e-5)
+    summary = run(setup, print)
+    assert summary["versions"] > 0
+    assert 0.0 <= summary["last"] <= 1.0
+    assert 0.5 < summary["sparsity_mean"] <= 1.0
+    assert summary["outcomes"]["stored"] > 0

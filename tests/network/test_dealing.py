@@ -26,7 +26,7 @@ from roles.validator.ledger_state import Ledger
 from tests.support.simulation.lying_validator import LyingValidator
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 CHOICES = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14, spares=0)
 MINERS = 2
@@ -74,90 +74,81 @@ async def run_until(scope: trio.CancelScope, work: Callable[[], Awaitable[None]]
         await work()
 
 
-def test_four_validators_share_the_groups_and_agree():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=4, quorum=2)
-        async with run_nodes(network, miners=MINERS):
-            await network.until_window(8)
-        assert used_groups(network, range(1, 6)) == dict.fromkeys(range(1, 6), GROUPS)
-        loads: Counter[str] = Counter()
-        for number in range(MINERS):
-            by_group = await judges(network, range(1, 6), key(f"miner-{number + 1}"))
-            assert len(by_group) == 5 * CHOICES.groups
-            assert all(len(names) == 2 for names in by_group.values())
-            loads.update(name for names in by_group.values() for name in names)
-        assert sum(loads.values()) == 2 * 5 * GROUPS
-        assert max(loads.values()) <= 2 * 5 * GROUPS * 0.45  # a quarter each, on average
-        assert not network.events("trainer/download", "validators-disagree")
-        checker = network.node("checker")
-        for name in network.validators:
-            assert await verify_ledger(checker, key(name).public, lambda line: None) >= 5
-        observer = Observer(network.node("observer"), 0, last_window=5)
-        await observer.refresh()
-        shown = {row.window: row.accepted for row in observer.state().windows}
-        assert {shown[window] for window in range(1, 6)} == {GROUPS}
-        assert len(await read_verified_groups(checker, 4)) == GROUPS
-
-    simulate(scenario)
+@simulated
+async def test_four_validators_share_the_groups_and_agree():
+    network = Network(CHOICES, validators=4, quorum=2)
+    async with run_nodes(network, miners=MINERS):
+        await network.until_window(8)
+    assert used_groups(network, range(1, 6)) == dict.fromkeys(range(1, 6), GROUPS)
+    loads: Counter[str] = Counter()
+    for number in range(MINERS):
+        by_group = await judges(network, range(1, 6), key(f"miner-{number + 1}"))
+        assert len(by_group) == 5 * CHOICES.groups
+        assert all(len(names) == 2 for names in by_group.values())
+        loads.update(name for names in by_group.values() for name in names)
+    assert sum(loads.values()) == 2 * 5 * GROUPS
+    assert max(loads.values()) <= 2 * 5 * GROUPS * 0.45  # a quarter each, on average
+    assert not network.events("trainer/download", "validators-disagree")
+    checker = network.node("checker")
+    for name in network.validators:
+        assert await verify_ledger(checker, key(name).public, lambda line: None) >= 5
+    observer = Observer(network.node("observer"), 0, last_window=5)
+    await observer.refresh()
+    shown = {row.window: row.accepted for row in observer.state().windows}
+    assert {shown[window] for window in range(1, 6)} == {GROUPS}
+    assert len(await read_verified_groups(checker, 4)) == GROUPS
 
 
-def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_back():
+@simulated
+async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_back():
     silent, back, last = 3, 10, 16
-
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=4, quorum=2)
-        name = network.validators.pop()
-        async with run_nodes(network, miners=MINERS) as nursery:
-            first = trio.CancelScope()
-            nursery.start_soon(run_until, first, partial(network.run_validator, name))
-            await network.until_window(silent)
-            first.cancel()
-            await network.until_window(back)
-            nursery.start_soon(network.run_validator, name)
-            await network.until_window(last)
-        used = used_groups(network, range(1, last - 2))
-        delay = 2 + 2  # windows until nobody waits for a summary, and those of which one is enough
-        by_window = {summary.window: summary for summary in await summaries(network, "validator-0", range(last))}
-        # where the trainer publishes several versions within a window, the version that a miner has pledged may lapse
-        lapsed = {w: sum(row.submitted for row in s.rows if row.lapsed) for w, s in by_window.items()}
-        whole = [*range(1, silent - 1), *range(silent + delay, last - 2)]
-        assert {window: used[window] + lapsed[window] for window in whole} == dict.fromkeys(whole, GROUPS)
-        assert sum(map(bool, lapsed.values())) <= 2
-        silence = [window for window in range(silent, silent + delay) if not lapsed[window]]
-        lost = {window: await dealt_to(network, name, window) for window in silence}
-        assert sum(lost.values()) > 0
-        assert {window: GROUPS - used[window] for window in lost} == lost
-        absent = [window for window, summary in by_window.items() if len(summary.roster) == 3]
-        assert absent == [*range(silent + delay, absent[-1] + 1)]
-        assert back + 1 <= absent[-1] <= back + 4
-        own = {summary.window: summary for summary in await summaries(network, name, range(back, last))}
-        assert any(summary.shows_work for window, summary in own.items() if window <= absent[-1])
-
-    simulate(scenario)
+    network = Network(CHOICES, validators=4, quorum=2)
+    name = network.validators.pop()
+    async with run_nodes(network, miners=MINERS) as nursery:
+        first = trio.CancelScope()
+        nursery.start_soon(run_until, first, partial(network.run_validator, name))
+        await network.until_window(silent)
+        first.cancel()
+        await network.until_window(back)
+        nursery.start_soon(network.run_validator, name)
+        await network.until_window(last)
+    used = used_groups(network, range(1, last - 2))
+    delay = 2 + 2  # windows until nobody waits for a summary, and those of which one is enough
+    by_window = {summary.window: summary for summary in await summaries(network, "validator-0", range(last))}
+    # where the trainer publishes several versions within a window, the version that a miner has pledged may lapse
+    lapsed = {w: sum(row.submitted for row in s.rows if row.lapsed) for w, s in by_window.items()}
+    whole = [*range(1, silent - 1), *range(silent + delay, last - 2)]
+    assert {window: used[window] + lapsed[window] for window in whole} == dict.fromkeys(whole, GROUPS)
+    assert sum(map(bool, lapsed.values())) <= 2
+    silence = [window for window in range(silent, silent + delay) if not lapsed[window]]
+    lost = {window: await dealt_to(network, name, window) for window in silence}
+    assert sum(lost.values()) > 0
+    assert {window: GROUPS - used[window] for window in lost} == lost
+    absent = [window for window, summary in by_window.items() if len(summary.roster) == 3]
+    assert absent == [*range(silent + delay, absent[-1] + 1)]
+    assert back + 1 <= absent[-1] <= back + 4
+    own = {summary.window: summary for summary in await summaries(network, name, range(back, last))}
+    assert any(summary.shows_work for window, summary in own.items() if window <= absent[-1])
 
 
-def test_with_a_spare_a_silent_validator_costs_nothing():
-    async def scenario() -> None:
-        network = Network(replace(CHOICES, spares=1), validators=4, quorum=2)
-        network.validators.pop()
-        async with run_nodes(network, miners=MINERS):
-            await network.until_window(6)
-        assert used_groups(network, range(1, 4)) == dict.fromkeys(range(1, 4), GROUPS)
-
-    simulate(scenario)
+@simulated
+async def test_with_a_spare_a_silent_validator_costs_nothing():
+    network = Network(replace(CHOICES, spares=1), validators=4, quorum=2)
+    network.validators.pop()
+    async with run_nodes(network, miners=MINERS):
+        await network.until_window(6)
+    assert used_groups(network, range(1, 4)) == dict.fromkeys(range(1, 4), GROUPS)
 
 
-def test_the_only_validator_that_is_present_judges_everything():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=4, quorum=1)
-        network.validators = network.validators[:1]
-        async with run_nodes(network, miners=MINERS):
-            await network.until_window(9)
-        used = used_groups(network, range(1, 7))
-        assert 0 < used[1] + used[2] < GROUPS  # a quarter is dealt to it
-        assert [used[window] for window in (4, 5, 6)] == [GROUPS] * 3
-
-    simulate(scenario)
+@simulated
+async def test_the_only_validator_that_is_present_judges_everything():
+    network = Network(CHOICES, validators=4, quorum=1)
+    network.validators = network.validators[:1]
+    async with run_nodes(network, miners=MINERS):
+        await network.until_window(9)
+    used = used_groups(network, range(1, 7))
+    assert 0 < used[1] + used[2] < GROUPS  # a quarter is dealt to it
+    assert [used[window] for window in (4, 5, 6)] == [GROUPS] * 3
 
 
 class ZeroSketches(HonestProducer):
@@ -214,47 +205,41 @@ async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, 
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3])
-def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_only_judge(quorum: int):
-    async def scenario() -> None:
-        network, liar = await run_with_liar(quorum)
-        windows = range(1, 6)
-        expected = await dealt_to_liar_alone(network, liar, windows)
-        assert used_groups(network, windows, "cheat") == expected
-        assert (sum(expected.values()) > 0) == (quorum == 1)
-        assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, CHOICES.groups)
-        checker = network.node("checker")
-        assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 5  # its lie is consistent
-
-    simulate(scenario)
+@simulated
+async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_only_judge(quorum: int):
+    network, liar = await run_with_liar(quorum)
+    windows = range(1, 6)
+    expected = await dealt_to_liar_alone(network, liar, windows)
+    assert used_groups(network, windows, "cheat") == expected
+    assert (sum(expected.values()) > 0) == (quorum == 1)
+    assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, CHOICES.groups)
+    checker = network.node("checker")
+    assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 5  # its lie is consistent
 
 
-def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found():
-    async def scenario() -> None:
-        network, liar = await run_with_liar(1, greedy=True)
-        windows = range(1, 6)
-        assert used_groups(network, windows, "cheat") == await dealt_to_liar_alone(network, liar, windows)
-        with pytest.raises(ProtocolError, match="not dealt to it"):
-            await verify_ledger(network.node("checker"), key(liar).public, lambda line: None)
-
-    simulate(scenario)
+@simulated
+async def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found():
+    network, liar = await run_with_liar(1, greedy=True)
+    windows = range(1, 6)
+    assert used_groups(network, windows, "cheat") == await dealt_to_liar_alone(network, liar, windows)
+    with pytest.raises(ProtocolError, match="not dealt to it"):
+        await verify_ledger(network.node("checker"), key(liar).public, lambda line: None)
 
 
-def test_a_canary_finds_a_liar_to_which_a_part_of_its_groups_is_dealt():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=4, quorum=1)
-        liar = network.validators.pop()
-        async with run_nodes(network, miners=1, canaries=1) as nursery:
-            nursery.start_soon(run_liar, network, liar)
-            nursery.start_soon(network.run_canary)
-            await network.until_window(10)
-        failures = network.events("trainer/download", "canary-failure")
-        assert failures
-        assert {event["validator"] for event in failures} == {key(liar).public.hex()}
-        judged = await judges(network, range(1, 8), canary_key(key("trainer"), 0))
-        assert {name for names in judged.values() for name in names} == set(network.validators)
-        rosters = Rosters(network.node("checker"))
-        for (window, _), names in judged.items():  # one that is not on the roster, as nothing was dealt to it, may join
-            roster = (await rosters.get(window)).validators
-            assert sum(key(name).public in roster for name in names) <= 1
-
-    simulate(scenario)
+@simulated
+async def test_a_canary_finds_a_liar_to_which_a_part_of_its_groups_is_dealt():
+    network = Network(CHOICES, validators=4, quorum=1)
+    liar = network.validators.pop()
+    async with run_nodes(network, miners=1, canaries=1) as nursery:
+        nursery.start_soon(run_liar, network, liar)
+        nursery.start_soon(network.run_canary)
+        await network.until_window(10)
+    failures = network.events("trainer/download", "canary-failure")
+    assert failures
+    assert {event["validator"] for event in failures} == {key(liar).public.hex()}
+    judged = await judges(network, range(1, 8), canary_key(key("trainer"), 0))
+    assert {name for names in judged.values() for name in names} == set(network.validators)
+    rosters = Rosters(network.node("checker"))
+    for (window, _), names in judged.items():  # one that is not on the roster, as nothing was dealt to it, may join
+        roster = (await rosters.get(window)).validators
+        assert sum(key(name).public in roster for name in names) <= 1

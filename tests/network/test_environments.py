@@ -29,7 +29,7 @@ from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.builders.sandboxes import OWN
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulate, simulated
 
 
 @dataclass(frozen=True)
@@ -124,34 +124,28 @@ async def check_rewards(network: Network) -> list[tuple[str, float]]:
     return pairs
 
 
-def test_countdown() -> None:
+@simulated
+async def test_countdown() -> None:
     choices = Choices(environment="countdown", groups=2, group_size=4, max_tokens=8)
-
-    async def scenario() -> None:
-        network = Network(choices)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-            await network.until_window(6)
-        await check_rewards(network)  # a policy trained on addition has no reward here yet
-
-    simulate(scenario)
+    network = Network(choices)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
+        await network.until_window(6)
+    await check_rewards(network)  # a policy trained on addition has no reward here yet
 
 
-def test_sat(tmp_path: Path) -> None:
+@simulated
+async def test_sat(tmp_path: Path) -> None:
     values = ["".join(bits) for length in (4, 5, 6) for bits in itertools.product("01", repeat=length)]
     write_speaking_policy(tmp_path, values)
     choices = Choices(environment="sat", groups=4, group_size=8, max_tokens=1)
-
-    async def scenario() -> None:
-        network = Network(choices, policy=tmp_path)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-            await network.until_window(9)
-        rewards = {reward for _, reward in await check_rewards(network)}
-        assert rewards == {0.0, 0.1, 1.0}
-        assert network.events("trainer/training", "step")
-
-    simulate(scenario)
+    network = Network(choices, policy=tmp_path)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
+        await network.until_window(9)
+    rewards = {reward for _, reward in await check_rewards(network)}
+    assert rewards == {0.0, 0.1, 1.0}
+    assert network.events("trainer/training", "step")
 
 
 ANSWERS = ("3", "4", "5")
@@ -174,64 +168,56 @@ def mathematics(tmp_path: Path) -> Choices:
     return replace(rules, chat=True, system_prompt="Think.", evaluation_samples=4, pass_at=2)
 
 
-def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        network = Network(mathematics, policy=tmp_path / "policy")
-        async with run_nodes(network) as nursery:
-            nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-            await network.until_window(6)
-        pairs = await check_rewards(network)
-        group, _ = (await judged_groups(network, "miner-1", range(6)))[0]
-        prompt = network.policy.tokenizer.decode(group.prompt_tokens)
-        assert prompt.startswith("<system>Think.\n<user>What is ")
-        assert prompt.endswith("alone.\n<assistant>")
-        assert network.events("trainer/training", "step")
-        rewards = {reward for text, reward in pairs if text in COMPLETIONS}
-        assert {0.2, 0.3, 1.0} <= rewards  # the right format; with thinking; and with the right answer
-        dataset = environments.dataset("math", mathematics.data.read_bytes() if mathematics.data else b"")
-        levels = Counter(problem.stratum for problem in dataset.held_out_problems)
-        for evaluation in await evaluations(network):
-            assert {stratum.name: stratum.problems for stratum in evaluation.strata} == levels
-            assert all(len(stratum.right) == 5 for stratum in evaluation.strata)
-        assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in await evaluations(network))
-
-    simulate(scenario)
+@simulated
+async def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tmp_path: Path) -> None:
+    network = Network(mathematics, policy=tmp_path / "policy")
+    async with run_nodes(network) as nursery:
+        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
+        await network.until_window(6)
+    pairs = await check_rewards(network)
+    group, _ = (await judged_groups(network, "miner-1", range(6)))[0]
+    prompt = network.policy.tokenizer.decode(group.prompt_tokens)
+    assert prompt.startswith("<system>Think.\n<user>What is ")
+    assert prompt.endswith("alone.\n<assistant>")
+    assert network.events("trainer/training", "step")
+    rewards = {reward for text, reward in pairs if text in COMPLETIONS}
+    assert {0.2, 0.3, 1.0} <= rewards  # the right format; with thinking; and with the right answer
+    dataset = environments.dataset("math", mathematics.data.read_bytes() if mathematics.data else b"")
+    levels = Counter(problem.stratum for problem in dataset.held_out_problems)
+    for evaluation in await evaluations(network):
+        assert {stratum.name: stratum.problems for stratum in evaluation.strata} == levels
+        assert all(len(stratum.right) == 5 for stratum in evaluation.strata)
+    assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in await evaluations(network))
 
 
-def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked(
+@simulated
+async def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked(
     mathematics: Choices, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        network = Network(mathematics, policy=tmp_path / "policy")
-        run, store, trainer = network.run, network.store, key("trainer").public
-        files = requirements.files_to_publish(run, mathematics.data)
-        await creation.publish_files(store, trainer, files)
-        assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
-        assert run.data is not None
-        path = paths.file(trainer, run.data.digest)
-        await store.delete(path)
-        # The local file is still there, and is checked again.
-        assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
-        local_file = tmp_path / "data" / run.data.name
-        local_file.write_bytes(local_file.read_bytes().replace(b"4", b"5"))
-        assert network.data is not None
-        await store.put(path, network.data.replace(b"4", b"5"))
-        with pytest.raises(
-            StoreError, match=r"^data\.jsonl: not the file that the run names, as storage shows it now$"
-        ):
-            await creation.fetch_data(store, run, [trainer], tmp_path / "data")
-
-    simulate(scenario)
+    network = Network(mathematics, policy=tmp_path / "policy")
+    run, store, trainer = network.run, network.store, key("trainer").public
+    files = requirements.files_to_publish(run, mathematics.data)
+    await creation.publish_files(store, trainer, files)
+    assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+    assert run.data is not None
+    path = paths.file(trainer, run.data.digest)
+    await store.delete(path)
+    # The local file is still there, and is checked again.
+    assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+    local_file = tmp_path / "data" / run.data.name
+    local_file.write_bytes(local_file.read_bytes().replace(b"4", b"5"))
+    assert network.data is not None
+    await store.put(path, network.data.replace(b"4", b"5"))
+    with pytest.raises(StoreError, match=r"^data\.jsonl: not the file that the run names, as storage shows it now$"):
+        await creation.fetch_data(store, run, [trainer], tmp_path / "data")
 
 
-def test_a_data_file_without_problems_is_refused_in_one_line(mathematics: Choices, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        network = Network(mathematics, policy=tmp_path / "policy")
-        network.data = b'{"question": "a"}'
-        with pytest.raises(MalformedError, match=r"^the run's data file: line 1: no 'answer'$"):
-            network.task(network.node("miner"))
-
-    simulate(scenario)
+@simulated
+async def test_a_data_file_without_problems_is_refused_in_one_line(mathematics: Choices, tmp_path: Path) -> None:
+    network = Network(mathematics, policy=tmp_path / "policy")
+    network.data = b'{"question": "a"}'
+    with pytest.raises(MalformedError, match=r"^the run's data file: line 1: no 'answer'$"):
+        network.task(network.node("miner"))
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,25 @@
-"""Storage that does not answer, or answers falsely: whose work it costs, and whose not."""
+"""Storage that does not answer, answers falsely, or loses objects, for a short and a long time, and clocks set back."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.identity.signing import open_signed
+from protocol.judging.ledger import Seal
 from roles.node.identity import Node
 from roles.ports import ObjectStore, StoreError
 from roles.trainer.spool import OUTCOMES
 from roles.trainer.verified_batch import WindowOutcomes
-from tests.network.unreachable_store import UnreachableStore
-from tests.support.simulation.network import Network, key
+from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
+from tests.support.simulation.network import BEGIN, Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 class FlakyStore(UnreachableStore):
@@ -26,8 +31,8 @@ class FlakyStore(UnreachableStore):
         self._reads: Counter[tuple[str, int]] = Counter()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        data = await self._inner.get(path, max_bytes, offset=offset, size=size)
-        if not path.startswith(self._prefix):
+        data = await self.inner.get(path, max_bytes, offset=offset, size=size)
+        if not path.startswith(self.prefix):
             return data
         self._reads[path, offset] += 1
         reads = self._reads[path, offset]
@@ -54,17 +59,16 @@ class NetworkWithHiddenPath(Network):
         return super().node(name, process, store)
 
 
-class HidingStore(UnreachableStore):
+class HidingStore(DecoratedStore):
     """A store in which the hidden path of a network cannot be read."""
 
     def __init__(self, network: NetworkWithHiddenPath) -> None:
-        super().__init__(network.store, "")
-        self._network = network
+        super().__init__(network.store)
+        self.network = network
 
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path == self._network.hidden_path:
+    async def before(self, operation: str, path: str) -> None:
+        if operation == "get" and path == self.network.hidden_path:
             raise StoreError(f"{path}: connection refused")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
 class NetworkWithoutBatches(Network):
@@ -76,64 +80,58 @@ class NetworkWithoutBatches(Network):
         return super().node(name, process, store)
 
 
-def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
-    async def scenario() -> None:
-        network = NetworkWithoutBatches(CHOICES)
-        async with run_nodes(network):
-            await network.until_window(9)
-        collected_events: dict[str, list[dict[str, Any]]] = {}
-        for event in network.events("trainer/download", "collected"):
-            collected_events.setdefault(event["miner"], []).append(event)
-        reachable = collected_events[key("miner-2").public.hex()[:8]]
-        assert len(reachable) >= 6
-        assert sum(event["used"] for event in reachable) >= 4 * 4
-        assert not any(event["used"] for event in collected_events.get(key("miner-1").public.hex()[:8], []))
-        assert (await network.head()).version >= 4  # the trainer goes on learning
-        outcomes = {}
-        async for info in network.states["trainer"].list(OUTCOMES):
-            window_outcomes = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
-            if window_outcomes.miner == key("miner-1").public:
-                outcomes[window_outcomes.window] = {item.status for item in window_outcomes.outcomes}
-        assert {1, 2} <= outcomes.keys()
-        assert set.union(*outcomes.values()) == {"unreachable"}
-
-    simulate(scenario)
+@simulated
+async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
+    network = NetworkWithoutBatches(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(9)
+    collected_events: dict[str, list[dict[str, Any]]] = {}
+    for event in network.events("trainer/download", "collected"):
+        collected_events.setdefault(event["miner"], []).append(event)
+    reachable = collected_events[key("miner-2").public.hex()[:8]]
+    assert len(reachable) >= 6
+    assert sum(event["used"] for event in reachable) >= 4 * 4
+    assert not any(event["used"] for event in collected_events.get(key("miner-1").public.hex()[:8], []))
+    assert (await network.head()).version >= 4  # the trainer goes on learning
+    outcomes = {}
+    async for info in network.states["trainer"].list(OUTCOMES):
+        window_outcomes = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
+        if window_outcomes.miner == key("miner-1").public:
+            outcomes[window_outcomes.window] = {item.status for item in window_outcomes.outcomes}
+    assert {1, 2} <= outcomes.keys()
+    assert set.union(*outcomes.values()) == {"unreachable"}
 
 
 @pytest.mark.parametrize("is_false", [True, False], ids=["false", "no answer"])
-def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        prefix = paths.kind_prefix(key("miner-1").public, "batches")
-        flaky_store = FlakyStore(network.store, prefix, is_false)
-        network.medium = lambda name, process: flaky_store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network):
-            await network.until_window(6)
-        assert flaky_store.reads >= 4 * 2 * 3
-        on_miner = await verdicts(network, "miner-1", range(5))
-        assert len(on_miner) >= 3
-        assert {judgement.reason for verdict in on_miner.values() for judgement in verdict.judgements} == {""}
-
-    simulate(scenario)
+@simulated
+async def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
+    network = Network(CHOICES)
+    prefix = paths.kind_prefix(key("miner-1").public, "batches")
+    flaky_store = FlakyStore(network.store, prefix, is_false)
+    network.medium = lambda name, process: flaky_store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network):
+        await network.until_window(6)
+    assert flaky_store.reads >= 4 * 2 * 3
+    on_miner = await verdicts(network, "miner-1", range(5))
+    assert len(on_miner) >= 3
+    assert {judgement.reason for verdict in on_miner.values() for judgement in verdict.judgements} == {""}
 
 
-def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
-    async def scenario() -> None:
-        network = NetworkWithHiddenPath(CHOICES)
-        async with run_nodes(network):
-            await network.until_window(5)
-            newest = (await network.head()).version
-            network.hidden_path = paths.head(key("trainer").public)
-            await network.until_window(9)
-        log = network.logs["validator-0"]
-        assert not any(event["rejected"] for event in log.named("verdict"))
-        delivered = network.events("miner-1", "delivered")
-        unknown_windows = {event["window"] for event in delivered if event["version"] > newest}
-        assert 8 in unknown_windows
-        assert {event["window"] for event in log.named("not-judged")} == unknown_windows
-        assert not log.named("window-abandoned")
-
-    simulate(scenario)
+@simulated
+async def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
+    network = NetworkWithHiddenPath(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(5)
+        newest = (await network.head()).version
+        network.hidden_path = paths.head(key("trainer").public)
+        await network.until_window(9)
+    log = network.logs["validator-0"]
+    assert not any(event["rejected"] for event in log.named("verdict"))
+    delivered = network.events("miner-1", "delivered")
+    unknown_windows = {event["window"] for event in delivered if event["version"] > newest}
+    assert 8 in unknown_windows
+    assert {event["window"] for event in log.named("not-judged")} == unknown_windows
+    assert not log.named("window-abandoned")
 
 
 class StoreWithoutBatches(UnreachableStore):
@@ -144,23 +142,207 @@ class StoreWithoutBatches(UnreachableStore):
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if self.is_away and "/batches/" in path:
             raise StoreError(f"{path}: the network is unreachable")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        store = StoreWithoutBatches(network.store, "")
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=2):
-            await network.until_window(6)
-            store.is_away = True
-            await network.until_window(7)
-            store.is_away = False
-            await network.until_window(10)
-        for miner in ("miner-1", "miner-2"):
-            on_miner = await verdicts(network, miner, range(10))
-            assert len(on_miner) >= 7
-            assert not any(item.reason for verdict in on_miner.values() for item in verdict.judgements)
+@simulated
+async def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
+    network = Network(CHOICES)
+    store = StoreWithoutBatches(network.store, "")
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=2):
+        await network.until_window(6)
+        store.is_away = True
+        await network.until_window(7)
+        store.is_away = False
+        await network.until_window(10)
+    for miner in ("miner-1", "miner-2"):
+        on_miner = await verdicts(network, miner, range(10))
+        assert len(on_miner) >= 7
+        assert not any(item.reason for verdict in on_miner.values() for item in verdict.judgements)
 
-    simulate(scenario)
+
+# Long outages of storage on a virtual clock: one node is cut off, the newest objects are lost, the meeting point is
+# replaced by an empty one. The network works on without what is missing, and as before when it is back.
+
+
+FIRST, LAST = 6, 30
+"""The windows during which storage fails."""
+
+
+class OutageStore(DecoratedStore):
+    """A store that answers one node with 503 while the network says so."""
+
+    def __init__(self, network: "PartlyCutOff") -> None:
+        super().__init__(network.store)
+        self.network = network
+
+    async def before(self, operation: str, path: str) -> None:
+        if self.network.is_out:
+            await trio.sleep(0.5)
+            raise StoreError(f"{path}: the service is unavailable (503 'SlowDown')")
+
+
+class PartlyCutOff(Network):
+    """A network in which storage fails for one node."""
+
+    is_out = False
+    unlucky_node = ""
+
+    def medium(self, name: str, process: str) -> ObjectStore:
+        return OutageStore(self) if name == self.unlucky_node else self.store
+
+
+async def newest_version(network: Network) -> int:
+    return (await network.head()).version
+
+
+def check_no_contradiction(network: Network) -> None:
+    """Check that nobody contradicted itself, and that no honest group was refused for what it contains."""
+    for log in network.logs.values():
+        assert not log.named("alarm")
+        for verdict in log.named("verdict"):
+            reasons = verdict.get("reasons", "")  # a node's own events have none
+            assert set(filter(None, reasons.split(","))) <= {"version", "missing"}
+
+
+@pytest.mark.parametrize("name", ["miner-1", "validator-1", "trainer"])
+@simulated
+async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name: str) -> None:
+    network = PartlyCutOff(CHOICES, validators=2)
+    network.unlucky_node = name
+    async with run_nodes(network):
+        await network.until_window(FIRST)
+        network.is_out = True
+        await network.until_window(FIRST + 4)  # what was under way has ended
+        before = await newest_version(network)
+        await network.until_window(LAST)
+        during = await newest_version(network)
+        network.is_out = False
+        await network.until_window(LAST + 12)
+        after = await newest_version(network)
+    assert (during > before + 3) == (name != "trainer"), "the others go on without it"
+    assert after > during + 2
+    if name.startswith("miner"):
+        assert any(event["window"] >= LAST for event in network.events(name, "delivered"))
+    if name.startswith("validator"):
+        assert any(event["window"] >= LAST and event["accepted"] for event in network.events(name, "verdict"))
+    check_no_contradiction(network)
+
+
+class ReplicatedStore(MemoryStore):
+    """A store whose replica is a little behind: a failover undoes the newest puts of one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._puts: list[tuple[str, bytes | None]] = []
+
+    async def put(self, path: str, data: bytes) -> None:
+        self._puts.append((path, self._objects.get(path)))
+        await super().put(path, data)
+
+    async def fail_over(self, bucket: str, count: int) -> None:
+        """Undo the last puts below a prefix."""
+        newest = [put for put in self._puts if put[0].startswith(bucket)][-count:]
+        for path, before in reversed(newest):
+            await (self.delete(path) if before is None else super().put(path, before))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trainer", "validator-0", "miner-1"])
+@simulated
+async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
+    network = Network(CHOICES)
+    network.store = store = ReplicatedStore()
+    async with run_nodes(network):
+        await network.until_window(FIRST)
+        await store.fail_over(paths.writer_prefix(key(name).public), 10)
+        await network.until_window(FIRST + 8)
+        before = await newest_version(network)
+        await network.until_window(FIRST + 24)
+        assert await newest_version(network) > before + 3
+        recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 12]
+        assert any(event["accepted"] for event in recent)
+    check_no_contradiction(network)
+
+
+@simulated
+async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
+    network = Network(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(FIRST)
+        for prefix in (paths.participants(), "runs/", "revisions/"):
+            for info in [info async for info in network.store.list(prefix)]:
+                await network.store.delete(info.path)
+        await network.until_window(FIRST + 30)
+        keys = {info.path async for info in network.store.list(paths.participants())}
+        for name in ("miner-1", "miner-2", "validator-0", "trainer"):
+            assert paths.participant(key(name).public) in keys, f"{name} did not announce itself again"
+        recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 20]
+        assert any(event["accepted"] for event in recent)
+    check_no_contradiction(network)
+
+
+# A node that restarts with a clock that was set back (a machine without a battery, a restored snapshot)
+
+
+class Behind(TrioClock):
+    """A clock that is behind by some seconds."""
+
+    behind = 0.0
+
+    def now(self) -> float:
+        return super().now() - self.behind
+
+    async def sleep_until(self, moment: float) -> None:
+        await super().sleep_until(moment + self.behind)
+
+
+class RecordingStore(UnreachableStore):
+    """A store that remembers every put."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner, "nothing")
+        self.puts: list[tuple[str, bytes]] = []
+
+    async def put(self, path: str, data: bytes) -> None:
+        self.puts.append((path, data))
+        await super().put(path, data)
+
+
+class OneClockBehind(Network):
+    """A network whose validator has its own clock."""
+
+    validator_clock: Behind
+
+    def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
+        node = super().node(name, process, store)
+        return (
+            replace(node, clock=self.validator_clock, shared_revisions=node.revisions)
+            if name == "validator-0"
+            else node
+        )
+
+
+@simulated
+async def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
+    network = OneClockBehind(CHOICES)
+    network.validator_clock = Behind(BEGIN)
+    store = RecordingStore(network.store)
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    own = key("validator-0").public
+    async with running(network.run_beacon) as nursery:
+        nursery.start_soon(network.run_trainer)
+        nursery.start_soon(network.run_miner, "miner-1")
+        with trio.move_on_after(network.run.opening_time(10) - network.clock.now()):
+            await network.run_validator("validator-0")
+        network.validator_clock.behind = 5 * (network.run.opening_time(1) - network.run.opening_time(0))
+        with trio.move_on_after(20.0):
+            await network.run_validator("validator-0")
+    summaries: dict[int, set[bytes]] = {}
+    for path, data in store.puts:
+        if path.startswith(paths.kind_prefix(own, "seals")):
+            seal = open_signed(data, Seal, [own]).record
+            summaries.setdefault(seal.window, set()).add(seal.summary)
+    assert len(summaries) >= 9
+    assert all(len(digests) == 1 for digests in summaries.values())

@@ -14,10 +14,10 @@ from roles.ports import StoreError
 from roles.validator.case_queue import Reputation
 from roles.validator.judging_scheduler import EngineSlot
 from roles.validator.window_cases import read_window_cases
-from tests.network.unreachable_store import UnreachableStore
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulate, simulated
@@ -25,20 +25,19 @@ from tests.support.simulation.virtual_clock import simulate, simulated
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
 
 
-class HangingStore(UnreachableStore):
+class HangingStore(DecoratedStore):
     """A store that, from a moment of trio's time on, hangs and then fails for some prefixes."""
 
     def __init__(self, inner: MemoryStore, *prefixes: str, since: float = 0.0, seconds: float = HANG_SECONDS) -> None:
-        super().__init__(inner, "")
-        self._prefixes = prefixes
-        self._seconds = seconds
+        super().__init__(inner)
+        self.prefixes = prefixes
+        self.seconds = seconds
         self.since = since
 
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._prefixes) and trio.current_time() >= self.since:
-            await trio.sleep(self._seconds)
+    async def before(self, operation: str, path: str) -> None:
+        if operation == "get" and path.startswith(self.prefixes) and trio.current_time() >= self.since:
+            await trio.sleep(self.seconds)
             raise StoreError(f"{path}: no answer")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
 
 
 @simulated
@@ -57,132 +56,119 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
-def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
-        network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
-        hanging.since = math.inf if is_known else 0.0
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_miner, "hanging", 2)
-            if is_known:
-                await network.until_window(6)
-                hanging.since = trio.current_time()
-            await network.until_window(16)
-        honest = key("miner-1").public.hex()[:8]
-        collected_events = [
-            event for event in network.events("trainer/download", "collected") if event["miner"] == honest
-        ]
-        assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
-        verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
-        assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {
-            Reason.MISSING
-        }
-
-    simulate(scenario)
+@simulated
+async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
+    network = Network(CHOICES)
+    hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
+    network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
+    hanging.since = math.inf if is_known else 0.0
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_miner, "hanging", 2)
+        if is_known:
+            await network.until_window(6)
+            hanging.since = trio.current_time()
+        await network.until_window(16)
+    honest = key("miner-1").public.hex()[:8]
+    collected_events = [event for event in network.events("trainer/download", "collected") if event["miner"] == honest]
+    assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
+    verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
+    assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {Reason.MISSING}
 
 
-class HangsOnce(UnreachableStore):
+class HangsOnce(DecoratedStore):
     """A store that hangs at the first read of each part of each object below a prefix."""
 
     def __init__(self, inner: MemoryStore, prefix: str) -> None:
-        super().__init__(inner, prefix)
+        super().__init__(inner)
+        self.prefix = prefix
         self.parts: set[tuple[str, int]] = set()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._prefix) and (path, offset) not in self.parts:
+        if path.startswith(self.prefix) and (path, offset) not in self.parts:
             self.parts.add((path, offset))
             await trio.sleep(60.0)
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=2):
-            await network.until_window(8)
-        verdicts_by_window = await verdicts(network, "miner-1", range(8))
-        assert len(verdicts_by_window) >= 5 and store.parts
-        assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
-
-    simulate(scenario)
+@simulated
+async def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
+    network = Network(CHOICES)
+    store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=2):
+        await network.until_window(8)
+    verdicts_by_window = await verdicts(network, "miner-1", range(8))
+    assert len(verdicts_by_window) >= 5 and store.parts
+    assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
 
 
-class StallingStore(UnreachableStore):
+class StallingStore(DecoratedStore):
     """A store whose batches answer for the first group, and then nobody for some seconds, once in each window."""
 
     def __init__(self, inner: MemoryStore, seconds: float) -> None:
-        super().__init__(inner, "")
-        self._seconds = seconds
+        super().__init__(inner)
+        self.seconds = seconds
         self.stalls: dict[int, float] = {}  # by window, when (trio's time) it ends
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if "/batches/" in path and offset:
             window = paths.window_of(path)
-            end = self.stalls.setdefault(window, trio.current_time() + self._seconds)
+            end = self.stalls.setdefault(window, trio.current_time() + self.seconds)
             await trio.sleep_until(end)
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
-def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
-        patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
-        store = StallingStore(network.store, 1.01 * patience)
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=2):
-            await network.until_window(8)
-        for name in ("miner-1", "miner-2"):
-            verdicts_by_window = await verdicts(network, name, range(8))
-            assert len(verdicts_by_window) >= 4 and len(store.stalls) >= 4
-            assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
-
-    simulate(scenario)
-
-
-def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        names = [f"hanging-{number}" for number in range(6)]
-        hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
-        network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
-        honest = key("miner-1").public.hex()[:8]
-        delays: dict[int, float] = {}  # by window: seconds from its opening until its groups were handed over
-        async with run_nodes(network, miners=1) as nursery:
-            for name in names:
-                nursery.start_soon(network.run_miner, name, 1)
-            await network.until_window(1)
-            while network.node("x").window() < 20:
-                await trio.sleep(0.25)
-                for event in network.events("trainer/download", "collected"):
-                    if event["miner"] == honest and event["used"]:
-                        delay = network.clock.now() - network.run.opening_time(event["window"])
-                        delays.setdefault(event["window"], delay)
-        assert len(delays) >= 14
-        assert max(delays.values()) < 6.0
-
-    simulate(scenario)
-
-
-def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        # There is no other miner whose storage could show that the validator's own network works.
-        async with run_nodes(network, miners=1):
-            await network.until_window(6)
-            store.since = trio.current_time()
-            await network.until_window(12)
-        verdicts_by_window = await verdicts(network, "miner-1", range(12))
+@simulated
+async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
+    network = Network(CHOICES)
+    schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
+    patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
+    store = StallingStore(network.store, 1.01 * patience)
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=2):
+        await network.until_window(8)
+    for name in ("miner-1", "miner-2"):
+        verdicts_by_window = await verdicts(network, name, range(8))
+        assert len(verdicts_by_window) >= 4 and len(store.stalls) >= 4
         assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
-        errors = [event["error"] for event in network.events("validator-0", "not-judged")]
-        assert errors and all("none from other storage" in error for error in errors)
 
-    simulate(scenario)
+
+@simulated
+async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
+    network = Network(CHOICES)
+    names = [f"hanging-{number}" for number in range(6)]
+    hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
+    network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
+    honest = key("miner-1").public.hex()[:8]
+    delays: dict[int, float] = {}  # by window: seconds from its opening until its groups were handed over
+    async with run_nodes(network, miners=1) as nursery:
+        for name in names:
+            nursery.start_soon(network.run_miner, name, 1)
+        await network.until_window(1)
+        while network.node("x").window() < 20:
+            await trio.sleep(0.25)
+            for event in network.events("trainer/download", "collected"):
+                if event["miner"] == honest and event["used"]:
+                    delay = network.clock.now() - network.run.opening_time(event["window"])
+                    delays.setdefault(event["window"], delay)
+    assert len(delays) >= 14
+    assert max(delays.values()) < 6.0
+
+
+@simulated
+async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
+    network = Network(CHOICES)
+    store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    # There is no other miner whose storage could show that the validator's own network works.
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+        store.since = trio.current_time()
+        await network.until_window(12)
+    verdicts_by_window = await verdicts(network, "miner-1", range(12))
+    assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+    errors = [event["error"] for event in network.events("validator-0", "not-judged")]
+    assert errors and all("none from other storage" in error for error in errors)
 
 
 def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():

@@ -1,23 +1,31 @@
 """Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import trio
 
 from grailnode.demo.cheater import KINDS
 from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.node.wiring import run_coordinator, run_worker
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import Observer, newest_summarized
+from grailnode.run import authority_changes, authority_drafts
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
+from roles.authority_updates import refresh_authority
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import ObjectInfo, StoreError
+from roles.trainer.outer.coordinator import CoordinatorSettings
+from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.publish.publisher import PublisherSettings
+from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
     "own-noise": Reason.SAMPLING,
@@ -29,115 +37,103 @@ EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
 }
 
 
-def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_has_the_trainers_weights():
-    async def scenario() -> None:
-        network = Network(CHOICES, policy=PACKAGED_POLICY)
-        async with run_nodes(network):
-            await network.until_window(8)
-        for miner in ("miner-1", "miner-2"):
-            on_miner = await verdicts(network, miner, range(7))
-            assert len(on_miner) >= 6
-            assert all(judgement.accepted for verdict in on_miner.values() for judgement in verdict.judgements)
-        head = await network.head()
-        assert head.version >= 5
-        newest = await verify_chain(network.node("checker"), lambda line: None)
-        digests = {m["version"]: m["weights"] for m in network.events("validator-0", "serving")}
-        for name in ("miner-1", "miner-2", "validator-0"):
-            node_digests = {m["version"]: m["weights"] for m in network.events(name, "serving")}
-            assert node_digests.items() <= (digests | {newest.version: newest.digest.hex()}).items()
-        steps = network.events("trainer/training", "step")
-        used_groups = sum(event["used"] for event in network.events("trainer/download", "collected"))
-        assert 4 * len(steps) <= used_groups  # four groups a step, each at most once
-
-    simulate(scenario)
-
-
-def test_a_validator_refreshes_the_chain_before_it_refuses_a_newer_version():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(network.run_beacon)
-            nursery.start_soon(network.run_trainer)
-            nursery.start_soon(network.run_miner, "miner-1")
-            await network.until_window(2)
-            nursery.start_soon(network.run_validator, "validator-0", 1000.0)
-            await network.until_window(12)
-            nursery.cancel_scope.cancel()
-        on_miner = await verdicts(network, "miner-1", range(11))
+@simulated
+async def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_has_the_trainers_weights():
+    network = Network(CHOICES, policy=PACKAGED_POLICY)
+    async with run_nodes(network):
+        await network.until_window(8)
+    for miner in ("miner-1", "miner-2"):
+        on_miner = await verdicts(network, miner, range(7))
         assert len(on_miner) >= 6
-        assert max(verdict.version for verdict in on_miner.values()) >= 3
         assert all(judgement.accepted for verdict in on_miner.values() for judgement in verdict.judgements)
-
-    simulate(scenario)
-
-
-def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_honest_group_is():
-    async def scenario() -> None:
-        network = Network(CHOICES, policy=PACKAGED_POLICY)
-        async with run_nodes(network) as nursery:
-            nursery.start_soon(network.run_cheat)
-            await network.until_window(2 * len(KINDS) + 1)
-        cheats = await verdicts(network, "cheat", range(1, 2 * len(KINDS)))
-        assert {KINDS[window % len(KINDS)] for window in cheats} == set(KINDS)
-        for window, verdict in cheats.items():
-            kind = KINDS[window % len(KINDS)]
-            reasons = {judgement.reason for judgement in verdict.judgements}
-            assert reasons == {EXPECTED_REASONS[kind]}, (window, kind)
-        for miner in ("miner-1", "miner-2"):
-            honest = await verdicts(network, miner, range(2 * len(KINDS)))
-            assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
-        observer = Observer(network.node("observer"), 0)
-        await observer.refresh()
-        scores = {row.key: row.score for row in observer.state().miners}
-        assert scores[key("cheat").public.hex()] == 0.0
-        assert sum(scores.values()) == pytest.approx(1.0)
-
-    simulate(scenario)
+    head = await network.head()
+    assert head.version >= 5
+    newest = await verify_chain(network.node("checker"), lambda line: None)
+    digests = {m["version"]: m["weights"] for m in network.events("validator-0", "serving")}
+    for name in ("miner-1", "miner-2", "validator-0"):
+        node_digests = {m["version"]: m["weights"] for m in network.events(name, "serving")}
+        assert node_digests.items() <= (digests | {newest.version: newest.digest.hex()}).items()
+    steps = network.events("trainer/training", "step")
+    used_groups = sum(event["used"] for event in network.events("trainer/download", "collected"))
+    assert 4 * len(steps) <= used_groups  # four groups a step, each at most once
 
 
-def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network):
-            await network.until_window(6)
-        version = (await network.head()).version
-        await trio.sleep(3 * network.run.head_ttl)
-        node = network.node("observer")
-        newest = await newest_summarized(node)
-        assert newest in (4, 5)
-        assert node.window() > newest + 1000
-        observer = Observer(node, 0, last_window=newest)
-        await observer.refresh()
-        state = observer.state()
-        assert state.versions[-1].version == version
-        assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 4
-        assert any("has expired" in alarm for alarm in state.alarms)
-
-    simulate(scenario)
+@simulated
+async def test_a_validator_refreshes_the_chain_before_it_refuses_a_newer_version():
+    network = Network(CHOICES)
+    async with running(network.run_beacon) as nursery:
+        nursery.start_soon(network.run_trainer)
+        nursery.start_soon(network.run_miner, "miner-1")
+        await network.until_window(2)
+        nursery.start_soon(network.run_validator, "validator-0", 1000.0)
+        await network.until_window(12)
+    on_miner = await verdicts(network, "miner-1", range(11))
+    assert len(on_miner) >= 6
+    assert max(verdict.version for verdict in on_miner.values()) >= 3
+    assert all(judgement.accepted for verdict in on_miner.values() for judgement in verdict.judgements)
 
 
-def test_an_observer_ignores_a_stray_summary_and_reports_storage_that_it_cannot_read():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=2)
-        async with run_nodes(network):
-            await network.until_window(5)
-        own, silent = key("validator-0").public, key("validator-1").public
-        newest = await newest_summarized(network.node("observer"))
-        assert newest is not None
-        await network.store.put(paths.summary(own, 1 << 30), b"x")
-        assert await newest_summarized(network.node("observer")) == newest
-        store = Refusing(network.store, silent.hex())
-        observer = Observer(network.node("observer", store=store), 0, last_window=newest)
-        await observer.refresh()
-        state = observer.state()
-        assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 3
-        assert [alarm for alarm in state.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
-        assert store.refusals <= 2  # a space that does not answer is not read for every window
-        store.prefix = "nothing"
-        await observer.refresh()
-        assert not observer.state().alarms
+@simulated
+async def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_honest_group_is():
+    network = Network(CHOICES, policy=PACKAGED_POLICY)
+    async with run_nodes(network) as nursery:
+        nursery.start_soon(network.run_cheat)
+        await network.until_window(2 * len(KINDS) + 1)
+    cheats = await verdicts(network, "cheat", range(1, 2 * len(KINDS)))
+    assert {KINDS[window % len(KINDS)] for window in cheats} == set(KINDS)
+    for window, verdict in cheats.items():
+        kind = KINDS[window % len(KINDS)]
+        reasons = {judgement.reason for judgement in verdict.judgements}
+        assert reasons == {EXPECTED_REASONS[kind]}, (window, kind)
+    for miner in ("miner-1", "miner-2"):
+        honest = await verdicts(network, miner, range(2 * len(KINDS)))
+        assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
+    observer = Observer(network.node("observer"), 0)
+    await observer.refresh()
+    scores = {row.key: row.score for row in observer.state().miners}
+    assert scores[key("cheat").public.hex()] == 0.0
+    assert sum(scores.values()) == pytest.approx(1.0)
 
-    simulate(scenario)
+
+@simulated
+async def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
+    network = Network(CHOICES)
+    async with run_nodes(network):
+        await network.until_window(6)
+    version = (await network.head()).version
+    await trio.sleep(3 * network.run.head_ttl)
+    node = network.node("observer")
+    newest = await newest_summarized(node)
+    assert newest in (4, 5)
+    assert node.window() > newest + 1000
+    observer = Observer(node, 0, last_window=newest)
+    await observer.refresh()
+    state = observer.state()
+    assert state.versions[-1].version == version
+    assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 4
+    assert any("has expired" in alarm for alarm in state.alarms)
+
+
+@simulated
+async def test_an_observer_ignores_a_stray_summary_and_reports_storage_that_it_cannot_read():
+    network = Network(CHOICES, validators=2)
+    async with run_nodes(network):
+        await network.until_window(5)
+    own, silent = key("validator-0").public, key("validator-1").public
+    newest = await newest_summarized(network.node("observer"))
+    assert newest is not None
+    await network.store.put(paths.summary(own, 1 << 30), b"x")
+    assert await newest_summarized(network.node("observer")) == newest
+    store = Refusing(network.store, silent.hex())
+    observer = Observer(network.node("observer", store=store), 0, last_window=newest)
+    await observer.refresh()
+    state = observer.state()
+    assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 3
+    assert [alarm for alarm in state.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
+    assert store.refusals <= 2  # a space that does not answer is not read for every window
+    store.prefix = "nothing"
+    await observer.refresh()
+    assert not observer.state().alarms
 
 
 class Refusing(MemoryStore):
@@ -187,18 +183,16 @@ class SlowAtFirst(HonestProducer):
         return await super().produce(mining_window, indices)
 
 
-def test_a_slow_start_breaks_no_pledge():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=0) as nursery:
-            nursery.start_soon(network.run_miner, "miner", 4, SlowAtFirst)
-            await network.until_window(9)
-        on_miner = await verdicts(network, "miner", range(8))
-        assert len(on_miner) >= 3
-        assert {verdict.pledged for verdict in on_miner.values()} == {4}
-        assert not network.events("miner", "deadline-missed")
-
-    simulate(scenario)
+@simulated
+async def test_a_slow_start_breaks_no_pledge():
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=0) as nursery:
+        nursery.start_soon(network.run_miner, "miner", 4, SlowAtFirst)
+        await network.until_window(9)
+    on_miner = await verdicts(network, "miner", range(8))
+    assert len(on_miner) >= 3
+    assert {verdict.pledged for verdict in on_miner.values()} == {4}
+    assert not network.events("miner", "deadline-missed")
 
 
 class Slow(HonestProducer):
@@ -210,75 +204,154 @@ class Slow(HonestProducer):
         return await super().produce(mining_window, indices)
 
 
-def test_a_slow_miner_pledges_what_it_can_deliver():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=0) as nursery:
-            nursery.start_soon(network.run_miner, "miner", 4, Slow)
-            await network.until_window(14)
-        assert not network.events("miner", "deadline-missed")
-        on_miner = await verdicts(network, "miner", range(13))
-        assert len(on_miner) >= 9
-        assert {(verdict.pledged, verdict.submitted) for verdict in on_miner.values()} == {(1, 1)}
-
-    simulate(scenario)
+@simulated
+async def test_a_slow_miner_pledges_what_it_can_deliver():
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=0) as nursery:
+        nursery.start_soon(network.run_miner, "miner", 4, Slow)
+        await network.until_window(14)
+    assert not network.events("miner", "deadline-missed")
+    on_miner = await verdicts(network, "miner", range(13))
+    assert len(on_miner) >= 9
+    assert {(verdict.pledged, verdict.submitted) for verdict in on_miner.values()} == {(1, 1)}
 
 
-def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=1) as nursery:
-            await network.until_window(7)
-            nursery.start_soon(network.run_miner, "late")
-            await network.until_window(10)
-        first = network.events("late", "delivered")[0]
-        assert first["version"] >= 3
-        late = await verdicts(network, "late", range(7, 10))
-        assert late
-        assert all(judgement.accepted for verdict in late.values() for judgement in verdict.judgements)
-
-    simulate(scenario)
+@simulated
+async def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted():
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=1) as nursery:
+        await network.until_window(7)
+        nursery.start_soon(network.run_miner, "late")
+        await network.until_window(10)
+    first = network.events("late", "delivered")[0]
+    assert first["version"] >= 3
+    late = await verdicts(network, "late", range(7, 10))
+    assert late
+    assert all(judgement.accepted for verdict in late.values() for judgement in verdict.judgements)
 
 
-def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=3, quorum=2)
-        network.validators = ["validator-0"]  # the other two never run
-        async with run_nodes(network, miners=1):
-            await network.until_window(6)
-        assert not network.events("trainer/training", "step")
-        assert not network.events("trainer/download", "collected")
-        assert network.events("trainer/download", "verdicts-unread")  # once no other validator can reveal
+@simulated
+async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
+    network = Network(CHOICES, validators=3, quorum=2)
+    network.validators = ["validator-0"]  # the other two never run
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+    assert not network.events("trainer/training", "step")
+    assert not network.events("trainer/download", "collected")
+    assert network.events("trainer/download", "verdicts-unread")  # once no other validator can reveal
 
-        network = Network(CHOICES, validators=3, quorum=2)
-        network.validators = ["validator-0", "validator-2"]
-        async with run_nodes(network, miners=1):
-            await network.until_window(6)
-        assert network.events("trainer/training", "step")
-
-    simulate(scenario)
+    network = Network(CHOICES, validators=3, quorum=2)
+    network.validators = ["validator-0", "validator-2"]
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+    assert network.events("trainer/training", "step")
 
 
-def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        network.validators = []
-        async with run_nodes(network, miners=1) as nursery:
-            first = trio.CancelScope()
+@simulated
+async def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
+    network = Network(CHOICES)
+    network.validators = []
+    async with run_nodes(network, miners=1) as nursery:
+        first = trio.CancelScope()
 
-            async def until_cancelled() -> None:
-                with first:
-                    await network.run_validator()
+        async def until_cancelled() -> None:
+            with first:
+                await network.run_validator()
 
-            nursery.start_soon(until_cancelled)
-            await network.until_window(3)
-            first.cancel()  # window 3 has just opened
-            await network.until_window(6)
-            nursery.start_soon(network.run_validator)
-            await network.until_window(9)
-        on_miner = await verdicts(network, "miner-1", range(9))
-        assert {1, 2} <= set(on_miner)
-        assert not {3, 4, 5, 6} & set(on_miner)  # the pledges of window 6 were due before it ran again
-        assert {7, 8} <= set(on_miner)
+        nursery.start_soon(until_cancelled)
+        await network.until_window(3)
+        first.cancel()  # window 3 has just opened
+        await network.until_window(6)
+        nursery.start_soon(network.run_validator)
+        await network.until_window(9)
+    on_miner = await verdicts(network, "miner-1", range(9))
+    assert {1, 2} <= set(on_miner)
+    assert not {3, 4, 5, 6} & set(on_miner)  # the pledges of window 6 were due before it ran again
+    assert {7, 8} <= set(on_miner)
 
-    simulate(scenario)
+
+# Two sites train one policy in a simulated network, from the groups that its miners make and its validators accept
+
+
+SITES = ("site-0", "site-1")
+
+
+@simulated
+async def test_two_sites_publish_one_chain_of_policies() -> None:
+    network = Network(CHOICES)
+    workers = tuple(sorted(key(name).public for name in SITES))
+    network.amend(authority=network.run.authority.model_copy(update={"workers": workers}))
+    rounds = CoordinatorSettings(
+        rules=round_rules(local_steps=2, quorum=2), beacon_rounds=network.run.schedule.rounds, state_interval=2
+    )
+    trainer = network.trainer_settings()
+    async with running(network.run_beacon) as nursery:
+        nursery.start_soon(network.run_validator)
+        for miner in ("miner-1", "miner-2"):
+            nursery.start_soon(network.run_miner, miner)
+        publisher = PublisherSettings(anchor_interval=4)
+        nursery.start_soon(run_coordinator, network.node("trainer"), lambda: network.weights, publisher, rounds)
+        for name in SITES:
+            settings = SiteSettings(groups_per_step=1, upload_seconds=0.5, poll_seconds=0.2)
+            node = network.node(name)
+            nursery.start_soon(run_worker, node, lambda: network.weights, network.compute, trainer, settings)
+        observer = Observer(network.node("observer"), 0)
+        with trio.fail_after(600):
+            while max([0, *(event["version"] for event in network.events("trainer", "published"))]) < 3:
+                await observer.refresh()
+                await trio.sleep(0.5)
+        await trio.sleep(5)
+        await observer.refresh()
+    tables = [{event["number"]: event["state"] for event in network.events(name, "round-applied")} for name in SITES]
+    assert tables[0].keys() == tables[1].keys() and tables[0] == tables[1]
+    closed = {event["number"]: event for event in network.events("trainer", "round-closed")}
+    assert sum(event["counted"] == 2 for event in closed.values()) >= 3
+    assert (await network.head()).version >= 3
+    assert max(event["changed"] for event in network.events("trainer", "published")) > 0
+    used = [event["groups"] for name in SITES for event in network.events(name, "contributed")]
+    assert sum(used) > 6
+    state = observer.state()
+    assert [row.number for row in state.rounds] == list(range(1, state.rounds[-1].number + 1))
+    assert {row.counted for row in state.rounds} <= {0, 2}
+    assert state.rounds[-1].version == state.rounds[-1].step >= 3
+    assert [site.name for site in state.sites] == sorted(SITES)
+    assert all(site.rounds >= 3 and site.steps >= site.rounds and site.payload_bytes > 0 for site in state.sites)
+    assert sum(site.groups for site in state.sites) == sum(row.groups for row in state.rounds)
+    assert not state.alarms
+
+
+# A validator that a revision adds while the run is going on: it judges with the others, and then the quorum rises
+
+
+NEW = "validator-1"
+
+
+async def revise(network: Network, **changes: Any) -> None:
+    """Publish a revision signed by the root."""
+    founder = network.node("founder")
+    await refresh_authority(founder)
+    draft = authority_drafts.propose(founder.revisions, "", **changes).signed_by(key("root"))
+    await network.store.put(paths.revision(founder.run_id, draft.revision.number), draft.envelope())
+
+
+@simulated
+async def test_a_new_validator_judges_and_then_both_must_accept():
+    network = Network(CHOICES)
+    async with run_nodes(network) as nursery:
+        await network.until_window(3)
+        await revise(network, **authority_changes.grant(network.run.authority, key(NEW).public, "validator"))
+        nursery.start_soon(network.run_validator, NEW)
+        await network.until_window(7)
+        await revise(network, quorum=2)
+        await network.until_window(14)
+    used_groups = {
+        window: sum(
+            item["used"] for item in network.events("trainer/download", "collected") if item["window"] == window
+        )
+        for window in range(12)
+    }
+    assert all(used_groups[window] == 8 for window in range(1, 12))  # two miners, four groups each; no window is lost
+    by_window = {summary.window: summary for summary in await summaries(network, NEW, range(12))}
+    assert set(by_window) >= set(range(6, 12))
+    assert all(row.accepted == 4 for window in range(6, 12) for row in by_window[window].rows)
+    assert not network.logs["trainer/download"].named("validators-disagree")

@@ -28,11 +28,11 @@ from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
 from roles.validator.validator import ValidatorSettings
-from tests.network.unreachable_store import UnreachableStore
 from tests.support.builders.proofs import LENIENT, with_thresholds
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 CHOICES = Choices(groups=4, group_size=8)
 
@@ -72,39 +72,35 @@ class Turncoat(HonestProducer):
         ]
 
 
-def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=1) as nursery:
-            scope = trio.CancelScope()
+@simulated
+async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=1) as nursery:
+        scope = trio.CancelScope()
 
-            async def until_cancelled() -> None:
-                with scope:
-                    await run_under_delivering(network)
+        async def until_cancelled() -> None:
+            with scope:
+                await run_under_delivering(network)
 
-            nursery.start_soon(until_cancelled)
-            await network.until_window(6)
-            scope.cancel()
-            await network.until_window(10)
-        ledger = await summaries(network, "validator-0", range(10))
-        rows = {
-            entry.window: row for entry in ledger for row in entry.rows if row.miner == key("under-delivering").public
-        }
-        short = [row for row in rows.values() if row.submitted]
-        assert short
-        assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
-        undelivered = [window for window, row in rows.items() if row.submitted == 0]
-        assert len(undelivered) == 1  # the miner had ended, and its pledge was void after the first such window
-        balance = balances(ledger, network.run.scoring, network.run.proof)
-        assert balance[key("under-delivering").public] < 0 < balance[key("miner-1").public]
-        assert all(
-            entry.scores == scores(ledger[: place + 1], network.run.scoring, network.run.proof)
-            for place, entry in enumerate(ledger)
-        )
-        digests = [content_digest(entry.to_bytes()) for entry in ledger]
-        assert [entry.previous for entry in ledger] == [b"", *digests[:-1]]
-
-    simulate(scenario)
+        nursery.start_soon(until_cancelled)
+        await network.until_window(6)
+        scope.cancel()
+        await network.until_window(10)
+    ledger = await summaries(network, "validator-0", range(10))
+    rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("under-delivering").public}
+    short = [row for row in rows.values() if row.submitted]
+    assert short
+    assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
+    undelivered = [window for window, row in rows.items() if row.submitted == 0]
+    assert len(undelivered) == 1  # the miner had ended, and its pledge was void after the first such window
+    balance = balances(ledger, network.run.scoring, network.run.proof)
+    assert balance[key("under-delivering").public] < 0 < balance[key("miner-1").public]
+    assert all(
+        entry.scores == scores(ledger[: place + 1], network.run.scoring, network.run.proof)
+        for place, entry in enumerate(ledger)
+    )
+    digests = [content_digest(entry.to_bytes()) for entry in ledger]
+    assert [entry.previous for entry in ledger] == [b"", *digests[:-1]]
 
 
 async def run_turncoat(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, LedgerRow]]:
@@ -123,38 +119,36 @@ async def run_turncoat(producer: type[Turncoat]) -> tuple[Network, list[Summary]
     return network, ledger, {e.window: row for e in ledger for row in e.rows if row.miner == key("turncoat").public}
 
 
-def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_ones():
-    async def scenario() -> None:
-        network, ledger, rows = await run_turncoat(Turncoat)
-        unaudited = [w for w, row in rows.items() if w < Turncoat.first_false_window and row.audited < row.submitted]
-        assert unaudited
-        later = [row for window, row in rows.items() if window > Turncoat.first_false_window]
-        # It is a stranger again, of which one group is judged alone.
-        assert all((row.audited, row.rejected) == (1, 1) for row in later)
-        last = rows[Turncoat.first_false_window]
-        assert (last.audited, last.rejected) == (last.submitted, last.submitted)
-        (amending,) = [entry for entry in ledger if entry.amendments]
-        assert amending.window > Turncoat.first_false_window  # when that window can no longer be sealed
-        assert [item.window for item in amending.amendments] == unaudited
-        for item in amending.amendments:
-            row = rows[item.window]
-            assert item.accepted == row.submitted - row.audited  # those groups were honest
-            path = paths.reaudit(key("validator-0").public, item.window, item.miner)
-            data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-            assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
-        draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
-        verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
-        assert tuple(item.index for item in verdict.judgements) == challenge.audit_indices(
-            network.signed.digest,
-            unaudited[-1],
-            draw,
-            key("turncoat").public,
-            groups=4,
-            share_ppm=250_000 * len(verdict.judgements),
-        )
-        assert key("turncoat").public not in dict(ledger[-1].scores)
-
-    simulate(scenario)
+@simulated
+async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_ones():
+    network, ledger, rows = await run_turncoat(Turncoat)
+    unaudited = [w for w, row in rows.items() if w < Turncoat.first_false_window and row.audited < row.submitted]
+    assert unaudited
+    later = [row for window, row in rows.items() if window > Turncoat.first_false_window]
+    # It is a stranger again, of which one group is judged alone.
+    assert all((row.audited, row.rejected) == (1, 1) for row in later)
+    last = rows[Turncoat.first_false_window]
+    assert (last.audited, last.rejected) == (last.submitted, last.submitted)
+    (amending,) = [entry for entry in ledger if entry.amendments]
+    assert amending.window > Turncoat.first_false_window  # when that window can no longer be sealed
+    assert [item.window for item in amending.amendments] == unaudited
+    for item in amending.amendments:
+        row = rows[item.window]
+        assert item.accepted == row.submitted - row.audited  # those groups were honest
+        path = paths.reaudit(key("validator-0").public, item.window, item.miner)
+        data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
+        assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
+    draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
+    verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
+    assert tuple(item.index for item in verdict.judgements) == challenge.audit_indices(
+        network.signed.digest,
+        unaudited[-1],
+        draw,
+        key("turncoat").public,
+        groups=4,
+        share_ppm=250_000 * len(verdict.judgements),
+    )
+    assert key("turncoat").public not in dict(ledger[-1].scores)
 
 
 class FewFalseSketches(Turncoat):
@@ -172,28 +166,26 @@ class FewFalseSketches(Turncoat):
         return group.model_copy(update={"rollouts": (*rollouts, *group.rollouts[2:])})
 
 
-def test_a_reaudit_tests_all_groups_of_a_window_together():
-    async def scenario() -> None:
-        network, ledger, rows = await run_turncoat(FewFalseSketches)
-        assert rows[FewFalseSketches.window].rejected == 0
-        assert rows[FewFalseSketches.window].audited < rows[FewFalseSketches.window].submitted
-        amendments = {item.window: item for entry in ledger for item in entry.amendments}
-        unaudited = {window: row.submitted - row.audited for window, row in rows.items() if window in amendments}
-        assert len(unaudited) > 1
-        for window, item in amendments.items():
-            accepted_groups = 0 if window == FewFalseSketches.window else unaudited[window]
-            assert (item.accepted, item.rejected) == (accepted_groups, unaudited[window] - accepted_groups)
-        own = key("validator-0").public
-        path = paths.reaudit(own, FewFalseSketches.window, key("turncoat").public)
-        verdict = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
-        reasons = [judgement.reason for judgement in verdict.judgements]
-        assert Reason.WINDOW.value in reasons
-        assert set(reasons) <= {
-            Reason.WINDOW.value,
-            Reason.SKETCH.value,
-        }  # the draw may let one group show it by itself
-
-    simulate(scenario)
+@simulated
+async def test_a_reaudit_tests_all_groups_of_a_window_together():
+    network, ledger, rows = await run_turncoat(FewFalseSketches)
+    assert rows[FewFalseSketches.window].rejected == 0
+    assert rows[FewFalseSketches.window].audited < rows[FewFalseSketches.window].submitted
+    amendments = {item.window: item for entry in ledger for item in entry.amendments}
+    unaudited = {window: row.submitted - row.audited for window, row in rows.items() if window in amendments}
+    assert len(unaudited) > 1
+    for window, item in amendments.items():
+        accepted_groups = 0 if window == FewFalseSketches.window else unaudited[window]
+        assert (item.accepted, item.rejected) == (accepted_groups, unaudited[window] - accepted_groups)
+    own = key("validator-0").public
+    path = paths.reaudit(own, FewFalseSketches.window, key("turncoat").public)
+    verdict = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
+    reasons = [judgement.reason for judgement in verdict.judgements]
+    assert Reason.WINDOW.value in reasons
+    assert set(reasons) <= {
+        Reason.WINDOW.value,
+        Reason.SKETCH.value,
+    }  # the draw may let one group show it by itself
 
 
 async def copy_verdicts(network: Network) -> None:
@@ -228,11 +220,11 @@ def seal_of(network: Network, window: int, digest: bytes) -> bytes:
     return sign(Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest), own)
 
 
-class EarlySeals(UnreachableStore):
+class EarlySeals(DecoratedStore):
     """The store as validator-1 shows it to validator-0: every window has a seal from its first moment on."""
 
     def __init__(self, network: Network) -> None:
-        super().__init__(network.store, "nothing")
+        super().__init__(network.store)
         self._network = network
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -244,117 +236,109 @@ class EarlySeals(UnreachableStore):
 @pytest.mark.parametrize(
     ("seals_twice", "error"), [(False, "not sealed in time"), (True, "sealed twice")], ids=["waits", "seals twice"]
 )
-def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: bool, error: str):
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=2, quorum=2)
-        network.validators = ["validator-0"]
-        store = EarlySeals(network) if seals_twice else network.store
-        network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(copy_verdicts, network)
-            await network.until_window(7)
-        assert len(await summaries(network, "validator-1", range(7))) >= 2
-        assert all(event["used"] == 0 for event in network.events("trainer/download", "collected"))
-        assert network.events("trainer/download", "verdicts-unread")
-        exclusions = network.events("trainer/download", "validator-excluded")
-        assert {event["error"].partition(":")[0] for event in exclusions} == {error}
-
-    simulate(scenario)
+@simulated
+async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: bool, error: str):
+    network = Network(CHOICES, validators=2, quorum=2)
+    network.validators = ["validator-0"]
+    store = EarlySeals(network) if seals_twice else network.store
+    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(copy_verdicts, network)
+        await network.until_window(7)
+    assert len(await summaries(network, "validator-1", range(7))) >= 2
+    assert all(event["used"] == 0 for event in network.events("trainer/download", "collected"))
+    assert network.events("trainer/download", "verdicts-unread")
+    exclusions = network.events("trainer/download", "validator-excluded")
+    assert {event["error"].partition(":")[0] for event in exclusions} == {error}
 
 
-def test_groups_are_used_as_soon_as_all_validators_have_sealed():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=2, quorum=2)
-        async with run_nodes(network, miners=1):
-            await network.until_window(5)
-        events = [event for event in network.events("trainer/download", "collected") if event["used"]]
-        assert {event["window"] for event in events} >= {1, 2, 3}  # window 3 long before its seals are due
-
-    simulate(scenario)
+@simulated
+async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
+    network = Network(CHOICES, validators=2, quorum=2)
+    async with run_nodes(network, miners=1):
+        await network.until_window(5)
+    events = [event for event in network.events("trainer/download", "collected") if event["used"]]
+    assert {event["window"] for event in events} >= {1, 2, 3}  # window 3 long before its seals are due
 
 
-def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
-    async def scenario() -> None:
-        network = Network(CHOICES, validators=2, quorum=1)
-        network.validators = ["validator-0"]
-        canary = canary_key(key("trainer"), 0)
+@simulated
+async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
+    network = Network(CHOICES, validators=2, quorum=1)
+    network.validators = ["validator-0"]
+    canary = canary_key(key("trainer"), 0)
 
-        async def run_lenient_validator() -> None:
-            node = network.node("validator-1")
-            lenient_run = node.run.model_copy(update={"proof": with_thresholds(node.run.proof, **LENIENT)})
-            settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
-            lenient_node = replace(node, run=lenient_run)
-            await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)
+    async def run_lenient_validator() -> None:
+        node = network.node("validator-1")
+        lenient_run = node.run.model_copy(update={"proof": with_thresholds(node.run.proof, **LENIENT)})
+        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
+        lenient_node = replace(node, run=lenient_run)
+        await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)
 
-        async with run_nodes(network, miners=1, canaries=1) as nursery:
-            nursery.start_soon(run_lenient_validator)
-            nursery.start_soon(network.run_canary)
-            await network.until_window(10)
-        events = network.events("trainer/download", "canary-failure")
-        assert events
-        assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in events)
-        assert {event["about"] for event in events} == {"verdict"}  # its log-probabilities are right
-        reports = []
-        async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
-            data = await network.store.get(item.path, ValidatorReport.max_bytes)
-            reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
-        assert any(item.validator == key("validator-1").public for report in reports for item in report.canary_failures)
-        disagreements = [item for report in reports for item in report.disagreements]
-        assert disagreements
-        assert all(item.accepting == (key("validator-1").public,) for item in disagreements)
-        honest = await verdicts(network, canary, range(10))
-        reasons = {item.reason for verdict in honest.values() for item in verdict.judgements}
-        assert Reason.SAMPLING.value in reasons
-        assert reasons <= {"", Reason.SAMPLING.value, Reason.SKETCH.value, Reason.WINDOW.value}
-        assert not [
-            item.path async for item in network.states["trainer"].list("inbox/") if canary.public.hex() in item.path
-        ]
-        assert [item.path async for item in network.states["trainer"].list("distrusted/")] == [
-            "distrusted/" + key("validator-1").public.hex()
-        ]
-        observer = Observer(network.node("observer"), 0)
-        await observer.refresh()
-        assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
-
-    simulate(scenario)
+    async with run_nodes(network, miners=1, canaries=1) as nursery:
+        nursery.start_soon(run_lenient_validator)
+        nursery.start_soon(network.run_canary)
+        await network.until_window(10)
+    events = network.events("trainer/download", "canary-failure")
+    assert events
+    assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in events)
+    assert {event["about"] for event in events} == {"verdict"}  # its log-probabilities are right
+    reports = []
+    async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
+        data = await network.store.get(item.path, ValidatorReport.max_bytes)
+        reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
+    assert any(item.validator == key("validator-1").public for report in reports for item in report.canary_failures)
+    disagreements = [item for report in reports for item in report.disagreements]
+    assert disagreements
+    assert all(item.accepting == (key("validator-1").public,) for item in disagreements)
+    honest = await verdicts(network, canary, range(10))
+    reasons = {item.reason for verdict in honest.values() for item in verdict.judgements}
+    assert Reason.SAMPLING.value in reasons
+    assert reasons <= {"", Reason.SAMPLING.value, Reason.SKETCH.value, Reason.WINDOW.value}
+    assert not [
+        item.path async for item in network.states["trainer"].list("inbox/") if canary.public.hex() in item.path
+    ]
+    assert [item.path async for item in network.states["trainer"].list("distrusted/")] == [
+        "distrusted/" + key("validator-1").public.hex()
+    ]
+    observer = Observer(network.node("observer"), 0)
+    await observer.refresh()
+    assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
 
 
-def test_anybody_can_recheck_a_group_and_the_ledger():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_cheat)
-            await network.until_window(6)
-        observer = network.node("observer")
-        task = network.task(observer)
-        miner = key("miner-1").public.hex()
-        honest = await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2))
-        assert honest.judgement.accepted
-        assert all(line.holds for line in honest.statistics)
-        assert honest.validators == (ValidatorResult(key("validator-0").public.hex(), "accepted", contradicts=False),)
-        (window, verdict), *_ = [
-            item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
-        ]
-        rejection = await recheck(observer, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
-        assert rejection.judgement.reason == verdict.judgements[0].reason
-        assert [line.name for line in rejection.statistics if not line.holds]
-        with pytest.raises(NotFoundError, match="0 participants"):
-            await recheck(observer, task, network.compute, GroupReference("ffff", 3, 0))
-        await trio.sleep(2 * network.run.head_ttl)  # the run is over, and its records have expired
-        assert await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
+@simulated
+async def test_anybody_can_recheck_a_group_and_the_ledger():
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_cheat)
+        await network.until_window(6)
+    observer = network.node("observer")
+    task = network.task(observer)
+    miner = key("miner-1").public.hex()
+    honest = await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2))
+    assert honest.judgement.accepted
+    assert all(line.holds for line in honest.statistics)
+    assert honest.validators == (ValidatorResult(key("validator-0").public.hex(), "accepted", contradicts=False),)
+    (window, verdict), *_ = [
+        item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
+    ]
+    rejection = await recheck(observer, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
+    assert rejection.judgement.reason == verdict.judgements[0].reason
+    assert [line.name for line in rejection.statistics if not line.holds]
+    with pytest.raises(NotFoundError, match="0 participants"):
+        await recheck(observer, task, network.compute, GroupReference("ffff", 3, 0))
+    await trio.sleep(2 * network.run.head_ttl)  # the run is over, and its records have expired
+    assert await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2)) == honest
 
-        lines: list[str] = []
-        validator = key("validator-0").public
-        assert await verify_ledger(observer, validator, lines.append) >= 4
-        (line,) = lines
-        assert "summaries linked" in line
-        first = await summaries(network, "validator-0", range(1, 2))
-        changed_summary = first[0].model_copy(update={"verify_ms": first[0].verify_ms + 1})
-        await network.store.put(paths.summary(validator, 1), sign(changed_summary, key("validator-0")))
-        with pytest.raises(ProtocolError, match=r"does not follow|sealed"):
-            await verify_ledger(observer, validator, lines.append)
-
-    simulate(scenario)
+    lines: list[str] = []
+    validator = key("validator-0").public
+    assert await verify_ledger(observer, validator, lines.append) >= 4
+    (line,) = lines
+    assert "summaries linked" in line
+    first = await summaries(network, "validator-0", range(1, 2))
+    changed_summary = first[0].model_copy(update={"verify_ms": first[0].verify_ms + 1})
+    await network.store.put(paths.summary(validator, 1), sign(changed_summary, key("validator-0")))
+    with pytest.raises(ProtocolError, match=r"does not follow|sealed"):
+        await verify_ledger(observer, validator, lines.append)
 
 
 @pytest.mark.parametrize("text", ["", "a/b/c", "zz/1/1", "ab/1", "ab/1/-1", "/1/1"])

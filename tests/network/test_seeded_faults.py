@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import trio
 
+from tests.support.simulation.scenarios import SCENARIOS
 from tests.support.simulation.seeded_scheduling import run_seeded
-from tests.support.simulation.sweep import SeedOutcome, run_seed, silence_beacon_log, sweep
+from tests.support.simulation.sweep import SeedOutcome, run_schedule, run_seed, silence_beacon_log, sweep
 
 REGRESSIONS = (485, 641, 847, 922, 1782, 1839)
 """Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;
@@ -90,3 +91,19 @@ def test_the_seed_decides_which_of_the_ready_tasks_runs_first():
     orders = [tuple(run_seeded(seed, order_of_wakes)) for seed in range(10)]
     assert [tuple(run_seeded(seed, order_of_wakes)) for seed in range(10)] == orders
     assert len(set(orders)) > 5
+
+
+# A network recovers from each fault alone; `python -m bench.faults` runs pairs of them
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_network_recovers_from_a_single_fault(name: str):
+    outcome = run_schedule(SCENARIOS[name].schedule(seed=1))
+    assert outcome.violations == ()
+    assert outcome.versions >= 1
+    assert outcome.window_count >= 1
+
+
+def test_verdicts_are_read_often_enough_although_a_wrong_clock_leaves_little_time():
+    flipped_bit, fast_clock = SCENARIOS["storage: one bit differs"], SCENARIOS["clock: everybody's an hour fast"]
+    assert run_schedule((flipped_bit + fast_clock).schedule(seed=29)).violations == ()

@@ -1,81 +1,199 @@
 """A trainer killed at any moment: the chain stays valid and gapless, and no group is trained on twice."""
 
 import random
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
 
 import pytest
 import trio
 
+from grailnode.node.wiring import run_publisher, run_training
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
+from protocol import paths
+from roles.ports import ObjectStore
 from roles.trainer.publish.fencing import FencedError
-from tests.support.simulation.network import Network
+from roles.trainer.publish.publisher import PublisherSettings
+from roles.trainer.spool import INBOX
+from tests.support.builders.snapshots import snapshot_views
+from tests.support.builders.verified_batches import GROUPS, verified_batch
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.simulation import small_policy
+from tests.support.simulation.faulty_network import CHOICES as OPERATION_CHOICES
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.recording_store import RecordingStore
+from tests.support.simulation.seeded_scheduling import run_seeded
 from tests.support.simulation.trained_groups import trained_groups
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import running, simulated
 
 CHOICES = Choices(groups=4, group_size=8)
 
 
 @pytest.mark.parametrize(("seed", "checkpoint_versions"), [(0, 1), (1, 1), (2, 3), (3, 100)])
-def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
+@simulated
+async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
     """With a checkpoint for each version it goes on where it was, otherwise behind what is published."""
-
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        network.checkpoint_versions = checkpoint_versions
-        moments = random.Random(seed)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(network.run_beacon)
-            nursery.start_soon(network.run_miner, "miner-1")
-            nursery.start_soon(network.run_validator)
-            for _ in range(6):
-                network.node("trainer", "/training").telemetry.event("started")
-                with trio.move_on_after(moments.uniform(0.3, 4.0)):
-                    await network.run_trainer()
+    network = Network(CHOICES)
+    network.checkpoint_versions = checkpoint_versions
+    moments = random.Random(seed)
+    async with running(network.run_beacon) as nursery:
+        nursery.start_soon(network.run_miner, "miner-1")
+        nursery.start_soon(network.run_validator)
+        for _ in range(6):
             network.node("trainer", "/training").telemetry.event("started")
-            with trio.move_on_after(6):
+            with trio.move_on_after(moments.uniform(0.3, 4.0)):
                 await network.run_trainer()
-            nursery.cancel_scope.cancel()
-        head = await network.head()
-        assert head.version >= 3
-        assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
-        versions = [event["version"] for event in network.events("trainer/upload", "published")]
-        assert sorted(set(versions)) == list(range(versions[-1] + 1))  # gapless
-        outcomes = [item.path async for item in network.states["trainer"].list("outcomes/")]
-        assert len(outcomes) == len(set(outcomes)) > 0
-        groups = trained_groups(network.logs["trainer/training"].events)
-        assert len(groups) == len(set(groups)) > 0
-        behind = [event["behind"] for event in network.events("trainer/training", "resumed")]
-        assert (max(behind) > 0) == (checkpoint_versions > 1)
+        network.node("trainer", "/training").telemetry.event("started")
+        with trio.move_on_after(6):
+            await network.run_trainer()
+    head = await network.head()
+    assert head.version >= 3
+    assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
+    versions = [event["version"] for event in network.events("trainer/upload", "published")]
+    assert sorted(set(versions)) == list(range(versions[-1] + 1))  # gapless
+    outcomes = [item.path async for item in network.states["trainer"].list("outcomes/")]
+    assert len(outcomes) == len(set(outcomes)) > 0
+    groups = trained_groups(network.logs["trainer/training"].events)
+    assert len(groups) == len(set(groups)) > 0
+    behind = [event["behind"] for event in network.events("trainer/training", "resumed")]
+    assert (max(behind) > 0) == (checkpoint_versions > 1)
 
-    simulate(scenario)
+
+@simulated
+async def test_of_two_trainers_with_one_key_one_stops():
+    network = Network(CHOICES)
+    fenced: list[BaseException] = []
+
+    async def first() -> None:
+        try:
+            await network.run_trainer()
+        except* FencedError as group:
+            fenced.append(group)
+
+    async with running(network.run_beacon) as nursery:
+        nursery.start_soon(network.run_miner, "miner-1")
+        nursery.start_soon(network.run_validator)
+        nursery.start_soon(first)
+        await network.until_window(3)
+        backup = MemoryStore()  # of the first trainer's state, restored on another machine with the same key
+        async for item in network.states["trainer"].list(""):
+            await backup.put(item.path, await network.states["trainer"].get(item.path, 1 << 30))
+        network.states["trainer"] = backup
+        nursery.start_soon(network.run_trainer)
+        await network.until_window(7)
+    assert len(fenced) == 1
+    assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
 
-def test_of_two_trainers_with_one_key_one_stops():
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        fenced: list[BaseException] = []
+# A trainer whose process is killed before or after any one operation on its stores makes the same weights
 
-        async def first() -> None:
-            try:
-                await network.run_trainer()
-            except* FencedError as group:
-                fenced.append(group)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(network.run_beacon)
-            nursery.start_soon(network.run_miner, "miner-1")
-            nursery.start_soon(network.run_validator)
-            nursery.start_soon(first)
-            await network.until_window(3)
-            backup = MemoryStore()  # of the first trainer's state, restored on another machine with the same key
-            async for item in network.states["trainer"].list(""):
-                await backup.put(item.path, await network.states["trainer"].get(item.path, 1 << 30))
-            network.states["trainer"] = backup
-            nursery.start_soon(network.run_trainer)
-            await network.until_window(7)
-            nursery.cancel_scope.cancel()
-        assert len(fenced) == 1
-        assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
+BATCHES = 2
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1, part_bytes=4096)
 
-    simulate(scenario)
+
+class Trainer(Network):
+    """One trainer of which one process crashes at its n-th put, get or delete, counted over all its restarts."""
+
+    store: RecordingStore
+
+    def __init__(self, process: str, operation: int | None, after: bool) -> None:
+        super().__init__(OPERATION_CHOICES, policy=small_policy.DIRECTORY)
+        self.process = process
+        self.store = RecordingStore()
+        self.disk = RecordingStore()
+        self.has_crashed = False
+        self._scope = trio.CancelScope()
+        self.trigger = CrashTrigger(
+            lambda operation, path: operation != "list",
+            operation if operation is not None else 1 << 60,
+            after,
+            self._crash,
+        )
+
+    async def _crash(self) -> None:
+        self.has_crashed = True
+        self._scope.cancel()
+        await trio.sleep_forever()
+
+    def medium(self, name: str, process: str) -> ObjectStore:
+        return CrashingStore(self.store, self.trigger) if process == self.process else self.store
+
+    def durable(self, name: str, process: str) -> ObjectStore:
+        return CrashingStore(self.disk, self.trigger) if process == self.process else self.disk
+
+    async def supervise(self, main: Callable[[], Awaitable[None]], may_crash: bool) -> None:
+        """Run a process, and start it again whenever it has died."""
+        while True:
+            if not may_crash:
+                await main()
+            with trio.CancelScope() as scope:
+                self._scope = scope
+                await main()
+            await trio.sleep(0.05)
+
+    async def publish_batches(self) -> dict[int, str]:
+        """Run until all batches were trained on and published; return the digest of each version's weights."""
+        settings = self.trainer_settings(groups_per_step=GROUPS)
+        training = partial(self._training, settings)
+        async with running(self.run_beacon) as nursery:
+            nursery.start_soon(self.supervise, training, self.process == "/training")
+            nursery.start_soon(self.supervise, self._upload, self.process == "/upload")
+            for number in range(BATCHES):
+                await self._wait_until_published(number)
+                await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
+            await self._wait_until_published(BATCHES)
+            await trio.sleep(1)
+        weights = await verify_chain(Network.node(self, "checker"), lambda line: None)
+        assert weights.version == BATCHES
+        names = [
+            put.path.rsplit("/", 1)[-1].split("-") for put in self.store.under(paths.manifests(key("trainer").public))
+        ]
+        assert len({number for number, _ in names}) == len({digest for _, digest in names}) == BATCHES + 1
+        views = snapshot_views(self.disk.puts)
+        assert all(len(digests) == 1 for digests in views.values())
+        assert views[BATCHES] == {weights.digest}
+        return {version: min(digests).hex() for version, digests in views.items()}
+
+    async def _training(self, settings: object) -> None:
+        await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)  # type: ignore[arg-type]
+
+    async def _upload(self) -> None:
+        await run_publisher(self.node("trainer", "/upload"), SETTINGS)
+
+    async def _wait_until_published(self, version: int) -> None:
+        while not any(put.path.endswith(f"chain/weights/{version:010d}") for put in self.disk.puts):
+            await trio.sleep(0.02)
+
+
+def run_trainer(process: str, operation: int | None, after: bool) -> tuple[dict[int, str], bool]:
+    """Return the digests of a trainer's weights by version, and whether it died."""
+
+    async def scenario() -> tuple[dict[int, str], bool]:
+        with trio.fail_after(600):
+            trainer = Trainer(process, operation, after)
+            return await trainer.publish_batches(), trainer.has_crashed
+
+    weights, has_crashed = run_seeded(0, scenario)
+    return weights, has_crashed
+
+
+@cache
+def weights_without_crash() -> dict[int, str]:
+    """Return the digests of a trainer's weights by version if no process dies."""
+    return run_trainer("/training", None, after=False)[0]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("process", ["/training", "/upload"])
+def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
+    assert len(set(weights_without_crash().values())) == BATCHES + 1
+    crashes = 0
+    for operation in range(1000):
+        weights, has_crashed = run_trainer(process, operation, after)
+        assert weights == weights_without_crash(), f"killed {'after' if after else 'before'} operation {operation}"
+        if not has_crashed:
+            break
+        crashes += 1
+    assert crashes > 5

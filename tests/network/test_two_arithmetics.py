@@ -1,5 +1,7 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import trio
@@ -19,7 +21,7 @@ from roles.validator.validator import ValidatorSettings
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 WIDE = {
     "sketch_tolerance": 16,
@@ -53,77 +55,93 @@ def mixed_network() -> Network:
     return network
 
 
-def test_miners_and_validators_of_two_arithmetics_accept_each_other():
-    async def scenario() -> None:
-        network = mixed_network()
-        wide = Compute(models.build(network.policy), dtype=torch.bfloat16)
+@simulated
+async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
+    network = mixed_network()
+    wide = Compute(models.build(network.policy), dtype=torch.bfloat16)
 
-        async def run_wide_validator() -> None:
-            node = network.node("validator-1")
-            await run_validator(node, network.task(node), wide, ValidatorSettings(False, 0.2))
+    async def run_wide_validator() -> None:
+        node = network.node("validator-1")
+        await run_validator(node, network.task(node), wide, ValidatorSettings(False, 0.2))
 
-        async def run_wide_miner() -> None:
-            node = network.node("miner-2")
-            settings = MinerSettings(groups=4, chunk=2, share=0.7, poll_seconds=0.2)
-            await run_miner(node, network.task(node), wide, settings)
+    async def run_wide_miner() -> None:
+        node = network.node("miner-2")
+        settings = MinerSettings(groups=4, chunk=2, share=0.7, poll_seconds=0.2)
+        await run_miner(node, network.task(node), wide, settings)
 
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(run_wide_validator)
-            nursery.start_soon(run_wide_miner)
-            await network.until_window(6)
-        observer = network.node("observer")
-        for name, arithmetic in (("validator-0", "torch-float32"), ("validator-1", "torch-bfloat16")):
-            ledger = await summaries(network, name, range(6))
-            assert {entry.arithmetic for entry in ledger} == {arithmetic}
-            declared = {row.miner: row.arithmetic for entry in ledger for row in entry.rows if row.submitted}
-            assert declared == {key("miner-1").public: "torch-float32", key("miner-2").public: "torch-bfloat16"}
-            assert [row for entry in ledger for row in entry.rows if row.rejected] == []
-            assert await verify_ledger(observer, key(name).public, lambda line: None) >= 4
-        assert network.events("trainer/training", "step")
-        assert not network.events("trainer/download", "validators-disagree")
-        used = {event["miner"] for event in network.events("trainer/download", "collected") if event["used"]}
-        assert used == {key(name).public.hex()[:8] for name in ("miner-1", "miner-2")}
-        verdict = (await verdicts(network, "miner-2", range(3, 4)))[3]
-        assert (verdict.miner_arithmetic, verdict.validator_arithmetic) == ("torch-bfloat16", "torch-float32")
-        task, reference = network.task(observer), GroupReference(key("miner-1").public.hex(), 3, 0)
-        group = await recheck(observer, task, network.compute, reference)
-        assert group.judgement.accepted
-        texts = {result.key: (result.text, result.contradicts) for result in group.validators}
-        assert texts[key("validator-0").public.hex()] == ("accepted", False)
-        assert texts[key("validator-1").public.hex()] == ("accepted, in torch-bfloat16", False)
-
-    simulate(scenario)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(run_wide_validator)
+        nursery.start_soon(run_wide_miner)
+        await network.until_window(6)
+    observer = network.node("observer")
+    for name, arithmetic in (("validator-0", "torch-float32"), ("validator-1", "torch-bfloat16")):
+        ledger = await summaries(network, name, range(6))
+        assert {entry.arithmetic for entry in ledger} == {arithmetic}
+        declared = {row.miner: row.arithmetic for entry in ledger for row in entry.rows if row.submitted}
+        assert declared == {key("miner-1").public: "torch-float32", key("miner-2").public: "torch-bfloat16"}
+        assert [row for entry in ledger for row in entry.rows if row.rejected] == []
+        assert await verify_ledger(observer, key(name).public, lambda line: None) >= 4
+    assert network.events("trainer/training", "step")
+    assert not network.events("trainer/download", "validators-disagree")
+    used = {event["miner"] for event in network.events("trainer/download", "collected") if event["used"]}
+    assert used == {key(name).public.hex()[:8] for name in ("miner-1", "miner-2")}
+    verdict = (await verdicts(network, "miner-2", range(3, 4)))[3]
+    assert (verdict.miner_arithmetic, verdict.validator_arithmetic) == ("torch-bfloat16", "torch-float32")
+    task, reference = network.task(observer), GroupReference(key("miner-1").public.hex(), 3, 0)
+    group = await recheck(observer, task, network.compute, reference)
+    assert group.judgement.accepted
+    texts = {result.key: (result.text, result.contradicts) for result in group.validators}
+    assert texts[key("validator-0").public.hex()] == ("accepted", False)
+    assert texts[key("validator-1").public.hex()] == ("accepted, in torch-bfloat16", False)
 
 
-def test_a_node_that_nobody_has_measured_judges_nothing():
+@simulated
+async def test_a_node_that_nobody_has_measured_judges_nothing():
     """The program refuses to start it; here it has started."""
+    network = Network(CHOICES)
+    network.validators = []
+    compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
+    node = network.node("validator-0")
+    validator = node.key.public
 
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        network.validators = []
-        compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
-        node = network.node("validator-0")
-        validator = node.key.public
+    async def run_unmeasured() -> None:
+        await run_validator(node, network.task(node), compute, ValidatorSettings(False, 0.2))
 
-        async def run_unmeasured() -> None:
-            await run_validator(node, network.task(node), compute, ValidatorSettings(False, 0.2))
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(run_unmeasured)
+        await network.until_window(4)
+    ledger = await summaries(network, "validator-0", range(4))
+    assert ledger
+    assert [row for entry in ledger for row in entry.rows] == []
+    errors = {event["error"] for event in network.events("validator-0", "not-judged")}
+    assert any("no thresholds for miners in torch-float32 and validators in torch-bfloat16" in line for line in errors)
+    data = await network.store.get(paths.participant(key("miner-1").public), 1 << 20)
+    assert open_signed(data, Announcement, [key("miner-1").public]).record.arithmetic in CALIBRATED
+    with pytest.raises(PairError, match="validators in torch-bfloat16"):
+        reference = GroupReference(key("miner-1").public.hex(), 2, 0)
+        await recheck(network.node("observer"), network.task(node), compute, reference)
+    assert not [item async for item in network.store.list(paths.kind_prefix(validator, "verdicts"))]
+    await trio.lowlevel.checkpoint()
 
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(run_unmeasured)
-            await network.until_window(4)
-        ledger = await summaries(network, "validator-0", range(4))
-        assert ledger
-        assert [row for entry in ledger for row in entry.rows] == []
-        errors = {event["error"] for event in network.events("validator-0", "not-judged")}
-        assert any(
-            "no thresholds for miners in torch-float32 and validators in torch-bfloat16" in line for line in errors
-        )
-        data = await network.store.get(paths.participant(key("miner-1").public), 1 << 20)
-        assert open_signed(data, Announcement, [key("miner-1").public]).record.arithmetic in CALIBRATED
-        with pytest.raises(PairError, match="validators in torch-bfloat16"):
-            reference = GroupReference(key("miner-1").public.hex(), 2, 0)
-            await recheck(network.node("observer"), network.task(node), compute, reference)
-        assert not [item async for item in network.store.list(paths.kind_prefix(validator, "verdicts"))]
-        await trio.lowlevel.checkpoint()
 
-    simulate(scenario)
+# An exact run from end to end: miners and validators that batch differently accept all of each other's work
+
+
+@pytest.mark.slow
+@simulated
+async def test_in_an_exact_run_honest_work_is_trained_on():
+    network = Network(replace(CHOICES, numerics="exact"), validators=2, quorum=2)
+    assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
+    network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
+    async with run_nodes(network, miners=1):
+        await network.until_window(4)
+    rows = [
+        row
+        for name in ("validator-0", "validator-1")
+        for summary in await summaries(network, name, range(4))
+        for row in summary.rows
+    ]
+    assert sum(row.accepted for row in rows) > 0
+    assert [row for row in rows if row.rejected or row.sketch_misses or row.margin_misses] == []
+    assert network.events("trainer/training", "step")
+    assert not network.events("trainer/download", "validators-disagree")

@@ -6,15 +6,16 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from roles.ports import StoreError
-from tests.outer.testbed_helpers import StoreOfATestbed, equal_states
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import (
     ROUND_SECONDS,
     OuterTestbed,
+    equal_states,
 )
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 @simulated
@@ -36,15 +37,13 @@ async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> Non
 @simulated
 async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
     testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed, 1)  # a site that comes later would use the old groups, too
+    async with running(testbed.feed, 1) as nursery:
         nursery.start_soon(testbed.run_coordinator)
         for name in testbed.names[:2]:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         await testbed.until_round(6)
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         await testbed.until_round(9)
-        nursery.cancel_scope.cancel()
     manifests = await testbed.manifests()
     reasons = {reason for manifest in manifests for reason in testbed.reasons(manifest).values()}
     assert reasons <= {"lost", "quorum"}  # a site to which no group of a round is dealt is lost to that round
@@ -56,10 +55,8 @@ async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
     testbed = OuterTestbed(3, state_interval=2)
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, testbed.names[:2])
-        async with trio.open_nursery() as absent:
-            absent.start_soon(testbed.run_site, testbed.handles["site-2"])
+        async with running(testbed.run_site, testbed.handles["site-2"]):
             await testbed.until_round(2)
-            absent.cancel_scope.cancel()
         await testbed.until_round(12)  # the manifests from round 3 on are deleted
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         closing = await testbed.until_round(15)
@@ -76,11 +73,9 @@ async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_
     handle = testbed.handles["site-2"]
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, testbed.names[:2])
-        async with trio.open_nursery() as absent:
-            absent.start_soon(testbed.run_site, handle)
+        async with running(testbed.run_site, handle):
             await testbed.until_round(5)
             await trio.sleep(1)
-            absent.cancel_scope.cancel()
         await testbed.until_round(18)  # manifest 6 is the oldest one, and the payloads from round 7 on are there
         await trio.sleep(1)
         assert max(testbed.applied("site-2")) == 5
@@ -99,7 +94,7 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
     testbed = OuterTestbed(3)
     failures = 0
 
-    class FalseStore(StoreOfATestbed):
+    class FalseStore(DecoratedStore):
         """Shows false bytes in the space of site-1, and does not answer for the trainer's copies three times."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -112,7 +107,7 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
 
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, testbed.names[:2])
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed))
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed.store))
         await testbed.until_round(4)
         await trio.sleep(ROUND_SECONDS / 2)
         nursery.cancel_scope.cancel()
@@ -159,8 +154,6 @@ async def test_a_site_follows_a_coordinator_of_a_higher_epoch_and_reports_two_hi
     handle = testbed.handles["site-0"]
     await testbed.store.put(changed.path, sign(changed, TRAINER))
     with pytest.raises(BaseExceptionGroup):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(testbed.run_site, handle)
+        async with running(testbed.run_site, handle):
             await trio.sleep(60)
-            nursery.cancel_scope.cancel()
     assert any("round manifests" in event["error"] for event in handle.log.named("alarm"))

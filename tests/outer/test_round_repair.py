@@ -1,7 +1,9 @@
 """A coordinator or a site that has lost its own state: it refuses to go on, is repaired, and continues one history."""
 
 import math
+import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.simulation.network import Log, key
+from tests.support.simulation.outer_crashes import run
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import simulate, simulated
 
 
 async def without(state: ObjectStore, prefix: str) -> MemoryStore:
@@ -79,26 +82,24 @@ async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> 
     assert await state.get(parts[0], 1 << 30) == expected
 
 
-def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_has_signed(
+@simulated
+async def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_has_signed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def weigh_on_another_machine(*arguments: Any) -> Weighting:
         weighting = weigh_round(*arguments)
         return replace(weighting, factors=tuple(math.nextafter(factor, 0.0) for factor in weighting.factors))
 
-    async def scenario() -> None:
-        testbed = OuterTestbed(3, state_interval=4)
-        with monkeypatch.context() as patch:
-            patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
-            before = await stopped_after(testbed, 3)
-        assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
-        state = await without(testbed.coordinator_state, STATES)
-        await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
-        testbed.coordinator_state = state
-        assert (await stopped_after(testbed, 5))[: len(before)] == before
-        assert testbed.applied("site-0") == testbed.applied("site-1") == testbed.applied("site-2")
-
-    simulated(scenario)()
+    testbed = OuterTestbed(3, state_interval=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
+        before = await stopped_after(testbed, 3)
+    assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
+    state = await without(testbed.coordinator_state, STATES)
+    await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
+    testbed.coordinator_state = state
+    assert (await stopped_after(testbed, 5))[: len(before)] == before
+    assert testbed.applied("site-0") == testbed.applied("site-1") == testbed.applied("site-2")
 
 
 @simulated
@@ -177,3 +178,36 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     later = await get_sent(testbed.coordinator_state, after[-1].number)
     assert same_rounds({number: own for number, own in later.items() if number <= newest}, sent)
     assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))
+
+
+# A site or the coordinator is killed at each kind of operation; `-m slow` kills it before every third operation, and
+# after every third one behind it
+
+
+VICTIMS = ("site-0", "coordinator")
+
+
+def operations(victim: str) -> list[tuple[str, str]]:
+    """Return the operations of a run without a crash."""
+    return simulate(partial(run, victim, 1 << 30, after=False))
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victim: str) -> None:
+    places = operations(victim)
+    kinds = {  # the last place of each kind that is not in the last rounds
+        (operation, re.sub(r"[0-9a-f]{16,}|\d+", "#", path)): place
+        for place, (operation, path) in enumerate(places[: len(places) * 2 // 3])
+    }
+    for count, place in enumerate(kinds.values()):
+        simulate(partial(run, victim, place, after=count % 2 == 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "after"), [(0, False), (1, True)], ids=["before", "after"])
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_process_that_is_killed_at_every_third_operation_loses_no_update(
+    victim: str, first: int, after: bool
+) -> None:
+    for place in range(first, len(operations(victim)), 3):
+        simulate(partial(run, victim, place, after=after))

@@ -12,17 +12,18 @@ from protocol.limits import MAX_ROUND_GROUPS
 from roles.ports import StoreError
 from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
 from roles.trainer.outer.round_reader import HEAD_START
-from tests.outer.testbed_helpers import StoreOfATestbed, equal_states
 from tests.support.builders.samples import digest, round_rules
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import (
     ROUND_SECONDS,
     SITE_SETTINGS,
     OuterTestbed,
+    equal_states,
     first_weights,
     loss,
 )
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 RULES = {
     "dense": round_rules(values="dense", fraction=0, feedback_decay=0.0, local_steps=3, quorum=2),
@@ -46,26 +47,24 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
-    async def scenario() -> None:
-        testbed = OuterTestbed(3, RULES[name])
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery)
-            await testbed.until_round(8)
-            await trio.sleep(ROUND_SECONDS / 2)
-            nursery.cancel_scope.cancel()
-        manifests = await testbed.manifests()
-        assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
-        assert [manifest.version for manifest in manifests] == list(range(len(manifests)))
-        equal_states(testbed, 8)
-        site = testbed.handles["site-0"].site
-        assert site is not None and site.shared is not None
-        before = loss(first_weights())
-        assert loss(site.shared.weights) < (0.9 if name == "chunked" else 0.5) * before
-        used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
-        assert len(used) == len(set(used)) > 24
-
-    simulate(scenario)
+@simulated
+async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
+    testbed = OuterTestbed(3, RULES[name])
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(8)
+        await trio.sleep(ROUND_SECONDS / 2)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
+    assert [manifest.version for manifest in manifests] == list(range(len(manifests)))
+    equal_states(testbed, 8)
+    site = testbed.handles["site-0"].site
+    assert site is not None and site.shared is not None
+    before = loss(first_weights())
+    assert loss(site.shared.weights) < (0.9 if name == "chunked" else 0.5) * before
+    used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
+    assert len(used) == len(set(used)) > 24
 
 
 @simulated
@@ -92,11 +91,9 @@ async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_fo
     testbed = OuterTestbed(1, round_rules(local_steps=3, quorum=1))
     testbed.site_settings = replace(SITE_SETTINGS, groups_per_step=MAX_ROUND_GROUPS // 2)
     await testbed.feed_once(2 * MAX_ROUND_GROUPS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.run_coordinator)
+    async with running(testbed.run_coordinator) as nursery:
         nursery.start_soon(testbed.run_site, testbed.handles["site-0"])
         manifest = await testbed.until_round(1)
-        nursery.cancel_scope.cancel()
     assert [len(item.groups) for item in manifest.counted] == [MAX_ROUND_GROUPS]
     assert (await testbed.contribution("site-0", 1)).record.local_steps == 2
 
@@ -137,7 +134,7 @@ async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work(
 async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedback() -> None:
     testbed = OuterTestbed(3)
 
-    class LateStore(StoreOfATestbed):
+    class LateStore(DecoratedStore):
         """Shows the contribution of a site to round 2 only after the round is closed."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -147,15 +144,13 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
             return await testbed.store.get(path, max_bytes, offset=offset, size=size)
 
     events = testbed.coordinator_log.events
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed)
-        nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed))
+    async with running(testbed.feed) as nursery:
+        nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed.store))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         manifest = await testbed.until_round(2)
         await testbed.until_round(5)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {"site-1": "late"}
     assert [len((await testbed.manifest(number)).counted) for number in (3, 4, 5)] == [3, 3, 3]
     equal_states(testbed, 5)
@@ -166,7 +161,7 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
     testbed = OuterTestbed(6)
     names = sorted(testbed.names, key=lambda name: key(name).public)
 
-    class WithholdingStore(StoreOfATestbed):
+    class WithholdingStore(DecoratedStore):
         """Stores no payload."""
 
         async def put(self, path: str, data: bytes) -> None:
@@ -176,7 +171,7 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, names[4:])
         for name in names[:4]:
-            nursery.start_soon(testbed.run_site, testbed.handles[name], None, WithholdingStore(testbed))
+            nursery.start_soon(testbed.run_site, testbed.handles[name], None, WithholdingStore(testbed.store))
         manifest = await testbed.until_round(2)
         nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == dict.fromkeys(names[:4], "withheld")
@@ -186,7 +181,7 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
 async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
     testbed = OuterTestbed(4)
 
-    class HangingStore(StoreOfATestbed):
+    class HangingStore(DecoratedStore):
         """Does not answer for the contributions of two sites."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -195,44 +190,40 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
                 raise StoreError("no answer")
             return await super().get(path, max_bytes, offset=offset, size=size)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed)
-        nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed))
+    async with running(testbed.feed) as nursery:
+        nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed.store))
         for name in testbed.names:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         with trio.fail_after(6 * ROUND_SECONDS):
             manifest = await testbed.until_round(3)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == dict.fromkeys(testbed.names[:2], "lost")
 
 
 @pytest.mark.parametrize("behaviour", ["hangs", "is slow"])
-def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_some_seconds(behaviour: str) -> None:
-    async def scenario() -> None:
-        testbed = OuterTestbed(4)
-        hiding = [key(name).public for name in testbed.names[2:]]
+@simulated
+async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_some_seconds(behaviour: str) -> None:
+    testbed = OuterTestbed(4)
+    hiding = [key(name).public for name in testbed.names[2:]]
 
-        class HidingStore(StoreOfATestbed):
-            """Gives no payload of two workers, or only after a long time."""
+    class HidingStore(DecoratedStore):
+        """Gives no payload of two workers, or only after a long time."""
 
-            async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-                if any(path.startswith(paths.payloads(worker)) for worker in hiding):
-                    await trio.sleep(1e6 if behaviour == "hangs" else 60)
-                return await super().get(path, max_bytes, offset=offset, size=size)
+        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+            if any(path.startswith(paths.payloads(worker)) for worker in hiding):
+                await trio.sleep(1e6 if behaviour == "hangs" else 60)
+            return await super().get(path, max_bytes, offset=offset, size=size)
 
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery, testbed.names[2:])
-            for name in testbed.names[:2]:
-                nursery.start_soon(testbed.run_site, testbed.handles[name], None, HidingStore(testbed))
-            await testbed.until_round(1)
-            begin = trio.current_time()
-            await testbed.until(lambda: 1 in testbed.applied("site-0"))
-            assert trio.current_time() - begin < HEAD_START + 1
-            await testbed.until(lambda: 4 in testbed.applied("site-0"))
-            nursery.cancel_scope.cancel()
-        equal_states(testbed, 4)
-
-    simulate(scenario)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[2:])
+        for name in testbed.names[:2]:
+            nursery.start_soon(testbed.run_site, testbed.handles[name], None, HidingStore(testbed.store))
+        await testbed.until_round(1)
+        begin = trio.current_time()
+        await testbed.until(lambda: 1 in testbed.applied("site-0"))
+        assert trio.current_time() - begin < HEAD_START + 1
+        await testbed.until(lambda: 4 in testbed.applied("site-0"))
+        nursery.cancel_scope.cancel()
+    equal_states(testbed, 4)
 
 
 @simulated
@@ -303,43 +294,39 @@ async def test_a_copied_payload_counts_once() -> None:
         ("a group of another site", "undealt"),
     ],
 )
-def test_false_contributions_are_refused_with_their_reason(attack: str, reason: str) -> None:
-    async def scenario() -> None:
-        testbed = OuterTestbed(3)
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery, testbed.names[:2])
-            await testbed.until_round(1)
-            await testbed.until(
-                lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed"))
-            )
-            await trio.sleep(0.5)
-            first = (await testbed.contribution("site-1", 2)).record
-            attacker = key("site-2")
-            payload = await testbed.store.get(paths.payload(key("site-1").public, first.payload.digest), 1 << 20)
-            altered = payload[:-1] + bytes([payload[-1] ^ 1])
-            ref = first.payload.model_copy(update={"digest": digest("altered")})
-            record = first.model_copy(update={"worker": attacker.public, "groups": (), "payload": ref})
-            if attack != "no payload":
-                await testbed.store.put(paths.payload(attacker.public, ref.digest), altered)
-            changes: dict[str, dict[str, Any]] = {
-                "another norm": {"norm": 2 * first.norm},
-                "another state": {"state": first.state.model_copy(update={"weights": digest("other")})},
-                "another round": {"number": 1},
-                "a group of another site": {"groups": first.groups[:1]},
-            }
-            data = sign(record.model_copy(update=changes.get(attack, {})), attacker)
-            if attack == "not a record":
-                data = b"not a record"
-            await testbed.store.put(paths.contribution(attacker.public, 2), data)
-            manifest = await testbed.until_round(2)
-            await testbed.until_round(3)
-            await trio.sleep(1)
-            nursery.cancel_scope.cancel()
-        assert testbed.reasons(manifest) == {"site-2": reason}
-        assert len(manifest.counted) == 2
-        assert testbed.applied("site-0")[3] == testbed.applied("site-1")[3]
-
-    simulate(scenario)
+@simulated
+async def test_false_contributions_are_refused_with_their_reason(attack: str, reason: str) -> None:
+    testbed = OuterTestbed(3)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        await testbed.until_round(1)
+        await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
+        await trio.sleep(0.5)
+        first = (await testbed.contribution("site-1", 2)).record
+        attacker = key("site-2")
+        payload = await testbed.store.get(paths.payload(key("site-1").public, first.payload.digest), 1 << 20)
+        altered = payload[:-1] + bytes([payload[-1] ^ 1])
+        ref = first.payload.model_copy(update={"digest": digest("altered")})
+        record = first.model_copy(update={"worker": attacker.public, "groups": (), "payload": ref})
+        if attack != "no payload":
+            await testbed.store.put(paths.payload(attacker.public, ref.digest), altered)
+        changes: dict[str, dict[str, Any]] = {
+            "another norm": {"norm": 2 * first.norm},
+            "another state": {"state": first.state.model_copy(update={"weights": digest("other")})},
+            "another round": {"number": 1},
+            "a group of another site": {"groups": first.groups[:1]},
+        }
+        data = sign(record.model_copy(update=changes.get(attack, {})), attacker)
+        if attack == "not a record":
+            data = b"not a record"
+        await testbed.store.put(paths.contribution(attacker.public, 2), data)
+        manifest = await testbed.until_round(2)
+        await testbed.until_round(3)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert testbed.reasons(manifest) == {"site-2": reason}
+    assert len(manifest.counted) == 2
+    assert testbed.applied("site-0")[3] == testbed.applied("site-1")[3]
 
 
 @simulated

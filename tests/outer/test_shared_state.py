@@ -1,16 +1,54 @@
-"""The step of the shared state, against a slow reference; its shards."""
+"""The step of the shared state against a slow reference, its shards, and what a contribution must be."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from protocol import pseudogradient
 from protocol.digest import digest_weights
 from protocol.errors import ContributionError, MalformedError, ProtocolError
-from protocol.outer.round_records import RoundRules
+from protocol.identity.signing import Signed, open_signed, sign
+from protocol.outer.dealing import owner
+from protocol.outer.round_checks import RefusedContributionError, check_contribution
+from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
-from tests.outer import slow_outer
 from tests.support.builders import samples
+from tests.support.builders.samples import RUN_ID, TRAINER, WORKERS
+
+Tensors = dict[str, NDArray[np.float32]]
+
+
+def step(
+    weights: Tensors,
+    momentum: Tensors,
+    contributions: Sequence[Mapping[str, NDArray[np.float32]]],
+    factors: Sequence[float],
+    mu: float,
+    alpha: float,
+) -> tuple[Tensors, Tensors]:
+    """Return weights and momentum after a round, by docs/spec/pseudogradient.md, section 2."""
+    new_weights, new_momentum = {}, {}
+    for name, base in weights.items():
+        total = np.zeros_like(base)
+        for values, factor in zip(contributions, factors, strict=True):
+            total = total + np.float32(factor) * values[name]
+        mean = total / np.float32(len(contributions))
+        new_momentum[name] = momentum[name]
+        direction = mean
+        if mu:
+            new_momentum[name] = np.float32(mu) * momentum[name] + mean
+            direction = np.float32(mu) * new_momentum[name] + mean
+        new_weights[name] = base - np.float32(alpha) * direction
+    return new_weights, new_momentum
+
+
+# The step of the shared state, against a slow reference; its shards
+
 
 SHAPES = {"embed": (37, 96), "layers.0.weight": (96, 130), "layers.0.norm": (96,), "scale": (1,)}
 RULES = {
@@ -47,7 +85,7 @@ def begin(rules: RoundRules) -> SharedState:
     return SharedState.begin(weights(1), has_momentum=rules.momentum > 0)
 
 
-def arrays(tensors: object) -> slow_outer.Tensors:
+def arrays(tensors: object) -> Tensors:
     return {name: tensor.numpy() for name, tensor in tensors.items()}  # type: ignore[attr-defined]
 
 
@@ -65,7 +103,7 @@ def test_rounds_are_those_of_the_slow_reference(name: str) -> None:
             for part, flat in pseudogradient.decode(payload, state.weights, state.digests.weights):
                 row |= part.scatter(flat)
             values.append(arrays(row))
-        expected, momentum = slow_outer.step(expected, momentum, values, FACTORS, rules.momentum, rules.outer_rate)
+        expected, momentum = step(expected, momentum, values, FACTORS, rules.momentum, rules.outer_rate)
         state = state.after(contributions, FACTORS, rules)
         assert state.step == number
         for key, array in arrays(state.weights).items():
@@ -136,3 +174,56 @@ def test_shards_of_another_state_are_refused() -> None:
     ):
         with pytest.raises(error):
             SharedState.from_shards(iter(hostile), state.digests, state.parts)
+
+
+# What a contribution must be, given the manifest that opened its round; and how groups are dealt
+
+
+OPENING: Signed[RoundManifest] = open_signed(sign(samples.round_manifest(), TRAINER), RoundManifest, [TRAINER.public])
+GROUPS = [samples.digest(f"group {index}") for index in range(64)]
+OWN = tuple(sorted(group for group in GROUPS if owner(RUN_ID, 1, group, WORKERS) == WORKERS[0]))
+FOREIGN = tuple(sorted(set(GROUPS) - set(OWN)))
+
+
+def contribution(**changes: Any) -> RoundContribution:
+    return samples.contribution(**({"opening": OPENING.digest, "groups": OWN} | changes))
+
+
+def test_a_sound_contribution_is_accepted() -> None:
+    check_contribution(OPENING, contribution(), set())
+    check_contribution(OPENING, contribution(groups=()), set(GROUPS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": samples.digest("other")}, "malformed"),
+        ({"number": 2}, "malformed"),
+        ({"opening": samples.digest("other")}, "other-state"),
+        ({"beacon_round": OPENING.record.closes}, "late"),
+        ({"state": samples.outer_state(weights=samples.digest("other"))}, "other-state"),
+        ({"state": samples.outer_state(momentum=samples.digest("other"))}, "other-state"),
+        ({"groups": FOREIGN[:1]}, "undealt"),
+        ({"worker": WORKERS[1]}, "undealt"),
+    ],
+)
+def test_a_contribution_is_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RefusedContributionError) as error_info:
+        check_contribution(OPENING, contribution(**changes), set())
+    assert error_info.value.reason == reason
+
+
+def test_a_group_that_is_used_up_is_refused() -> None:
+    with pytest.raises(RefusedContributionError, match="used up") as error_info:
+        check_contribution(OPENING, contribution(), {OWN[3]})
+    assert error_info.value.reason == "undealt"
+
+
+def test_each_worker_gets_its_share_and_keeps_it_when_another_joins() -> None:
+    workers = [samples.digest(f"worker {index}") for index in range(4)]
+    groups = [samples.digest(f"dealt {index}") for index in range(2000)]
+    four = {group: owner(RUN_ID, 1, group, workers) for group in groups}
+    five = {group: owner(RUN_ID, 1, group, [*workers, samples.digest("new")]) for group in groups}
+    assert all(400 < count < 600 for count in Counter(four.values()).values())
+    assert all(five[group] in (four[group], samples.digest("new")) for group in groups)
+    assert {owner(RUN_ID, 2, group, workers) == four[group] for group in groups} == {True, False}

@@ -1,4 +1,4 @@
-"""Sites that send their weights in streams, one in each round."""
+"""Sites that send their weights in streams, one in each round, and sites that go on while a round closes."""
 
 from functools import partial
 from itertools import pairwise
@@ -9,11 +9,21 @@ import trio
 
 from protocol import pseudogradient
 from protocol.errors import ProtocolError
+from protocol.outer.dealing import DELAYED_TURN, owner, turn_of
+from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of
-from tests.support.simulation.outer_crashes import STREAMED, STREAMED_AND_DELAYED, check_sums, equal_states, run
-from tests.support.simulation.outer_sites import OuterTestbed, first_weights, loss
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.network import key
+from tests.support.simulation.outer_crashes import (
+    DELAYED,
+    STREAMED,
+    STREAMED_AND_DELAYED,
+    check_sums,
+    equal_states,
+    run,
+)
+from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, first_weights, loss
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 
 def test_a_round_changes_the_tensors_of_its_stream_alone() -> None:
@@ -47,53 +57,46 @@ def test_a_contribution_with_other_tensors_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rules", [STREAMED, STREAMED_AND_DELAYED])
-def test_sites_train_together_in_streams(rules: object) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed = OuterTestbed(3, rules)  # type: ignore[arg-type]
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery)
-            await testbed.until_round(7)
-            await trio.sleep(2)
-            nursery.cancel_scope.cancel()
-        manifests = await testbed.manifests()
-        assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
-        equal_states(testbed)
-        for name in testbed.names:
-            await check_sums(testbed, name)
-        site = testbed.handles["site-0"].site
-        assert site is not None and site.shared is not None
-        assert loss(site.shared.weights) < 0.8 * loss(first_weights())
-
-    scenario()
+@simulated
+async def test_sites_train_together_in_streams(rules: object) -> None:
+    testbed = OuterTestbed(3, rules)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(7)
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
+    equal_states(testbed)
+    for name in testbed.names:
+        await check_sums(testbed, name)
+    site = testbed.handles["site-0"].site
+    assert site is not None and site.shared is not None
+    assert loss(site.shared.weights) < 0.8 * loss(first_weights())
 
 
-def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
+@simulated
+async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     """The first local step of a round begins where the last one of the round before ended, in the other stream."""
-
-    @simulated
-    async def scenario() -> None:
-        testbed = OuterTestbed(2, STREAMED)
-        async with trio.open_nursery() as nursery:
-            testbed.start(nursery)
-            await testbed.until_round(5)
-            nursery.cancel_scope.cancel()
-        manifests, shared = await testbed.manifests(), SharedState.begin(first_weights(), has_momentum=True)
-        learner, steps = testbed.handles["site-0"].learner, 0
-        for opening, manifest in pairwise(manifests):
-            steps += (await testbed.contribution("site-0", manifest.number)).record.local_steps
-            payload = [await testbed.payload(item) for item in manifest.counted]
-            sent = set(shared.stream(opening.rules))
-            moved = {name: tensor - learner.ends[steps][name] for name, tensor in shared.weights.items()}
-            shared = shared.after(payload, [item.factor for item in manifest.counted], opening.rules)
-            assert all(moved[name].abs().max() > 0 for name in moved)
-            if manifest.number < 4:
-                begins = learner.begins[steps]
-                for name, tensor in begins.items():
-                    due = shared.weights[name] - (0 if name in sent else moved[name])
-                    assert torch.allclose(tensor, due, atol=1e-7), (manifest.number, name)
-
-    scenario()
+    testbed = OuterTestbed(2, STREAMED)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(5)
+        nursery.cancel_scope.cancel()
+    manifests, shared = await testbed.manifests(), SharedState.begin(first_weights(), has_momentum=True)
+    learner, steps = testbed.handles["site-0"].learner, 0
+    for opening, manifest in pairwise(manifests):
+        steps += (await testbed.contribution("site-0", manifest.number)).record.local_steps
+        payload = [await testbed.payload(item) for item in manifest.counted]
+        sent = set(shared.stream(opening.rules))
+        moved = {name: tensor - learner.ends[steps][name] for name, tensor in shared.weights.items()}
+        shared = shared.after(payload, [item.factor for item in manifest.counted], opening.rules)
+        assert all(moved[name].abs().max() > 0 for name in moved)
+        if manifest.number < 4:
+            begins = learner.begins[steps]
+            for name, tensor in begins.items():
+                due = shared.weights[name] - (0 if name in sent else moved[name])
+                assert torch.allclose(tensor, due, atol=1e-7), (manifest.number, name)
 
 
 @pytest.mark.parametrize("kind", ["payload/", "inner/", "prepared/", "outer/site"])
@@ -102,3 +105,125 @@ def test_a_site_that_is_killed_loses_no_update_of_any_stream(kind: str) -> None:
     place = [place for place, (_, path) in enumerate(places) if kind in path][2]
     for after in (False, True):
         simulate(partial(run, "site-0", place, after=after, rules=STREAMED))
+
+
+# Sites that go on with their local steps while a round closes
+
+
+def ahead(testbed: OuterTestbed, name: str) -> list[int]:
+    """Return the rounds for which a site took steps while the round before was closing."""
+    return [event["number"] for event in testbed.handles[name].log.named("local-step") if event["ahead"]]
+
+
+@simulated
+async def test_sites_go_on_while_a_round_closes_and_have_the_same_state() -> None:
+    testbed = OuterTestbed(3, DELAYED)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(7)
+        await trio.sleep(ROUND_SECONDS / 2)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
+    equal_states(testbed)
+    for name in testbed.names:
+        assert len(set(ahead(testbed, name))) >= 5
+        assert not testbed.handles[name].log.named("steps-dropped")
+        await check_sums(testbed, name)
+    used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
+    assert len(used) == len(set(used)) >= 3 * 2 * 7
+    site = testbed.handles["site-0"].site
+    assert site is not None and site.shared is not None
+    assert loss(site.shared.weights) < 0.8 * loss(first_weights())
+
+
+@simulated
+async def test_without_a_delay_no_step_is_taken_while_a_round_closes() -> None:
+    testbed = OuterTestbed(2)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(3)
+        nursery.cancel_scope.cancel()
+    assert not any(ahead(testbed, name) for name in testbed.names)
+
+
+@simulated
+async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped() -> None:
+    testbed = OuterTestbed(4, DELAYED)
+    testbed.handles["site-3"].learner.direction = -1.0
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery)
+        await testbed.until_round(4)
+        await trio.sleep(ROUND_SECONDS / 2)
+        nursery.cancel_scope.cancel()
+    manifests = await testbed.manifests()
+    assert all(testbed.reasons(manifest) == {"site-3": "poisoned"} for manifest in manifests[1:])
+    dropped = [event["number"] for event in testbed.handles["site-3"].log.named("steps-dropped")]
+    assert dropped == [2, 3, 4, 5] == sorted(set(ahead(testbed, "site-3")))[:4]
+    for manifest in manifests[2:]:
+        record = (await testbed.contribution("site-3", manifest.number)).record
+        assert record.state == manifests[manifest.number - 1].state
+    equal_states(testbed)
+
+
+@simulated
+async def test_a_site_that_comes_later_takes_part_and_goes_ahead() -> None:
+    testbed = OuterTestbed(3, DELAYED)
+    async with trio.open_nursery() as nursery:
+        testbed.start(nursery, testbed.names[:2])
+        await testbed.until_round(6)
+        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
+        manifest = await testbed.until_round(10)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert len(manifest.counted) == 3
+    assert ahead(testbed, "site-2")
+    reasons = {reason for manifest in await testbed.manifests() for reason in testbed.reasons(manifest).values()}
+    assert reasons == {"lost"}
+    equal_states(testbed)
+
+
+@simulated
+async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
+    testbed = OuterTestbed(2, DELAYED)
+    async with running(testbed.feed) as nursery:
+        for name in testbed.names:
+            nursery.start_soon(testbed.run_site, testbed.handles[name])
+        async with running(testbed.run_coordinator):
+            await testbed.until_round(3)
+        testbed.set_rules(DELAYED.model_copy(update={"delay": 0}))
+        nursery.start_soon(testbed.run_coordinator)
+        await testbed.until_round(8)
+        await trio.sleep(1)
+    manifests = await testbed.manifests()
+    last = max(manifest.number for manifest in manifests if manifest.rules.delay)
+    assert last < 6 and max(ahead(testbed, "site-0")) == last + 2
+    assert len(testbed.handles["site-0"].log.named("steps-dropped")) == 1
+    assert all(len(manifest.counted) == 2 for manifest in manifests[1:])
+    equal_states(testbed)
+
+
+@pytest.mark.parametrize("kind", ["payload/", "prepared/", "/contributions/", "outer/site"])
+def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) -> None:
+    places = simulate(partial(run, "site-0", 1 << 30, after=False, rules=DELAYED))
+    place = [place for place, (_, path) in enumerate(places) if kind in path][3]
+    for after in (False, True):
+        simulate(partial(run, "site-0", place, after=after, rules=DELAYED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [DELAYED, STREAMED_AND_DELAYED], ids=["delay", "delay and streams"])
+@pytest.mark.parametrize(("victim", "stride"), [("site-0", 6), ("coordinator", 16)])
+def test_a_process_that_is_killed_at_many_operations_loses_no_update(
+    victim: str, stride: int, rules: RoundRules
+) -> None:
+    places = simulate(partial(run, victim, 1 << 30, after=False, rules=rules))
+    for place in range(0, len(places), stride):
+        simulate(partial(run, victim, place, after=place % 2 == 1, rules=rules))
+
+
+def test_rounds_with_a_delay_are_dealt_alike_in_turns() -> None:
+    assert [turn_of(number, 0) for number in range(5)] == [0, 1, 2, 3, 4]
+    assert [turn_of(number, 1) for number in range(2 * DELAYED_TURN)] == [0] * DELAYED_TURN + [1] * DELAYED_TURN
+    workers = [key(name).public for name in ("a", "b")]
+    assert owner(bytes(32), turn_of(1, 1), b"group", workers) == owner(bytes(32), turn_of(2, 1), b"group", workers)

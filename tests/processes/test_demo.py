@@ -8,6 +8,7 @@ import pytest
 
 from grailnode.ui.report import DemoReport, read_report
 from tests.support.processes import programs
+from tests.support.processes.deployment import follow_page, make_deployment
 from tests.support.processes.programs import Program, eventually, members, run_program
 
 NODES = {"trainer", "validator", "miner-1", "miner-2", "cheat"}
@@ -86,3 +87,13 @@ def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
     finally:
         demo.end()
     assert "Traceback" not in (tmp_path / "terminal").read_text()
+
+
+# docs/deploy.md: its commands lead to a verified window of strangers
+
+
+def test_the_page_leads_to_a_verified_window(tmp_path: Path) -> None:
+    stages: list[str] = []
+    with make_deployment(tmp_path) as deployment:
+        follow_page(deployment, stages.append)
+    assert stages[-1] == "roots changed"

@@ -1,6 +1,7 @@
-"""The network as real processes over a real directory, killed with kill -9 in mid-window."""
+"""Networks as real processes over a real directory or a real S3 server, killed with kill -9."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -8,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import open_announced
 from tests.support.processes.command_line import run_command
 from tests.support.processes.network_of_processes import NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import Program, eventually, members
+from tests.support.processes.separate_buckets import Machines, serving_buckets
+from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
 
 @pytest.fixture
@@ -89,3 +96,105 @@ def test_a_terminal_that_takes_nothing_stops_no_node(network: NetworkOfProcesses
     trainer.interrupt()
     assert trainer.wait() == 0
     wait_until_gone(trainer)
+
+
+# A trainer's real processes killed with kill -9: its versions have the weights of one that nothing happened to, bit
+# for bit
+
+
+VERSIONS = 4
+
+
+@pytest.mark.slow
+def test_a_killed_trainers_weights_are_those_of_one_that_lived(tmp_path: Path):
+    directory = make_run(tmp_path / "lived")
+    shutil.copytree(directory, tmp_path / "killed")
+    weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
+    assert len(set(weights.values())) == len(weights) == VERSIONS + 1
+    killed_trainer = StepwiseTrainer(tmp_path / "killed", kills=6)
+    assert killed_trainer.publish_versions(VERSIONS) == weights
+    assert killed_trainer.kill_counts
+
+
+@pytest.mark.slow
+def test_two_ranks_that_are_killed_publish_the_weights_of_one_process(tmp_path: Path):
+    """A step has one pass here, so that the second rank adds nothing to the gradients but its rows of the masters."""
+    directory = make_run(tmp_path / "one")
+    shutil.copytree(directory, tmp_path / "two")
+    settings = tmp_path / "two" / "run.toml"
+    settings.write_text(settings.read_text().replace("[trainer]\n", "[trainer]\ngpus = 2\n"))
+    weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
+    ranks = StepwiseTrainer(tmp_path / "two", kills=6)
+    assert ranks.publish_versions(VERSIONS) == weights
+    assert ranks.kill_counts
+
+
+# Nobody shares a bucket: trainer, miner and validator as real processes over a real S3 server, each writing to its
+# own alone. They write with credentials through one rclone, and read each other without any through another, as
+# strangers read public buckets.
+
+
+CHOICES = Choices(group_size=4, groups=4, deposit=0.0)
+PACE = workspace.Pace(period_ms=500, groups_per_step=4, groups=4, evaluate=False, anchor_interval=3)
+ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
+SETTINGS = """
+[trainer]
+groups_per_step = 4
+anchor_interval = 3
+
+[miner]
+groups = 4
+
+[validator]
+evaluate = false
+"""
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with serving_buckets(tmp_path / "buckets", ROLES) as (endpoint, public):
+        founder = workspace.create(tmp_path / "founder", CHOICES, PACE, miners=("miner-1",))
+        machines = Machines(tmp_path, founder, ROLES, endpoint, public, settings=SETTINGS)
+        yield machines
+        machines.end()
+
+
+def has_learned(machines: Machines) -> bool:
+    """Return whether the trainer has learned from the miner's groups: two versions and three accepting verdicts."""
+    publications = machines.events("trainer", "trainer-upload", "published")
+    accepting_verdicts = [item for item in machines.events("validator", "validator", "verdict") if item["accepted"]]
+    return len(accepting_verdicts) >= 3 and max((item["version"] for item in publications), default=0) >= 2
+
+
+@pytest.mark.slow
+def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(machines: Machines):
+    machines.start("trainer")
+    rules = machines.directory / "buckets" / "square" / "runs" / machines.workspace.run_id.hex()
+    eventually(rules.is_file, "the founder's node publishes the rules of the run")
+    machines.start("validator")
+    machines.start("miner-1")
+    try:
+        eventually(lambda: has_learned(machines), "three accepted verdicts and two versions learned from them")
+    except AssertionError:
+        pytest.fail(machines.terminal_output())
+    for program in machines.programs.values():
+        program.interrupt()
+    for program in machines.programs.values():
+        program.wait()
+
+    for name in ROLES:  # nobody wrote anywhere else
+        key = machines.workspace.keys[name].hex()
+        assert {path.name for path in (machines.directory / "buckets" / name).iterdir()} == {key}
+        announcement = (machines.directory / "buckets" / "square" / "participants" / key).read_bytes()
+        assert open_announced(announcement, Announcement).record.space == f"{machines.public}/{name}"
+
+    # a stranger with nothing but the URL
+    verify_result = run_command(
+        "verify", "--run", machines.manifest, "--set", "store.private_addresses=true", cwd=machines.directory
+    )
+    assert verify_result.returncode == 0, verify_result.stdout + verify_result.stderr
+    assert "holds: weights" in verify_result.stdout
+    refusal = run_command("verify", "--run", machines.manifest, cwd=machines.directory)
+    assert refusal.returncode == 1
+    assert "store.private_addresses = true allows it" in refusal.stderr
+    assert len(refusal.stderr.splitlines()) == 1

@@ -159,32 +159,23 @@ async def announce(testbed: AttackedFollower, invitation: Path) -> list[Announce
     return await find_participants(testbed.node, "miner")
 
 
-def test_a_miner_does_a_proof_of_work_once(tmp_path: Path):
-    @simulated
-    async def scenario():
-        testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=10))
-        assert [item.key for item in await announce(testbed, tmp_path / "none")] == [TARGET_MINER.public]
-        assert len(testbed.log.named("proof-of-work")) == 1
-
-    scenario()
+@simulated
+async def test_a_miner_does_a_proof_of_work_once(tmp_path: Path):
+    testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=10))
+    assert [item.key for item in await announce(testbed, tmp_path / "none")] == [TARGET_MINER.public]
+    assert len(testbed.log.named("proof-of-work")) == 1
 
 
-def test_a_miner_announces_itself_with_its_invitation(tmp_path: Path):
-    @simulated
-    async def scenario():
-        testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
-        token = sign(Invite(run=testbed.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
-        path = tmp_path / "miner-1.invite"
-        path.write_text(token.hex() + "\n")
-        assert [item.credential for item in await announce(testbed, path)] == [token]
-
-    scenario()
+@simulated
+async def test_a_miner_announces_itself_with_its_invitation(tmp_path: Path):
+    testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
+    token = sign(Invite(run=testbed.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
+    path = tmp_path / "miner-1.invite"
+    path.write_text(token.hex() + "\n")
+    assert [item.credential for item in await announce(testbed, path)] == [token]
 
 
-def test_a_missing_invitation_is_reported(tmp_path: Path):
-    @simulated
-    async def scenario():
-        with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
-            await announce(AttackedFollower(admission=samples.admission(policy="invite")), tmp_path / "miner-1.invite")
-
-    scenario()
+@simulated
+async def test_a_missing_invitation_is_reported(tmp_path: Path):
+    with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
+        await announce(AttackedFollower(admission=samples.admission(policy="invite")), tmp_path / "miner-1.invite")

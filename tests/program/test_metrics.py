@@ -1,7 +1,12 @@
-"""What a process serves at /metrics and /health, to Prometheus and to clients that break the protocol."""
+"""What a process serves at /metrics and /health, what `status` says of the trainer's time, and the soak of memory."""
 
+import json
+import math
+import os
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,8 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from grailnode.config import ConfigError
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
-
-pytestmark = pytest.mark.trio
+from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time
+from grailnode.observe.judging_time import unjudged_cases
+from grailnode.observe.state import MinerRow, NetworkState, VersionRow
+from tests.support.measuring.resources import ProcessMonitor, Sample, slope, table
+from tests.support.simulation.virtual_clock import running
 
 
 @asynccontextmanager
@@ -21,8 +29,7 @@ async def serving(telemetry: NodeTelemetry) -> AsyncIterator[int]:
     probe = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = probe.socket.getsockname()[1]
     await probe.aclose()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_metrics, port, telemetry.metrics.exposition)
+    async with running(serve_metrics, port, telemetry.metrics.exposition):
         for _ in range(100):
             try:
                 await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
@@ -30,7 +37,6 @@ async def serving(telemetry: NodeTelemetry) -> AsyncIterator[int]:
             except OSError:
                 await trio.sleep(0.01)
         yield port
-        nursery.cancel_scope.cancel()
 
 
 async def test_prometheus_reads_events_and_store_operations():
@@ -97,3 +103,103 @@ async def test_a_port_in_use_is_reported_in_one_line():
     async with serving(NodeTelemetry("a")) as port:
         with pytest.raises(ConfigError, match=f"metrics_port: {port} cannot be used"):
             await serve_metrics(port, NodeTelemetry("b").metrics.exposition)
+
+
+# What `grailnode status` says about the trainer's time
+
+
+def network(submitted: int, accepted: int, rejected: int, steps: tuple[int, ...] = (1, 2, 3)) -> NetworkState:
+    miner = MinerRow("a1" * 32, "miner-1", "unknown", submitted, accepted, {"copied": rejected}, 1.0)
+    versions = tuple(VersionRow(version, step, version, 10, None, 1, 100) for version, step in enumerate(steps))
+    return NetworkState("ab" * 32, "run", 9.0, 3, None, 6.0, 0.0, 200, versions=versions, miners=(miner,))
+
+
+@pytest.mark.parametrize(
+    ("time", "state", "expected"),
+    [
+        (TrainerTime(0.86, 0.0), network(100, 90, 10), "waits 86% of its time for verified groups; add miners"),
+        (TrainerTime(0.86, 0.0), network(100, 30, 10), "validators judge 40 of 100 groups: add validators"),
+        (TrainerTime(0.5, 0.0), network(0, 0, 0), "add miners"),
+        (TrainerTime(0.2, 0.0), network(9, 9, 0), "computes 80% of its time"),
+        (TrainerTime(0.2, 0.0), network(9, 9, 0, (0, 3, 6)), "a version every 3.0 steps instead of 1"),
+        (TrainerTime(0.1, 0.6), network(9, 9, 0), "storage is slower than steps; raise steps_per_version"),
+        (TrainerTime(0.1, 0.0), network(9, 9, 0, (0,)), "computes 90% of its time"),
+    ],
+)
+def test_the_line_names_the_bottleneck_and_what_to_add(time: TrainerTime, state: NetworkState, expected: str) -> None:
+    line = bottleneck(time, state, steps_per_version=1, audit_share=0.9)
+    assert expected in line
+    assert "\n" not in line
+
+
+def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:
+    assert read_trainer_time(tmp_path) is None
+    log = tmp_path / "trainer-training.jsonl"
+    log.write_text('{"event": "started"}\n')
+    assert read_trainer_time(tmp_path) is None
+    steps = [{"event": "step", "data_wait_fraction": share, "io_wait_fraction": 0} for share in (0.9, 0.25)]
+    log.write_text("".join(json.dumps(step) + "\n" for step in steps) + '{"event": "st')
+    assert read_trainer_time(tmp_path) == TrainerTime(0.25, 0.0)
+    log.write_bytes(b"x" * (1 << 17) + log.read_bytes())
+    assert read_trainer_time(tmp_path) == TrainerTime(0.25, 0.0)
+    log.write_bytes(b"\xff\n[]\n")
+    assert read_trainer_time(tmp_path) is None
+
+
+def test_a_line_says_what_a_validator_had_no_time_for(tmp_path: Path) -> None:
+    log = tmp_path / "validator-1.jsonl"
+    left = {"left_earning": 0, "left_known": 2, "left_stranger": 1500, "left_rejected": 0}
+    log.write_text(json.dumps({"event": "judged", "window": 6, "cases": 9, **left}) + "\n")
+    assert unjudged_cases(tmp_path) == (
+        "validator-1 judged 9 miners' groups of window 6 and left 2 of known miners, 1,500 of strangers: "
+        "add validators, or faster ones",
+    )
+    newer = {"event": "judged", "window": 7, "cases": 9, **dict.fromkeys(left, 0)}
+    log.write_text(log.read_text() + json.dumps(newer) + "\n")
+    assert unjudged_cases(tmp_path) == ()
+
+
+# What the soak says of memory that grows, and of memory that does not
+
+
+MIB = 1 << 20
+
+
+def life(pid: int, start: float, minutes: int, mib_per_hour: float, name: str = "node/role") -> list[Sample]:
+    """Return samples of a process that grows from 100 MiB, with noise, and with one outlier in a hundred."""
+    chance = random.Random(pid)
+    samples = []
+    for second in range(0, 60 * minutes, 10):
+        noise = chance.gauss(0, 0.5) + (50 if chance.random() < 0.01 else 0)
+        size = round((100 + mib_per_hour * second / 3600 + noise) * MIB)
+        samples.append(Sample(name, pid, start + second, second, size, size, 10, 3))
+    return samples
+
+
+@pytest.mark.parametrize("growth", [0.0, 30.0, -12.0])
+def test_the_slope_is_found_through_noise_and_outliers(growth: float):
+    slopes = slope([[(s.seconds, s.resident / MIB) for s in life(1, 0, 60, growth)]])
+    assert 3600 * slopes == pytest.approx(growth, abs=1.0)
+
+
+def test_a_restart_is_no_shrinking_and_a_short_life_says_nothing():
+    series_by_process = [life(pid, 1000 * pid, 15, 30.0) for pid in range(1, 4)]
+    series = [[(s.seconds, s.resident / MIB) for s in one] for one in series_by_process]
+    assert 3600 * slope(series) == pytest.approx(30.0, abs=2.0)
+    assert math.isnan(slope([[(0.0, 1.0)], []]))
+
+
+def test_the_table_leaves_the_warm_up_out():
+    samples = life(1, 0, 30, 0.0) + life(2, 1800, 2, 500.0, "node/young")
+    rows = table(samples, warm_up=180.0).splitlines()
+    assert [row.split()[0] for row in rows[1:-1]] == ["node/role"]
+    assert rows[1].split()[1] == "1"
+
+
+def test_a_real_process_is_sampled():
+    monitor = ProcessMonitor()
+    monitor.take_samples(0.0, "tests", os.getsid(0))
+    (own,) = [sample for sample in monitor.samples if sample.pid == os.getpid()]
+    assert own.resident > own.private > 0
+    assert own.threads >= 1
+    assert own.descriptors >= 3

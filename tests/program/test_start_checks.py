@@ -5,27 +5,38 @@ import os
 import shutil
 import tempfile
 from collections import namedtuple
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+import trio
 
-from grailnode.config import EngineSection, load
+from grailnode.cli.actions.miner_admission import Options, admit_miner
+from grailnode.config import Config, ConfigError, EngineSection, load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.admission_credential import make_credential_source
 from grailnode.node.disk_check import DiskError, check_disk, follower_bytes, trainer_bytes
+from grailnode.node.node_makers import make_canary
+from grailnode.node.node_makers import make_node as make_configured_node
+from grailnode.node.role_processes import check_start
 from grailnode.node.start_checks import StartError, check_admission, check_meeting_point, check_space
-from grailnode.run import workspace
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.run import creation, workspace
 from grailnode.run.creation import Choices
+from grailnode.run.joining import open_config
 from grailnode.store.memory import MemoryStore
+from protocol import paths
 from protocol.digest import content_digest
-from protocol.identity.authority import Admission
-from protocol.identity.signing import SigningKey
+from protocol.identity.authority import OPEN, Admission
+from protocol.identity.signing import SigningKey, sign
+from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import ObjectInfo, StoreError
+from roles.participants import find_participants
+from roles.ports import StoreError
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node, small_run
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.network import draft as simulated_draft
 from tests.support.simulation.virtual_clock import simulated
@@ -33,32 +44,15 @@ from tests.support.simulation.virtual_clock import simulated
 URL = "https://mine.example.org"
 
 
-class RefusingStore(MemoryStore):
+class RefusingStore(DecoratedStore):
     """A store that refuses some operations."""
 
     def __init__(self, *operations: str) -> None:
-        super().__init__()
-        self._operations = operations
+        super().__init__(MemoryStore())
+        self.operations = operations
 
-    async def put(self, path: str, data: bytes) -> None:
-        self._check("put", path)
-        await super().put(path, data)
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        self._check("get", path)
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        self._check("list", prefix)
-        async for info in super().list(prefix, after=after):
-            yield info
-
-    async def delete(self, path: str) -> None:
-        self._check("delete", path)
-        await super().delete(path)
-
-    def _check(self, operation: str, path: str) -> None:
-        if operation in self._operations:
+    async def before(self, operation: str, path: str) -> None:
+        if operation in self.operations:
             raise StoreError(f"{path}: access denied")
 
 
@@ -75,7 +69,7 @@ class AlteringStore(MemoryStore):
         return data if self._remaining < 0 else bytes(len(data))
 
 
-def miner(store: MemoryStore, **admission: object) -> Node:
+def miner(store: Any, **admission: object) -> Node:
     _, run = small_run(samples.digest("genesis"))
     rules = Admission(**{**run.authority.admission.model_dump(), **admission})
     authority = run.authority.model_copy(update={"admission": rules})
@@ -102,13 +96,10 @@ async def test_a_space_that_works_is_left_as_it_was():
     ],
     ids=["put", "get", "delete", "other bytes"],
 )
-def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str) -> None:
-    @simulated
-    async def check() -> None:
-        with pytest.raises(StartError, match=message):
-            await check_space(miner(store), None)
-
-    check()
+@simulated
+async def test_a_space_that_cannot_be_used_is_refused(store: Any, message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        await check_space(miner(store), None)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +110,12 @@ def test_a_space_that_cannot_be_used_is_refused(store: MemoryStore, message: str
     ],
     ids=["another bucket", "a private bucket"],
 )
-def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: MemoryStore, message: str) -> None:
-    @simulated
-    async def check() -> None:
-        store = MemoryStore()
-        with pytest.raises(StartError, match=message):
-            await check_space(miner(store), others_see)
-        assert [info async for info in store.list("")] == []
-
-    check()
+@simulated
+async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: Any, message: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(StartError, match=message):
+        await check_space(miner(store), others_see)
+    assert [info async for info in store.list("")] == []
 
 
 @simulated
@@ -147,18 +135,15 @@ async def test_a_miner_that_the_run_does_not_admit_is_refused():
         await check_admission(node)
 
 
-def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
-    @simulated
-    async def check() -> None:
-        source = make_credential_source(tmp_path / "miner-1.invite")
-        node = replace(miner(MemoryStore(), policy="invite"), credential=source)
-        with pytest.raises(StartError, match=r"by invite, .*no invitation"):
-            await check_admission(node)
-        (tmp_path / "miner-1.invite").write_text("00" * 90)
-        with pytest.raises(StartError, match="by invite, and does not admit this one"):
-            await check_admission(node)
-
-    check()
+@simulated
+async def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
+    source = make_credential_source(tmp_path / "miner-1.invite")
+    node = replace(miner(MemoryStore(), policy="invite"), credential=source)
+    with pytest.raises(StartError, match=r"by invite, .*no invitation"):
+        await check_admission(node)
+    (tmp_path / "miner-1.invite").write_text("00" * 90)
+    with pytest.raises(StartError, match="by invite, and does not admit this one"):
+        await check_admission(node)
 
 
 @simulated
@@ -204,3 +189,56 @@ def test_a_disk_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(DiskError, match=rf"state: .*cannot be written there \({os.strerror(number).lower()}\)"):
         check_disk(tmp_path / "state", 0)
+
+
+# Canaries of runs that admit their miners: a trainer starts with an admitted one, or reports what is missing
+
+
+def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> tuple[str, Config]:
+    """Create a run with this admission, and return its run.toml and the configuration of a trainer with a canary."""
+    choices = creation.Choices(admission=OPEN.model_copy(update={"policy": policy}))
+    run = str(workspace.create(tmp_path, choices, workspace.Pace()).config)
+    return run, open_config(run, ("trainer.canaries=1",))
+
+
+def admit(run: str, key: str) -> None:
+    """Admit a miner as `grailnode admit` does."""
+    admit_miner(Options(key=key, run=run, days=30, inviter=None))
+
+
+def test_an_open_run_accepts_any_canary(tmp_path: Path):
+    check_start(trainer(tmp_path, "open")[1], "trainer", "trainer", print)
+
+
+@pytest.mark.parametrize("policy", ["allowlist", "invite"])
+def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
+    tmp_path: Path, policy: Literal["allowlist", "invite"], capsys: pytest.CaptureFixture[str]
+):
+    run, config = trainer(tmp_path, policy)
+    canary = make_canary(config, "trainer", NodeTelemetry("test"))
+    public = canary.key.public.hex()
+    with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as error_info:
+        check_start(config, "trainer", "trainer", print)
+    assert "\n" not in str(error_info.value)
+    admit(run, public)
+    if policy == "invite":
+        token = capsys.readouterr().out.strip()
+        (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(token)
+    check_start(config, "trainer", "trainer", print)
+
+    async def announce() -> list[bytes]:
+        reader = make_configured_node(config, "validator-1", NodeTelemetry("test"))
+        await refresh_authority(reader)
+        record = await canary.announcement("miner", canary.clock.now() + 60.0, 4, 0, "torch-float32")
+        await canary.store.put(paths.participant(canary.key.public), sign(record, canary.key))
+        return [item.key for item in await find_participants(reader, "miner")]
+
+    assert trio.run(announce) == [canary.key.public]
+
+
+def test_a_canary_with_the_invitation_of_another_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run, config = trainer(tmp_path, "invite")
+    admit(run, "ab" * 32)
+    (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(capsys.readouterr().out)
+    with pytest.raises(ConfigError, match="an invitation for another key or run"):
+        check_start(config, "trainer", "trainer", print)

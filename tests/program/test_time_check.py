@@ -17,7 +17,7 @@ from tests.support.servers.loopback import HttpRequest, Reply, serve
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network
 from tests.support.simulation.network_runs import CHOICES
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import running, simulate
 
 
 def reads(seconds: float | None) -> ReadClockError:
@@ -63,14 +63,12 @@ def lines_of_start(
 
         await trio.sleep(30)  # the beacon has been at work for some time
         clock.error_seconds = error
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_beacon)
+        async with running(run_beacon) as nursery:
             nursery.start_soon(set_clock)
             await trio.sleep(1.0)
             object.__setattr__(node, "clock", clock)
             await wait_for_time(node, None if own else make_beacon, read, lines.append)
             assert bool(lines) == (trio.current_time() > 45)
-            nursery.cancel_scope.cancel()
         return lines
 
     return simulate(scenario)

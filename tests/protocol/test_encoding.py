@@ -1,17 +1,22 @@
-"""Canonical msgpack: every value has one encoding, and every other encoding is refused."""
+"""Encodings: canonical msgpack, JSON of bounded depth, and zstd frames of declared size."""
 
 import contextlib
+import json
 import math
 import struct
+import sys
 import tracemalloc
 from typing import Any
 
 import msgpack
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import limits
+from protocol.bounded_json import MAX_DEPTH, parse
+from protocol.compression import compress, decompress
 from protocol.encoding import Record, pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError
 from tests.support.builders import samples
@@ -226,3 +231,123 @@ def test_a_record_over_its_size_limit_is_not_written() -> None:
         samples.verdict(
             *(samples.judgement(index, tokens=1 << 21, logprobs=bytes(1 << 23)) for index in range(9))
         ).to_bytes()
+
+
+# Deeply nested JSON gives an error instead of a crash, whatever recursion limit a library has set
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(values)
+def test_ordinary_json_is_read(value: object):
+    assert parse(json.dumps(value).encode()) == json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("bomb", [b"[" * 100_000, b'{"a":' * 100_000, b'["\\"[",' * 100_000, b"[{" * 50_000])
+def test_depth_is_counted_before_parsing(bomb: bytes):
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000_000)
+    try:
+        with pytest.raises(MalformedError, match="nested deeper"):
+            parse(bomb)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_brackets_in_strings_do_not_count():
+    text = '"' + "[" * 1000 + '\\"' + "{" * 1000 + '"'
+    assert parse(text.encode()) == json.loads(text)
+    assert parse(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) is not None
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b'"', b'"\\', b"{'a': 1}", "[1]".encode("utf-16"), b"1" * 5000])
+def test_invalid_json_is_refused(data: bytes):
+    with pytest.raises(MalformedError, match="not JSON"):
+        parse(data)
+
+
+@given(st.binary(max_size=200) | st.text(alphabet='[]{}",:\\0', max_size=200).map(str.encode))
+def test_any_bytes_give_a_value_or_a_malformed_error(data: bytes):
+    try:
+        parse(data)
+    except MalformedError:
+        return
+
+
+# zstd frames: they must declare their size and contain exactly so many bytes
+
+
+LIMIT = 1 << 20
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"abcd"
+
+
+def make_frame(declared_size: int, blocks: int, *, window: int = 7, last: bool = True) -> bytes:
+    """Return a frame that declares a size; each of its blocks of 4 bytes repeats one byte 131,072 times."""
+    header = struct.pack("<I", 0xFD2FB528) + bytes([0b1000_0000, window << 3]) + struct.pack("<I", declared_size)
+    kinds = [(131072 << 3) | (1 << 1) | (last and place == blocks - 1) for place in range(blocks)]
+    return header + b"".join(kind.to_bytes(3, "little") + b"\0" for kind in kinds)
+
+
+@given(st.binary(max_size=2000))
+def test_content_round_trips(data: bytes) -> None:
+    assert decompress(compress(data), LIMIT) == data
+
+
+def test_the_limit_is_exact() -> None:
+    frame = compress(bytes(100))
+    assert decompress(frame, 100) == bytes(100)
+    with pytest.raises(LimitError):
+        decompress(frame, 99)
+
+
+def test_a_crafted_frame_can_be_valid() -> None:
+    assert decompress(make_frame(2 * 131072, 2), LIMIT) == bytes(2 * 131072)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_blocks_with_more_than_the_declared_size_are_not_decompressed(last: bool) -> None:
+    """80 KB would become 2.5 GB, though the declared size is within the limit."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedError):
+            decompress(make_frame(LIMIT, 20_000, last=last), LIMIT)
+        assert tracemalloc.get_traced_memory()[1] < 4 * LIMIT
+    finally:
+        tracemalloc.stop()
+
+
+HOSTILE: dict[str, tuple[bytes, type[ProtocolError]]] = {
+    "nothing": (b"", MalformedError),
+    "no frame": (b"hello", MalformedError),
+    "no size": (zstandard.ZstdCompressor(write_content_size=False).compress(b"hello"), MalformedError),
+    "a size over the limit": (make_frame(LIMIT + 1, 1), LimitError),
+    "less than declared": (make_frame(LIMIT, 1), MalformedError),
+    "two frames": (compress(b"a") + compress(b"b"), MalformedError),
+    "bytes behind": (compress(b"a") + b"\0", MalformedError),
+    "a skippable frame": (SKIPPABLE, MalformedError),
+    "a skippable frame in front": (SKIPPABLE + compress(b"a"), MalformedError),
+    "a skippable frame behind": (compress(b"a") + SKIPPABLE, MalformedError),
+    "a window of gigabytes": (make_frame(1000, 1, window=21), MalformedError),
+    "no last block": (make_frame(131072, 1, last=False), MalformedError),
+    "a dictionary": (
+        zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(b"word " * 100)).compress(b"word word word"),
+        MalformedError,
+    ),
+}
+
+
+@pytest.mark.parametrize(("frame", "error"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_frames(frame: bytes, error: type[ProtocolError]) -> None:
+    with pytest.raises(error):
+        decompress(frame, LIMIT)
+
+
+def test_every_truncation_is_malformed() -> None:
+    frame = compress(bytes(range(256)) * 4)
+    for size in range(len(frame)):
+        with pytest.raises(MalformedError):
+            decompress(frame[:size], LIMIT)

@@ -59,16 +59,6 @@ def test_a_secret_is_not_shown() -> None:
         SigningKey(b"short")
 
 
-def test_every_single_flipped_bit_is_refused() -> None:
-    data = sign(samples.announcement(), MINER)
-    assert open_signed(data, Announcement, [MINER.public]).record == samples.announcement()
-    for bit in range(len(data) * 8):
-        alteration = bytearray(data)
-        alteration[bit // 8] ^= 1 << (bit % 8)
-        with pytest.raises(ProtocolError):
-            open_signed(bytes(alteration), Announcement, [MINER.public])
-
-
 def test_every_truncation_is_refused() -> None:
     data = sign(samples.announcement(), MINER)
     for size in range(len(data)):
@@ -162,11 +152,6 @@ def test_another_kind_is_refused() -> None:
         open_signed(sign(samples.head(), TRAINER), Announcement, [TRAINER.public])
 
 
-def test_a_signature_by_another_key_is_refused() -> None:
-    with pytest.raises(SignatureError):
-        open_signed(sign(samples.head(), MINER), Head, [TRAINER.public])
-
-
 def test_an_envelope_with_an_additional_signature_by_another_key_is_refused() -> None:
     with pytest.raises(SignatureError):
         open_signed(sign(samples.head(), TRAINER, MINER), Head, [TRAINER.public])
@@ -187,10 +172,14 @@ def test_a_threshold(signers: tuple[SigningKey, ...], holds: bool) -> None:
             open_signed(data, Head, permitted_keys, threshold=2)
 
 
-def test_one_key_does_not_count_twice() -> None:
-    data = unpack(sign(samples.head(), TRAINER))
-    with pytest.raises(MalformedError, match="ascending"):
-        open_signed(pack(data | {"signatures": data["signatures"] * 2}), Head, [TRAINER.public], threshold=2)
+@pytest.mark.parametrize(
+    "places", [(0, 0), (0, 0, 1), (1, 0), ()], ids=["one twice", "one of two twice", "descending", "none"]
+)
+def test_signatures_must_ascend_by_key(places: tuple[int, ...]) -> None:
+    data = unpack(sign(samples.head(), TRAINER, ROOT))
+    signatures = tuple(data["signatures"][place] for place in places)
+    with pytest.raises(MalformedError, match="ascending" if places else "signatures"):
+        open_signed(pack(data | {"signatures": signatures}), Head, [TRAINER.public, ROOT.public], threshold=len(places))
 
 
 def test_an_envelope_with_one_invalid_signature_of_two_is_refused() -> None:
@@ -199,39 +188,6 @@ def test_an_envelope_with_one_invalid_signature_of_two_is_refused() -> None:
     alteration = pack(data | {"signatures": (first, second | {"value": first["value"]})})
     with pytest.raises(SignatureError):
         open_signed(alteration, Head, [TRAINER.public, ROOT.public])
-
-
-def test_signatures_must_ascend_by_key() -> None:
-    data = unpack(sign(samples.head(), TRAINER, ROOT))
-    with pytest.raises(MalformedError, match="ascending"):
-        open_signed(pack(data | {"signatures": data["signatures"][::-1]}), Head, [TRAINER.public, ROOT.public])
-
-
-def test_no_signature_is_malformed() -> None:
-    data = unpack(sign(samples.head(), TRAINER))
-    with pytest.raises(MalformedError):
-        open_signed(pack(data | {"signatures": ()}), Head, [TRAINER.public], threshold=0)
-
-
-def test_each_altered_field_of_a_body_is_refused() -> None:
-    envelope = unpack(sign(samples.announcement(), MINER))
-    fields = unpack(envelope["body"])
-    changes = {
-        "run": samples.digest("other"),
-        "key": ROOT.public,
-        "role": "trainer",
-        "name": "south",
-        "space": "https://south.example.org",
-        "groups": 17,
-        "version": 99,
-        "arithmetic": "torch-bfloat16",
-        "expires_ms": 100,
-        "credential": b"x",
-    }
-    assert changes.keys() == fields.keys()
-    for name, value in changes.items():
-        with pytest.raises(SignatureError):
-            open_signed(pack(envelope | {"body": pack(fields | {name: value})}), Announcement, [MINER.public])
 
 
 def test_the_body_is_parsed_after_the_signatures_were_verified() -> None:

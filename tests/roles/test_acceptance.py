@@ -1,23 +1,27 @@
-"""Decisions on a miner's window reach the learner's inbox and the outcome log alike, through crashes, full disks and
-restarts.
-"""
+"""From verdicts to the learner's inbox: verified groups, decisions that survive crashes, and the newest weights."""
 
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
+from protocol.errors import MalformedError
 from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
+from protocol.judging.verdict import Judgement
+from protocol.rollout.batch import pack_tokens
 from roles.ports import NotFoundError, StoreError
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
-from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES
-from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
+from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES, PUBLISHED_WEIGHTS, newest_weights, weights_folder
+from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, WindowOutcomes, verified_group
 from tests.support.attacked_nodes.follower import ROOTS
 from tests.support.attacked_nodes.trainer import (
     FIRST,
@@ -30,10 +34,12 @@ from tests.support.attacked_nodes.trainer import (
     group_with_other_prompt,
     publish_window,
 )
+from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.faulty_network import WrongClock
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 class NoSpaceForOutcomes(MemoryStore):
@@ -101,41 +107,36 @@ def revise(testbed: AttackedTrainer, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["full disk", "killed"])
-def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed, disk = make_testbed_with_full_disk()
-        await testbed.deliver()
-        verdicts = [testbed.verdict(FIRST, testbed.judgement(0)), testbed.verdict(SECOND)]
-        summaries = [(key, testbed.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
-        for key, summary, _ in summaries:
-            await testbed.seal(key, summary)
-        await testbed.reveal(*summaries[0])
-        buffer = ReplayBuffer(ReplaySettings(), 0)
-        training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
-        middle = testbed.run.opening_time(WINDOW) + 2.0
+@simulated
+async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
+    testbed, disk = make_testbed_with_full_disk()
+    await testbed.deliver()
+    verdicts = [testbed.verdict(FIRST, testbed.judgement(0)), testbed.verdict(SECOND)]
+    summaries = [(key, testbed.summary(key, v), v) for key, v in zip((FIRST, SECOND), verdicts, strict=True)]
+    for key, summary, _ in summaries:
+        await testbed.seal(key, summary)
+    await testbed.reveal(*summaries[0])
+    buffer = ReplayBuffer(ReplaySettings(), 0)
+    training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
+    middle = testbed.run.opening_time(WINDOW) + 2.0
 
-        async def go_on() -> None:
-            await testbed.clock.sleep_until(middle)
-            await testbed.reveal(*summaries[1])
-            await trio.sleep(0.0 if killed else 1.0)
-            disk.full = False
+    async def go_on() -> None:
+        await testbed.clock.sleep_until(middle)
+        await testbed.reveal(*summaries[1])
+        await trio.sleep(0.0 if killed else 1.0)
+        disk.full = False
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(training._read_inbox)
-            if killed:
-                await testbed.collect(middle)
-                await go_on()
-            else:
-                nursery.start_soon(go_on)
-            await testbed.collect()
-            await trio.sleep(1.0)
-            nursery.cancel_scope.cancel()
-        assert await testbed.outcomes() == {"used"}
-        both_groups = {content_digest(group.to_frame()) for group in testbed.groups}
-        assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
-
-    scenario()
+    async with running(training._read_inbox) as nursery:
+        if killed:
+            await testbed.collect(middle)
+            await go_on()
+        else:
+            nursery.start_soon(go_on)
+        await testbed.collect()
+        await trio.sleep(1.0)
+    assert await testbed.outcomes() == {"used"}
+    both_groups = {content_digest(group.to_frame()) for group in testbed.groups}
+    assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
 
 
 @simulated
@@ -154,32 +155,27 @@ async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows
 
 @pytest.mark.parametrize("how", ["hidden", "bent"])
 @pytest.mark.parametrize("kind", ["commitments", "batches"])
-def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
-    @simulated
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        testbed.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
-        testbed.node = replace(testbed.node, store=testbed.store)
-        await testbed.deliver()
-        await testbed.publish_records(SECOND)
-        await testbed.collect()
-        assert await testbed.outcomes() == {"used"}
-
-    scenario()
+@simulated
+async def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
+    testbed = AttackedTrainer()
+    testbed.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
+    testbed.node = replace(testbed.node, store=testbed.store)
+    await testbed.deliver()
+    await testbed.publish_records(SECOND)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"used"}
 
 
-def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(VerifiedBatch, "max_bytes", 100)
-
-    @simulated
-    async def scenario() -> None:
-        testbed = AttackedTrainer()
-        await testbed.deliver()
-        await testbed.publish_records(FIRST)
-        await testbed.collect()
-        assert await testbed.outcomes() == {"too-large"}
-
-    scenario()
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"too-large"}
 
 
 @simulated
@@ -216,8 +212,7 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
     clock = WrongClock(testbed.clock)
     testbed.store = Distant()
     testbed.node = replace(testbed.node, store=testbed.store, clock=clock, beacon=ScheduledBeacon(testbed))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon((await testbed.open_collector()).run)
+    async with running((await testbed.open_collector()).run):
         await trio.sleep(1.0)
         clock.error_seconds = 3600.0
         await trio.sleep(2.0)
@@ -226,7 +221,6 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
         await publish_window(testbed, FIRST, later)
         await publish_window(testbed, SECOND, later)
         await testbed.clock.sleep_until(closing_time(testbed, later) + 10.0)
-        nursery.cancel_scope.cancel()
     assert await collected_windows(testbed) == {later}
 
 
@@ -295,3 +289,83 @@ async def test_after_a_long_absence_slow_verdicts_are_waited_for():
     )
     await testbed.collect(testbed.clock.now() + 60.0)
     assert await testbed.outcomes() == {"used"}
+
+
+# Verified groups: whose values count where validators' judgements differ, and that their fields agree
+
+
+GROUP = samples.group()  # claims 0.5 and 1.0
+LOGPROBS = np.full(5, -0.5, dtype="<f4").tobytes()
+
+
+def accepting(*rewards: float) -> Judgement:
+    return samples.judgement(rewards=rewards, logprobs=LOGPROBS)
+
+
+def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() -> None:
+    assert verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9),), exact=True) is None
+    group = verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9), accepting(0.5, 1.0)), exact=True)
+    assert group is not None
+    assert group.rewards == (0.5, 1.0)
+
+
+def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
+    judgements = (accepting(0.1, 0.9), accepting(0.2, 0.8), accepting(0.2, 1.0))
+    group = verified_group(GROUP, samples.digest("frame"), judgements, exact=False)
+    assert group is not None
+    assert group.rewards == (0.2, 0.9)
+
+
+VERIFIED_GROUP = VerifiedGroup(
+    digest=samples.digest("frame"),
+    version=3,
+    prompt=pack_tokens((5, 6)),
+    completions=(pack_tokens((7, 1)), pack_tokens((8, 9, 1))),
+    logprobs=np.arange(-5, 0, dtype="<f4").tobytes(),
+    rewards=(0.5, 1.0),
+)
+
+
+def test_tokens_and_log_probabilities_of_each_completion() -> None:
+    assert VERIFIED_GROUP.prompt_tokens == (5, 6)
+    assert VERIFIED_GROUP.completion_tokens == ((7, 1), (8, 9, 1))
+    assert [logprobs.tolist() for logprobs in VERIFIED_GROUP.completion_logprobs] == [[-5.0, -4.0], [-3.0, -2.0, -1.0]]
+    assert VerifiedGroup.from_bytes(VERIFIED_GROUP.to_bytes()) == VERIFIED_GROUP
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"rewards": (1.0,)}, "one reward for each completion"),
+        ({"rewards": (), "completions": (), "logprobs": b""}, "one reward for each completion"),
+        ({"prompt": b"12345"}, "whole 32-bit words"),
+        ({"logprobs": b"1234"}, "one log-probability for each token"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], error: str) -> None:
+    data = VERIFIED_GROUP.model_copy(update=changes).to_bytes()
+    with pytest.raises(MalformedError, match=error):
+        VerifiedGroup.from_bytes(data)
+
+
+# The weights from which training continues are the newest, wherever they lie (roles/trainer/spool.py)
+
+
+@pytest.mark.parametrize(("queued", "published"), [(None, None), (1, None), (None, 2), (1, 2), (2, 2), (3, 2)])
+@simulated
+async def test_the_newest_of_outbox_and_published_weights(queued: int | None, published: int | None) -> None:
+    state = MemoryStore()
+    if queued is not None:
+        await put_snapshot(state, queued, {"w": torch.full((4,), float(queued))})
+    if published is not None:
+        source = TensorSource.of({"w": torch.full((4,), float(published))})
+        count = await put_shards(state, weights_folder(published), source, run_inline)
+        await state.put(f"{PUBLISHED_WEIGHTS}{published:010d}", str(count).encode())
+    newest = await newest_weights(state)
+    versions = [version for version in (queued, published) if version is not None]
+    if not versions:
+        assert newest is None
+        return
+    assert newest is not None
+    weights = await read_tensors(state, weights_folder(newest[0]), newest[1])
+    assert (newest[0], weights["w"][0].item()) == (max(versions), max(versions))

@@ -1,14 +1,25 @@
-"""A node whose own state was damaged goes on rightly or ends with one clear line. It never publishes from it, and never
-ends in a traceback.
-"""
+"""A node whose own state was damaged or is an old copy goes on rightly, or ends with one clear line."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
+import trio
 
+from grailnode.store.state.state_store import StateStore
+from protocol import paths
+from protocol.chain.manifest import Manifest
+from protocol.identity.signing import open_announced
+from protocol.judging.ledger import Seal
+from roles.trainer.collect.validator_monitor import DISTRUSTED, ValidatorMonitor
+from roles.validator.ledger_state import FLOOR_PATH, Ledger
+from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.damaged_states import (
     DAMAGES,
+    LEARNABLE,
     MOMENTS,
+    NODES,
     Damage,
     Outcome,
     StateFile,
@@ -18,8 +29,9 @@ from tests.support.simulation.damaged_states import (
     repair,
     stopped_network,
 )
-from tests.support.simulation.disk_network import DiskNetwork
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.disk_network import Death, DiskNetwork
+from tests.support.simulation.network import key
+from tests.support.simulation.virtual_clock import running, simulate
 
 BITS = 3
 MAY_GO_ON = {".names", "inbox", "outcomes", "pending"}
@@ -104,3 +116,221 @@ def test_whole_states_are_gone_on_with(networks: list[DiskNetwork], tmp_path: Pa
                 return await outcome(network.copy(copy), name)
 
             assert simulate(go_on) == Outcome()
+
+
+# Objects of a state that only a repair or an incident leaves behind are noticed when they are damaged, and repaired
+# as well: the floor of a ledger, and the distrust of a validator
+
+
+WINDOWS = 5
+SOME_DAMAGES = {name: DAMAGES[name] for name in ("missing", "zeros")} | {"a bit": bend(1)}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> DiskNetwork:
+    """A network that was stopped when its validator had sealed a window and not revealed it."""
+
+    async def live() -> DiskNetwork:
+        stopped = DiskNetwork(tmp_path_factory.mktemp("network") / "now", LEARNABLE)
+        await stopped.live(WINDOWS, NODES, {"validator-0": Death("put", "witness/", 3)})
+        return stopped
+
+    return simulate(live)
+
+
+async def sealed_windows(network: DiskNetwork) -> list[int]:
+    prefix = paths.kind_prefix(key("validator-0").public, "seals")
+    return [paths.window_of(info.path) async for info in network.store.list(prefix)]
+
+
+async def lose_sealed_window(network: DiskNetwork) -> int:
+    """Lose the newest window of the ledger, which is sealed and not revealed, and repair; return the window."""
+    window = max(await sealed_windows(network))
+    objects = network.root / "validator-0"
+    for file in [*objects.glob(f"ledger/{window:010d}"), *objects.glob(f"sealed/{window:010d}-*")]:
+        file.unlink()
+    lines = await repair(network, "validator-0")
+    assert f"ledger/: windows {window} to {window} are lost: they are not revealed, and never sealed again" in lines
+    return window
+
+
+def puts_of_seal(network: DiskNetwork, window: int) -> int:
+    path = paths.seal(key("validator-0").public, window)
+    return len({put.data for put in network.store.under(path)})
+
+
+@pytest.mark.parametrize("damage", SOME_DAMAGES.values(), ids=SOME_DAMAGES)
+def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
+    network: DiskNetwork, tmp_path: Path, damage: Damage
+):
+    async def scenario() -> tuple[Outcome, Outcome, list[int]]:
+        other = network.copy(tmp_path / "states")
+        window = await lose_sealed_window(other)
+        damage(other.root / "validator-0" / FLOOR_PATH)
+        refusal = await outcome(other, "validator-0")
+        await repair(other, "validator-0")
+        ledger = await Ledger.open(other.durable("validator-0", ""), other.run)
+        assert ledger.closed_window == window
+        assert ledger.newest < window
+        result = await outcome(other, "validator-0")
+        assert puts_of_seal(other, window) == 1
+        return refusal, result, await sealed_windows(other)
+
+    refusal, result, windows = simulate(scenario)
+    assert refusal.fault is None
+    assert refusal.line is not None
+    assert FLOOR_PATH in refusal.line
+    assert "the newest window that this validator must not seal again" in refusal.line
+    assert result == Outcome()
+    assert max(windows) > WINDOWS, "it seals later windows"
+
+
+@pytest.mark.parametrize("damage", SOME_DAMAGES.values(), ids=SOME_DAMAGES)
+def test_a_validator_stays_distrusted_when_the_reason_is_damaged(network: DiskNetwork, tmp_path: Path, damage: Damage):
+    distrusted = key("validator-9").public
+    path = DISTRUSTED + distrusted.hex()
+
+    async def scenario() -> tuple[Outcome, Outcome]:
+        other = network.copy(tmp_path / "states")
+        state = StateStore(other.root / "trainer", other.signed.digest, inline=True)
+        await state.put(path, b"the verdict that shows it")
+        damage(other.root / "trainer" / path)
+        refusal = await outcome(other, "trainer")
+        lines = await repair(other, "trainer")
+        assert f"{path}: stays distrusted; the verdict that shows why is in storage" in lines
+        monitor = ValidatorMonitor(other.node("trainer", "/download"), 0)
+        await monitor.open()
+        assert monitor.distrusted_validators == {distrusted}
+        return refusal, await outcome(other, "trainer")
+
+    refusal, result = simulate(scenario)
+    assert refusal.fault is None
+    if refusal.line is not None:
+        assert path in refusal.line
+    assert result == Outcome()
+
+
+# A node that is started with an old copy of its state seals no window twice and publishes no second history. It says
+# so in one line, and a repair lets it go on.
+
+
+COPIES = 12
+SECONDS = 0.7  # between two copies; a window takes two seconds
+COPIED_WINDOWS = 6
+
+
+@pytest.fixture(scope="module")
+def copied_network(tmp_path_factory: pytest.TempPathFactory) -> DiskNetwork:
+    """A network that was stopped after some windows. Beside its states are copies of them, the oldest in `0`."""
+    root = tmp_path_factory.mktemp("network")
+
+    async def copy_states(stopped: DiskNetwork) -> None:
+        await stopped.until_window(1)
+        for number in range(COPIES):
+            shutil.copytree(root / "now", root / str(number), ignore=shutil.ignore_patterns(".tmp"))
+            await trio.sleep(SECONDS)
+
+    async def live() -> DiskNetwork:
+        stopped = DiskNetwork(root / "now", LEARNABLE)
+        async with running(copy_states, stopped):
+            await stopped.live(COPIED_WINDOWS, NODES, seconds=1.3)
+        return stopped
+
+    return simulate(live)
+
+
+def restored(copied_network: DiskNetwork, root: Path, name: str, copy: int | None) -> DiskNetwork:
+    """Return the network with an old copy of one node's state; None for an empty state."""
+    other = copied_network.copy(root)
+    shutil.rmtree(root / name)
+    if copy is not None:
+        shutil.copytree(copied_network.root.parent / str(copy) / name, root / name)
+    return other
+
+
+def contradictions(copied_network: DiskNetwork) -> list[str]:
+    """Return the seals and manifests of which there were ever two."""
+    seals: dict[str, set[bytes]] = {}
+    for put in copied_network.store.under(paths.kind_prefix(key("validator-0").public, "seals")):
+        seals.setdefault(put.path, set()).add(open_announced(put.data, Seal).record.summary)
+    manifests: dict[str, set[bytes]] = {}
+    for put in copied_network.store.under(paths.manifests(key("trainer").public)):
+        signed = open_announced(put.data, Manifest)
+        manifests.setdefault(f"version {signed.record.version}", set()).add(signed.digest)
+    return [place for items in (seals, manifests) for place, digests in items.items() if len(digests) > 1]
+
+
+def alarms(copied_network: DiskNetwork) -> list[str]:
+    return [event["error"] for log in copied_network.logs.values() for event in log.named("alarm")]
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("copy", [None, *range(COPIES)])
+def test_an_old_copy_of_a_state_contradicts_nothing(
+    copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
+):
+    async def scenario() -> tuple[DiskNetwork, Outcome]:
+        other = restored(copied_network, tmp_path / "states", name, copy)
+        return other, await outcome(other, name, windows=3)
+
+    other, result = simulate(scenario)
+    assert result.fault is None
+    if result.line is not None:
+        assert "`grailnode repair`" in result.line
+    assert contradictions(other) == []
+    assert alarms(other) == []
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("copy", [None, *range(0, COPIES, 3)])
+def test_a_repaired_old_copy_continues_what_was_published(
+    copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
+):
+    async def scenario() -> tuple[DiskNetwork, Outcome]:
+        other = restored(copied_network, tmp_path / "states", name, copy)
+        print(*await repair(other, name), sep="\n")
+        return other, await outcome(other, name, windows=7)
+
+    other, result = simulate(scenario)
+    assert result == Outcome()
+    assert contradictions(other) == []
+    assert alarms(other) == []
+    assert work_after(copied_network.run.window_at(copied_network.end), other, name)
+
+
+def test_an_old_snapshot_in_the_outbox_is_not_taken_for_the_newest_weights(copied_network: DiskNetwork, tmp_path: Path):
+    """The backup was made between a version's head and the deletion of its snapshot."""
+
+    async def scenario() -> tuple[DiskNetwork, Outcome]:
+        other = restored(copied_network, tmp_path / "states", "trainer", 0)
+        await put_snapshot(other.durable("trainer", ""), 0, other.weights)
+        await repair(other, "trainer")
+        return other, await outcome(other, "trainer", windows=7)
+
+    other, result = simulate(scenario)
+    assert result == Outcome()
+    assert contradictions(other) == []
+    assert other.events("trainer/upload", "published")
+
+
+def work_after(window: int, copied_network: DiskNetwork, name: str) -> bool:
+    """Return whether a node has published work on later windows."""
+    kind = {"trainer": "manifests", "validator-0": "summaries", "miner-1": "commitments"}[name]
+    prefix = paths.kind_prefix(key(name).public, kind)
+    if name == "trainer":
+        return bool(copied_network.events("trainer/upload", "published"))
+    return any(paths.window_of(put.path) > window for put in copied_network.store.under(prefix))
+
+
+@pytest.mark.parametrize("name", ["trainer", "validator-0"])
+def test_the_line_says_what_is_published_and_not_in_the_state(copied_network: DiskNetwork, tmp_path: Path, name: str):
+    async def scenario() -> Outcome:
+        return await outcome(restored(copied_network, tmp_path / "states", name, 0), name)
+
+    line = simulate(scenario).line
+    assert line is not None
+    if name == "trainer":
+        assert re.search(r"storage shows version \d, which this node.s state did not publish", line)
+    else:
+        assert "ends with window" in line
+        assert "but this validator has published window" in line

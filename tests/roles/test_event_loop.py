@@ -38,6 +38,7 @@ from tests.support.builders.policies import random_weights
 from tests.support.builders.verified_batches import make_group
 from tests.support.simulation.network import Log
 from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import running
 
 VERSIONS = 3
 PASSES = 3
@@ -111,12 +112,10 @@ async def _is_published(history: History) -> bool:
 async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], Awaitable[bool]]) -> None:
     """Run work until something is so, and cancel it."""
     with trio.fail_after(600):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work)
+        async with running(work):
             while not await is_done():
                 await trio.sleep(0.05)
             await trio.sleep(0.2)
-            nursery.cancel_scope.cancel()
 
 
 def measure(directory: Path) -> dict[str, set[str]]:

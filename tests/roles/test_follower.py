@@ -1,28 +1,34 @@
-"""The follower against storage that lies: it takes what it can verify, and else keeps its last good version."""
+"""The follower: it takes what it can verify, part by part, catches up from far behind, and else keeps its last good
+version. What storage may show it otherwise is in tests/attacks.
+"""
+
+from pathlib import Path
 
 import pytest
 import trio
 
+from grailnode.store.decorators.caching import CachedStore
+from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.chain.manifest import Manifest
-from protocol.chain.verifier import Trust
-from protocol.digest import digest_weights
-from protocol.errors import ChainError, ExpiredError, ForkError, GapError, ProtocolError, RollbackError
+from protocol.chain.manifest import Manifest, PatchRef
+from protocol.digest import content_digest
+from protocol.errors import ChainError, GapError, ProtocolError
 from protocol.identity.signing import open_signed, sign
-from roles.policy.follower import TRUST_PATH
+from protocol.objects import ObjectRef
+from roles.policy.follower import Follower
 from roles.ports import NotFoundError, StoreError
-from tests.roles.follower_testbed import HOUR_MS, FollowerTestbed
-from tests.support.builders.chains import TRAINER, Chain, change_elements, equal, small_run, small_weights
-from tests.support.simulation.network import BEGIN
+from tests.support.attacked_nodes.follower import AttackedFollower
+from tests.support.builders.chains import TRAINER, equal
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
 async def test_follows_the_chain_bit_for_bit():
-    testbed = FollowerTestbed()
-    await testbed.publish(2)
-    follower = await testbed.follower()
+    testbed = AttackedFollower()
+    await testbed.publish(3)
+    follower = await testbed.new_follower()
     await follower.refresh()
     weights = await follower.rebuild(2)
     assert equal(weights.weights, testbed.chain.weights[2])
@@ -35,12 +41,12 @@ async def test_follows_the_chain_bit_for_bit():
 
 @simulated
 async def test_a_false_patch_is_replaced_by_an_anchor_and_a_missing_one_leaves_the_last_version():
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
-    follower = await testbed.follower()
+    testbed = AttackedFollower()
+    await testbed.publish(2)
+    follower = await testbed.new_follower()
     await follower.refresh()
     await follower.rebuild(1)
-    await testbed.publish(1)
+    await testbed.publish()
     await testbed.publish(1, anchor=True)
     path = testbed.patch_path(2)
     good = await testbed.store.get(path, 1 << 20)
@@ -52,7 +58,7 @@ async def test_a_false_patch_is_replaced_by_an_anchor_and_a_missing_one_leaves_t
     assert equal(weights.weights, testbed.chain.weights[3])
     assert testbed.log.named("fast-path-failed")
 
-    await testbed.publish(1)
+    await testbed.publish()
     await testbed.store.delete(testbed.patch_path(4))
     await follower.refresh()
     with pytest.raises(NotFoundError):
@@ -65,76 +71,16 @@ async def test_a_false_patch_is_replaced_by_an_anchor_and_a_missing_one_leaves_t
 
 
 @simulated
-async def test_weights_other_than_the_signed_ones_are_refused():
-    """The patch is the one that the manifest names; only the digest of the rebuilt weights differs."""
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
-    false_record = testbed.chain.signed_manifests[1].record.model_copy(update={"weights": b"\0" * 32})
-    false_manifest = open_signed(sign(false_record, TRAINER), Manifest, [TRAINER.public])
-    await testbed.store.put(paths.manifest(TRAINER.public, 1, false_manifest.digest), false_manifest.data)
-    testbed.chain.signed_manifests[1] = false_manifest
-    await testbed.chain.write_head()
-    follower = await testbed.follower()
-    await follower.refresh()
-    with pytest.raises(ChainError, match="not those that the trainer signed"):
-        await follower.rebuild(1)
-    assert equal((await follower.rebuild(0)).weights, testbed.genesis)
-
-
-@simulated
-async def test_an_older_head_is_refused_even_after_a_restart():
-    testbed = FollowerTestbed()
-    await testbed.publish(3)
-    follower = await testbed.follower()
-    await follower.refresh()
-    await testbed.chain.write_head(newest=1)  # storage shows yesterday's head
-    with pytest.raises(RollbackError):
-        await follower.refresh()
-    restarted = await testbed.follower()
-    with pytest.raises(RollbackError):
-        await restarted.refresh()
-    await testbed.chain.write_head()
-    await restarted.refresh()
-    assert restarted.chain.trust == follower.chain.trust
-
-
-@simulated
-async def test_two_histories_of_one_version_are_a_fork():
-    testbed = FollowerTestbed()
-    await testbed.publish(2)
-    follower = await testbed.follower()
-    await follower.refresh()
-    other = Chain(testbed.run_id, testbed.store, int(BEGIN * 1000) + HOUR_MS)
-    await other.publish(testbed.genesis)
-    await other.publish(change_elements(testbed.genesis, 77))
-    await other.publish(change_elements(testbed.genesis, 78))
-    with pytest.raises(ForkError):
-        await follower.refresh()
-    assert equal((await follower.rebuild(2)).weights, testbed.chain.weights[2])
-
-
-@simulated
-async def test_an_expired_head_is_refused():
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
-    follower = await testbed.follower()
-    await follower.refresh()
-    await trio.sleep(HOUR_MS / 1000 + 1)
-    with pytest.raises(ExpiredError):
-        await follower.refresh()
-
-
-@simulated
 async def test_trust_is_on_disk_before_it_is_used():
-    testbed = FollowerTestbed()
-    await testbed.publish(2)
+    testbed = AttackedFollower()
+    await testbed.publish(3)
 
     class FullDisk(MemoryStore):
         async def put(self, path: str, data: bytes) -> None:
             raise StoreError("no space left on device")
 
     testbed.state = FullDisk()
-    follower = await testbed.follower()
+    follower = await testbed.new_follower()
     with pytest.raises(StoreError):
         await follower.refresh()
     assert follower.chain.trust is None
@@ -142,50 +88,210 @@ async def test_trust_is_on_disk_before_it_is_used():
         await follower.rebuild(2)
 
 
-@simulated
-async def test_damaged_trust_stops_the_node():
-    testbed = FollowerTestbed()
-    await testbed.state.put(TRUST_PATH, b"rubbish")
-    with pytest.raises(ProtocolError):
-        await testbed.follower()
+# Patches in parts: each is decoded when it has arrived and has its digest, and none changes what the node has
 
 
-@simulated
-async def test_a_missing_manifest_leaves_the_chain_as_it_was():
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
-    follower = await testbed.follower()
+async def following_testbed() -> tuple[AttackedFollower, Follower]:
+    """Return a testbed whose patches have several parts, and a follower that has version 0."""
+    testbed = AttackedFollower()
+    testbed.chain.part_bytes = 1
+    await testbed.publish()
+    follower = await testbed.new_follower()
     await follower.refresh()
-    await testbed.publish(1)
-    await testbed.store.delete(paths.manifest(TRAINER.public, 2, testbed.chain.signed_manifests[2].digest))
+    await follower.rebuild(0)
+    return testbed, follower
+
+
+def part_paths(testbed: AttackedFollower, version: int) -> list[str]:
+    ref = testbed.chain.signed_manifests[version].record.patch
+    assert ref is not None
+    return [paths.patch(TRAINER.public, part.digest) for part in ref.parts]
+
+
+async def replace_parts(testbed: AttackedFollower, parts: list[bytes]) -> None:
+    """Have the trainer sign other parts for version 1, and publish all but those that are empty."""
+    refs = tuple(ObjectRef(digest=content_digest(part), size=len(part)) for part in parts)
+    for part in parts:
+        await testbed.store.put(paths.patch(TRAINER.public, content_digest(part)), part)
+    record = testbed.chain.signed_manifests[1].record.model_copy(update={"patch": PatchRef(parts=refs, changed=1)})
+    manifest = open_signed(sign(record, TRAINER), Manifest, [TRAINER.public])
+    await testbed.store.put(paths.manifest(TRAINER.public, 1, manifest.digest), manifest.data)
+    testbed.chain.signed_manifests[1] = manifest
+    await testbed.chain.write_head()
+
+
+@simulated
+async def test_a_follower_rebuilds_versions_from_parts_and_from_parts_that_it_prefetched():
+    testbed, follower = await following_testbed()
+    await testbed.publish(3)
+    assert all(len(part_paths(testbed, version)) > 1 for version in (1, 2, 3))
+    await follower.refresh()
+    assert equal((await follower.rebuild(2)).weights, testbed.chain.weights[2])
+    await follower.prefetch()
+    for path in part_paths(testbed, 3):
+        await testbed.store.delete(path)
+    assert equal((await follower.rebuild(3)).weights, testbed.chain.weights[3])
+
+
+@simulated
+async def test_a_part_that_is_bent_or_gone_leaves_the_version_before():
+    testbed, follower = await following_testbed()
+    await testbed.publish()
+    last = part_paths(testbed, 1)[-1]
+    good = await testbed.store.get(last, 1 << 20)
+    await follower.refresh()
+    await testbed.store.put(last, bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(ChainError, match="not the bytes that the manifest names"):
+        await follower.rebuild(1)
+    await testbed.store.delete(last)
     with pytest.raises(NotFoundError):
-        await follower.refresh()
-    assert follower.version_for(1) == 1
-    trust = Trust.from_bytes(await testbed.state.get(TRUST_PATH, 1 << 20))
-    assert trust.version == 1
+        await follower.rebuild(1)
+    assert follower.newest is not None
+    assert equal(follower.newest.weights, testbed.chain.weights[0])
+    await testbed.store.put(last, good)
+    assert equal((await follower.rebuild(1)).weights, testbed.chain.weights[1])
 
 
+@pytest.mark.parametrize("change", ["swapped", "doubled", "one too few", "one too many", "bent and signed"])
 @simulated
-async def test_an_anchor_of_another_model_is_refused():
-    testbed = FollowerTestbed()
-    testbed.run_id, testbed.run = small_run(digest_weights(small_weights(1)))
-    testbed.chain = Chain(testbed.run_id, testbed.store, int(BEGIN * 1000) + HOUR_MS)
-    await testbed.chain.publish(testbed.genesis)
-    follower = await testbed.follower()
-    with pytest.raises(ChainError, match="genesis"):
-        await follower.refresh()
-
-
-@simulated
-async def test_an_invalid_head_is_refused_and_the_next_valid_one_followed():
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
-    follower = await testbed.follower()
-    good = await testbed.store.get(paths.head(TRAINER.public), 1 << 20)
-    for invalid in (b"", b"\xc1", good[:-1], good + b"\0", bytes(1000)):
-        await testbed.store.put(paths.head(TRAINER.public), invalid)
-        with pytest.raises(ProtocolError):
-            await follower.refresh()
-    await testbed.store.put(paths.head(TRAINER.public), good)
+async def test_signed_parts_that_are_no_patch_leave_the_version_before(change: str) -> None:
+    testbed, follower = await following_testbed()
+    await testbed.publish()
+    parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
+    false_part = parts[1][:-1] + bytes([parts[1][-1] ^ 1])
+    changed = {
+        "swapped": [parts[1], parts[0], *parts[2:]],
+        "doubled": [*parts[:2], *parts[1:]],
+        "one too few": parts[:-1],
+        "one too many": [*parts, b"\0"],
+        "bent and signed": [parts[0], false_part, *parts[2:]],
+    }
+    await replace_parts(testbed, changed[change])
     await follower.refresh()
-    assert (await follower.rebuild(1)).version == 1
+    with pytest.raises(ProtocolError):
+        await follower.rebuild(1)
+    assert follower.newest is not None
+    assert equal(follower.newest.weights, testbed.chain.weights[0])
+
+
+@simulated
+async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
+    """The first part is no patch, and the last one never arrives: the first is refused at once."""
+    testbed, _ = await following_testbed()
+    await testbed.publish()
+    parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
+    await replace_parts(testbed, [b"GRP1" + bytes(len(parts[0]) - 4), *parts[1:]])
+    last = part_paths(testbed, 1)[-1]
+
+    class Withholding(DecoratedStore):
+        """A store that never answers for the last part."""
+
+        async def before(self, operation: str, path: str) -> None:
+            if path == last:
+                await trio.sleep_forever()
+
+    follower = await testbed.new_follower(Withholding(testbed.store))
+    await follower.refresh()
+    with trio.fail_after(60), pytest.raises(ProtocolError):
+        await follower.rebuild(1)
+
+
+# Catching up: what is fetched, what stays after a cut, and the progress that is reported
+
+
+class Link(DecoratedStore):
+    """A store over a slow link that may be cut; it counts the bytes of each object that it sent."""
+
+    def __init__(self, inner: MemoryStore, seconds: float = 0.0) -> None:
+        super().__init__(inner)
+        self.seconds = seconds
+        self.sent_bytes: dict[str, int] = {}
+        self.cut_after: int | None = None
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        large = paths.content_digest_in(path) is not None
+        if large and self.cut_after is not None and len(self.sent_bytes) >= self.cut_after:
+            raise StoreError(f"{path}: connection reset")
+        data = await self.inner.get(path, max_bytes, offset=offset, size=size)
+        if large:
+            self.sent_bytes[path] = self.sent_bytes.get(path, 0) + len(data)
+            await trio.sleep(self.seconds)
+        return data
+
+
+@simulated
+async def test_a_cold_start_fetches_each_object_once(tmp_path: Path) -> None:
+    testbed = AttackedFollower()
+    await testbed.publish(8)
+    link = Link(testbed.store)
+    follower = await testbed.new_follower(
+        CachedStore(link, DiskCache(tmp_path / "cache", 1 << 24), piece_bytes=64, inline=True)
+    )
+    await follower.refresh()
+    assert equal((await follower.rebuild(7)).weights, testbed.chain.weights[7])
+    assert testbed.log.named("caught-up")
+    before = dict(link.sent_bytes)
+    again = await testbed.new_follower(
+        CachedStore(link, DiskCache(tmp_path / "cache", 1 << 24), piece_bytes=64, inline=True)
+    )
+    await again.refresh()
+    assert equal((await again.rebuild(7)).weights, testbed.chain.weights[7])
+    assert link.sent_bytes == before  # another node of this machine, or this one after a restart, fetches nothing
+
+
+@simulated
+async def test_a_late_join_begins_at_the_newest_anchor() -> None:
+    testbed = AttackedFollower()
+    await testbed.publish(21)
+    await testbed.publish(1, anchor=True)
+    await testbed.publish(3)
+    link = Link(testbed.store)
+    follower = await testbed.new_follower(link)
+    await follower.refresh()
+    assert equal((await follower.rebuild(24)).weights, testbed.chain.weights[24])
+    assert sum("/patches/" in path for path in link.sent_bytes) == 3
+    assert sum("/anchors/" in path for path in link.sent_bytes) == 1
+
+
+@simulated
+async def test_a_hundred_versions_are_caught_up_with_progress() -> None:
+    testbed = AttackedFollower()
+    await testbed.publish(2)
+    link = Link(testbed.store, seconds=1.0)
+    follower = await testbed.new_follower(link)
+    await follower.refresh()
+    await follower.rebuild(1)
+    await testbed.publish(100)
+    await follower.refresh()
+    assert equal((await follower.rebuild(101)).weights, testbed.chain.weights[101])
+    assert sum("/patches/" in path for path in link.sent_bytes) == 101
+    reports = testbed.log.named("catching-up")
+    assert reports
+    assert [event["step"] for event in reports] == sorted(event["step"] for event in reports)
+    assert all(event["bytes_per_second"] > 0 and event["seconds_left"] >= 0 for event in reports)
+    assert len(reports) <= 100  # one every other second, not one for every patch
+
+
+@simulated
+async def test_a_download_is_continued_after_a_cut(tmp_path: Path) -> None:
+    testbed = AttackedFollower()
+    await testbed.publish(2)
+    link = Link(testbed.store)
+    store = CachedStore(link, DiskCache(tmp_path / "cache", 1 << 24), piece_bytes=64, inline=True)
+    follower = await testbed.new_follower(store)
+    await follower.refresh()
+    await follower.rebuild(1)
+    await testbed.publish(60)
+    link.cut_after = 40
+    for _ in range(2):
+        with pytest.raises(StoreError, match="reset"):
+            await follower.refresh()
+            await follower.rebuild(61)
+    assert follower.newest is not None
+    assert 1 < follower.newest.version < 61  # the version that was verified before the cut
+    assert equal(follower.newest.weights, testbed.chain.weights[follower.newest.version])
+    link.cut_after = None
+    assert equal((await follower.rebuild(61)).weights, testbed.chain.weights[61])
+    sizes = {info.path: info.size async for info in testbed.store.list(paths.patches(TRAINER.public))}
+    patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
+    assert patch_bytes == sizes  # every byte once

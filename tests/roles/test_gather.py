@@ -1,11 +1,14 @@
-"""Tests of roles/gather.py: order, concurrency, and what a failure ends."""
+"""What nodes build on: concurrent calls, the first failure among tasks, and reports of what has changed."""
 
 import pytest
 import trio
 
 from protocol.errors import ProtocolError
+from roles.first_failure import first_failure
 from roles.gather import fetch_ahead, first_success, gather
+from roles.node.change_reporter import ChangeReporter
 from roles.ports import EngineError, StoreError
+from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
 
 
@@ -48,52 +51,48 @@ def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel
     simulated(scenario)()
 
 
-def test_the_next_items_are_fetched_while_one_is_used():
-    async def scenario() -> None:
-        starts: list[float] = []
-        results: list[int] = []
+@simulated
+async def test_the_next_items_are_fetched_while_one_is_used():
+    starts: list[float] = []
+    results: list[int] = []
 
-        async def fetch(item: int) -> int:
-            starts.append(trio.current_time())
-            await trio.sleep(10.0)
-            return item * item
+    async def fetch(item: int) -> int:
+        starts.append(trio.current_time())
+        await trio.sleep(10.0)
+        return item * item
 
-        async def use(item: int, result: int) -> None:
-            assert result == item * item
-            results.append(item)
-            await trio.sleep(10.0)
+    async def use(item: int, result: int) -> None:
+        assert result == item * item
+        results.append(item)
+        await trio.sleep(10.0)
 
-        start = trio.current_time()
-        await fetch_ahead(fetch, range(6), use, ahead=2)
-        assert results == list(range(6))
-        assert trio.current_time() - start < 6 * 10 + 11  # one after another it would be 120 s
-        assert [round(moment - start) for moment in starts] == [0, 0, 0, 20, 30, 40]  # never more than two ahead
-
-    simulated(scenario)()
+    start = trio.current_time()
+    await fetch_ahead(fetch, range(6), use, ahead=2)
+    assert results == list(range(6))
+    assert trio.current_time() - start < 6 * 10 + 11  # one after another it would be 120 s
+    assert [round(moment - start) for moment in starts] == [0, 0, 0, 20, 30, 40]  # never more than two ahead
 
 
 @pytest.mark.parametrize("place", ["fetch", "use"])
-def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: str):
-    async def scenario() -> None:
-        results: list[int] = []
+@simulated
+async def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: str):
+    results: list[int] = []
 
-        async def fetch(item: int) -> int:
-            await trio.sleep(1.0 if item < 3 else 100.0)
-            if place == "fetch" and item == 2:
-                raise StoreError("gone")
-            return item
+    async def fetch(item: int) -> int:
+        await trio.sleep(1.0 if item < 3 else 100.0)
+        if place == "fetch" and item == 2:
+            raise StoreError("gone")
+        return item
 
-        async def use(item: int, result: int) -> None:
-            if place == "use" and item == 2:
-                raise ProtocolError("false", "here")
-            results.append(item)
+    async def use(item: int, result: int) -> None:
+        if place == "use" and item == 2:
+            raise ProtocolError("false", "here")
+        results.append(item)
 
-        with pytest.raises((StoreError, ProtocolError)):
-            await fetch_ahead(fetch, range(5), use, ahead=8)
-        assert results in ([0, 1], [])
-        assert trio.current_time() < 50
-
-    simulated(scenario)()
+    with pytest.raises((StoreError, ProtocolError)):
+        await fetch_ahead(fetch, range(5), use, ahead=8)
+    assert results in ([0, 1], [])
+    assert trio.current_time() < 50
 
 
 @simulated
@@ -117,3 +116,115 @@ async def test_if_no_item_succeeds_the_first_failure_is_raised():
 
     with pytest.raises(StoreError, match="no answer from 0"):
         await first_success(read, range(3))
+
+
+# Tests of roles/first_failure.py: the first expected error comes out by itself, whatever else runs or fails
+
+
+async def fail_after(seconds: float, error: Exception) -> None:
+    await trio.sleep(seconds)
+    raise error
+
+
+@simulated
+async def test_the_first_of_several_failures_is_raised_by_itself():
+    with pytest.raises(StoreError, match="first"):
+        async with first_failure(StoreError) as tasks:
+            for _ in range(3):
+                tasks.start_soon(fail_after, 1.0, StoreError("first"))
+            tasks.start_soon(fail_after, 2.0, StoreError("second"))
+
+
+@simulated
+async def test_a_failure_cancels_the_other_tasks_and_the_block():
+    with pytest.raises(StoreError):
+        async with first_failure(StoreError) as tasks:
+            tasks.start_soon(trio.sleep, 1000.0)
+            tasks.start_soon(fail_after, 1.0, StoreError("gone"))
+            await trio.sleep(1000.0)
+    assert trio.current_time() == 1.0
+
+
+@simulated
+async def test_a_failure_of_the_block_itself_cancels_the_tasks():
+    with pytest.raises(StoreError, match="block"):
+        async with first_failure(StoreError) as tasks:
+            tasks.start_soon(trio.sleep, 1000.0)
+            await fail_after(1.0, StoreError("block"))
+    assert trio.current_time() == 1.0
+
+
+@simulated
+async def test_an_unexpected_error_leaves_the_block_as_it_leaves_a_nursery():
+    with pytest.raises(ExceptionGroup) as error_info:
+        async with first_failure(StoreError) as tasks:
+            tasks.start_soon(fail_after, 1.0, EngineError("broken"))
+    assert error_info.group_contains(EngineError, match="broken")
+
+
+@simulated
+async def test_tasks_that_are_not_cancelled_end_before_the_failure_is_raised():
+    with pytest.raises(StoreError, match="first"):
+        async with first_failure(StoreError, cancel_others=False) as tasks:
+            tasks.start_soon(fail_after, 1.0, StoreError("first"))
+            tasks.start_soon(fail_after, 5.0, StoreError("second"))
+            tasks.start_soon(trio.sleep, 10.0)
+    assert trio.current_time() == 10.0
+
+
+@simulated
+async def test_the_scope_can_end_the_block_without_a_failure():
+    async with first_failure(StoreError) as tasks:
+        tasks.cancel_scope.deadline = trio.current_time() + 3.0
+        tasks.start_soon(trio.sleep, 1000.0)
+    assert trio.current_time() == 3.0
+
+
+@simulated
+async def test_a_failure_is_raised_even_if_the_deadline_passes_while_other_tasks_end():
+    async def end_slowly() -> None:
+        try:
+            await trio.sleep(1000.0)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(10.0)
+
+    with pytest.raises(StoreError):
+        async with first_failure(StoreError) as tasks:
+            tasks.cancel_scope.deadline = trio.current_time() + 3.0
+            tasks.start_soon(end_slowly)
+            tasks.start_soon(fail_after, 1.0, StoreError("gone"))
+
+
+# Tests of roles/node/change_reporter.py
+
+
+def reported_errors(log: Log) -> list[str]:
+    return [fields["error"] for fields in log.named("read-failed")]
+
+
+def test_an_error_is_reported_again_only_when_its_text_changes_or_after_a_success():
+    log = Log("node")
+    reporter = ChangeReporter(log, "read-failed", path="a/b")
+    for text in ("away", "away", "full", "away"):
+        reporter.failure(StoreError(text))
+    reporter.success()
+    reporter.failure(StoreError("away"))
+    assert reported_errors(log) == ["away", "full", "away", "away"]
+    assert all(fields["path"] == "a/b" for fields in log.named("read-failed"))
+
+
+def test_even_an_error_without_text_is_reported_errors():
+    log = Log("node")
+    ChangeReporter(log, "read-failed").failure(StoreError())
+    assert reported_errors(log) == [""]
+
+
+def test_no_more_than_the_maximum_of_reports_until_a_success():
+    log = Log("node")
+    reporter = ChangeReporter(log, "read-failed", max_reports=2)
+    for number in range(5):
+        reporter.failure(StoreError(f"error {number}"))
+    reporter.success()
+    reporter.failure(StoreError("error 5"))
+    assert reported_errors(log) == ["error 0", "error 1", "error 5"]

@@ -1,5 +1,6 @@
-"""How a validator whose window is short of time shares it among miners."""
+"""How a validator shares a short window among miners, and computes rewards off the event loop."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -7,12 +8,17 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.store.memory import MemoryStore
 from protocol.digest import content_digest
+from protocol.environments import Environment, Problem
+from protocol.environments.addition import Addition
+from protocol.environments.base import SandboxError
 from protocol.identity.signing import Signed
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import assemble
+from roles.policy.assignment import Task
 from roles.validator.case_queue import SHARES, CaseQueue, Reputation
 from roles.validator.judging_scheduler import JudgingScheduler
 from roles.validator.ledger_state import Ledger
@@ -20,7 +26,7 @@ from roles.validator.window_cases import Case, ServingVersions
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 VERSIONS = ServingVersions(0, 0)
 
@@ -134,44 +140,107 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
     )
 
 
-def test_cases_that_were_begun_are_completed_before_others_are_begun():
-    async def scenario() -> None:
-        counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
-        assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
-
-    simulate(scenario)
+@simulated
+async def test_cases_that_were_begun_are_completed_before_others_are_begun():
+    counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
+    assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
 
 
-def test_miners_that_fill_the_window_leave_newcomers_their_share():
-    async def scenario() -> None:
-        counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
-        assert counts[Reputation.EARNING] >= 0.6 * 50
-        assert counts[Reputation.KNOWN] >= 0.2 * 50
-        assert counts[Reputation.STRANGER] >= 0.1 * 50
-        left = {reputation: 60 - count for reputation, count in counts.items()}
-        assert (event["left_earning"], event["left_known"], event["left_stranger"]) == tuple(left.values())
-
-    simulate(scenario)
+@simulated
+async def test_miners_that_fill_the_window_leave_newcomers_their_share():
+    counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
+    assert counts[Reputation.EARNING] >= 0.6 * 50
+    assert counts[Reputation.KNOWN] >= 0.2 * 50
+    assert counts[Reputation.STRANGER] >= 0.1 * 50
+    left = {reputation: 60 - count for reputation, count in counts.items()}
+    assert (event["left_earning"], event["left_known"], event["left_stranger"]) == tuple(left.values())
 
 
 @pytest.mark.parametrize("crowd", [Reputation.KNOWN, Reputation.STRANGER, Reputation.REJECTED])
-def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
-    async def scenario() -> None:
-        counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
-        assert counts[Reputation.EARNING] == 20
-        assert counts[crowd] == 20
-        assert event["cases"] == 40
-        # Those that earn had to wait for no more than the crowd's share.
-        counts, _ = await judged({Reputation.EARNING: 20, crowd: 500}, 20.5 / (1 - 2 * SHARES[crowd]))
-        assert counts[Reputation.EARNING] == 20
-
-    simulate(scenario)
+@simulated
+async def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
+    counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
+    assert counts[Reputation.EARNING] == 20
+    assert counts[crowd] == 20
+    assert event["cases"] == 40
+    # Those that earn had to wait for no more than the crowd's share.
+    counts, _ = await judged({Reputation.EARNING: 20, crowd: 500}, 20.5 / (1 - 2 * SHARES[crowd]))
+    assert counts[Reputation.EARNING] == 20
 
 
-def test_time_that_nobody_else_uses_is_the_newcomers():
-    async def scenario() -> None:
-        counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
-        assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}
-        assert event["left_stranger"] == 0
+@simulated
+async def test_time_that_nobody_else_uses_is_the_newcomers():
+    counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
+    assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}
+    assert event["left_stranger"] == 0
 
-    simulate(scenario)
+
+# Rewards of a task: they are computed off the event loop, a bounded number at a time
+
+
+class BlockingAddition(Addition):
+    """Addition whose rewards wait for the event loop, and that counts how many are computed at a time."""
+
+    def __init__(self) -> None:
+        self.running_rewards = self.max_running_rewards = 0
+        self.lock = threading.Lock()
+        self.event_loop_ran = threading.Event()
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        with self.lock:
+            self.running_rewards += 1
+            self.max_running_rewards = max(self.max_running_rewards, self.running_rewards)
+        assert self.event_loop_ran.wait(20), "the event loop is blocked while a reward is computed"
+        with self.lock:
+            self.running_rewards -= 1
+        return super().reward(problem, completion)
+
+
+class BrokenAddition(Addition):
+    """Addition in a broken sandbox."""
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        raise SandboxError("the sandbox did not start")
+
+
+def task(environment: Environment, at_once: int = 1) -> Task:
+    policy = Policy.load(PACKAGED_POLICY)
+    run = samples.run_manifest()
+    return Task(samples.RUN_ID, run, environment, policy.tokenizer, policy.vocabulary, at_once=at_once)
+
+
+PROBLEM = Problem("57+68=", "125")
+TEXTS = ("125", "15", "126", "125", "", "1", "125")
+REWARDS = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_rewards_are_in_order_and_do_not_block_the_event_loop(at_once: int) -> None:
+    environment = BlockingAddition()
+    addition_task = task(environment, at_once)
+    stop = addition_task.run.sampling.stops[0]
+    completions = [(*addition_task.tokenizer.encode(text), stop) for text in TEXTS]
+
+    async def run_event_loop() -> None:
+        while environment.running_rewards < at_once:
+            await trio.sleep(0.001)
+        environment.event_loop_ran.set()
+
+    async def scenario() -> tuple[float, ...]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_event_loop)
+            return await addition_task.rewards(PROBLEM, completions)
+
+    assert trio.run(scenario) == REWARDS
+    assert environment.max_running_rewards == at_once
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_without_completions_there_are_no_rewards(at_once: int) -> None:
+    assert trio.run(task(Addition(), at_once).rewards, PROBLEM, []) == ()
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_broken_sandbox_is_an_error_and_no_reward(at_once: int) -> None:
+    with pytest.raises(SandboxError, match="did not start"):
+        trio.run(task(BrokenAddition(), at_once).rewards, PROBLEM, [(3,), (4,)])

@@ -17,7 +17,7 @@ from grailnode.node import wiring
 from grailnode.node.mapped_tensors import MappedTensors
 from protocol.digest import digest_weights
 from roles.ports import StoreError
-from tests.roles.follower_testbed import FollowerTestbed
+from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders.chains import make_node
 
 TENSORS = {
@@ -89,11 +89,10 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path: Path
         MappedTensors(tmp_path / "file" / "versions")(TENSORS)
 
 
-@pytest.mark.trio
 async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
-    testbed = FollowerTestbed()
-    await testbed.publish(3)
-    follower = await testbed.follower(new_tensors=MappedTensors(tmp_path))
+    testbed = AttackedFollower()
+    await testbed.publish(4)
+    follower = await testbed.new_follower(new_tensors=MappedTensors(tmp_path))
     await follower.refresh()
     for version in (0, 1, 3):
         weights = await follower.rebuild(version)
@@ -103,11 +102,10 @@ async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
         assert mapped_files(tmp_path) == 1, "an older version is still mapped"
 
 
-@pytest.mark.trio
 async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -> None:
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
-    follower = await testbed.follower(new_tensors=MappedTensors(tmp_path))
+    testbed = AttackedFollower()
+    await testbed.publish(2)
+    follower = await testbed.new_follower(new_tensors=MappedTensors(tmp_path))
     await follower.refresh()
     await follower.rebuild(0)
     with full_disk(), pytest.raises(StoreError, match="no room for the weights"):
@@ -117,11 +115,10 @@ async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -
     assert (await follower.rebuild(1)).version == 1
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(("with_vllm", "files"), [(True, 1), (False, 0)], ids=["vllm", "torch"])
 async def test_only_a_node_with_vllm_has_its_weights_in_files(tmp_path: Path, with_vllm: bool, files: int) -> None:
-    testbed = FollowerTestbed()
-    await testbed.publish(1)
+    testbed = AttackedFollower()
+    await testbed.publish(2)
     vllm = VllmSettings() if with_vllm else None
     compute = Compute(build(Policy.load(PACKAGED_POLICY)), vllm=vllm, directory=tmp_path / "engine")
     node = make_node(testbed.run_id, testbed.run, testbed.store, testbed.state, testbed.log)

@@ -20,8 +20,7 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
-from tests.roles.killed_publisher import publish_until_killed
-from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, copy_of, newest
+from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, copy_of, newest, publish_until_killed
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, change_elements, equal
 from tests.support.simulation.network import key

@@ -1,22 +1,37 @@
-"""The publisher: a new key takes over the chain, and of two publishers with one key one stops."""
+"""The publisher: builds of versions, a new key that takes over the chain, and two publishers with one key."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import blake3 as blake3_module
 import pytest
+import torch
 import trio
 
 from grailnode.observe.chain_check import verify_chain
-from protocol import paths
-from protocol.digest import digest_weights
-from protocol.errors import ChainError, ProtocolError
+from protocol import digest, patch, paths
+from protocol.digest import digest_weights, tensor_digest
+from protocol.errors import ChainError, PatchError, ProtocolError
+from protocol.patch import applying, codec
 from roles.authority_updates import refresh_authority
 from roles.ports import NotFoundError
 from roles.trainer.publish.fencing import FencedError
 from roles.trainer.publish.publisher import PublisherSettings
-from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
-from tests.support.builders.chains import TRAINER, equal
+from roles.trainer.publish.version_build import VersionBuild
+from tests.roles.publisher_testbed import (
+    SETTINGS,
+    SUCCESSOR,
+    LosesPatches,
+    PublisherTestbed,
+    copy_of,
+    killed_at,
+    newest,
+)
+from tests.support.builders.chains import TRAINER, equal, version_weights
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
@@ -72,32 +87,30 @@ async def test_a_migration_without_the_old_space_says_what_is_missing():
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.0, 4000.0), (0.5, 60.0), (3.0, 60.0)])
-def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
-    async def scenario() -> None:
-        testbed = PublisherTestbed()
-        await testbed.snapshot(0, 1, 2)
-        await testbed.publish()
-        states = [testbed.state, await copy_of(testbed.state)]
-        stopped_places: list[int] = []
+@simulated
+async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0, 1, 2)
+    await testbed.publish()
+    states = [testbed.state, await copy_of(testbed.state)]
+    stopped_places: list[int] = []
 
-        async def run(place: int) -> None:
-            await trio.sleep(delay * place)
-            await testbed.snapshot(3, 4, state=states[place])
-            try:
-                await testbed.publish(
-                    seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
-                )
-            except* (FencedError, ChainError):
-                stopped_places.append(place)
+    async def run(place: int) -> None:
+        await trio.sleep(delay * place)
+        await testbed.snapshot(3, 4, state=states[place])
+        try:
+            await testbed.publish(
+                seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
+            )
+        except* (FencedError, ChainError):
+            stopped_places.append(place)
 
-        async with trio.open_nursery() as nursery:
-            for place in range(2):
-                nursery.start_soon(run, place)
-        assert len(stopped_places) == 1
-        version, weights = await newest(*await testbed.follower())
-        assert version == 4 and equal(weights, testbed.weights[4])
-
-    simulate(scenario)
+    async with trio.open_nursery() as nursery:
+        for place in range(2):
+            nursery.start_soon(run, place)
+    assert len(stopped_places) == 1
+    version, weights = await newest(*await testbed.follower())
+    assert version == 4 and equal(weights, testbed.weights[4])
 
 
 @simulated
@@ -150,25 +163,138 @@ async def test_the_head_is_renewed_at_once_when_a_trainer_restarts():
         (9, replace(SETTINGS, anchor_interval=4, keep_patches=100, keep_anchors=1)),  # version 1 has no patch or anchor
     ],
 )
-def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifies(
+@simulated
+async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifies(
     newest_version: int, settings: PublisherSettings
 ):
-    async def scenario() -> None:
-        testbed = PublisherTestbed()
-        testbed.store = LosesPatches()
-        await testbed.snapshot(0, 1)
-        await testbed.publish(seconds=60, settings=settings)
-        testbed.store.losing = False
-        await testbed.snapshot(*range(2, newest_version + 1))
-        await testbed.publish(seconds=30, settings=settings)
-        without_patch = [fields["version"] for fields in testbed.log.named("published") if not fields["patch_bytes"]]
-        assert without_patch == [0, 1]
-        assert (1 in (await testbed.head()).anchors) == (settings is SETTINGS)
+    testbed = PublisherTestbed()
+    testbed.store = LosesPatches()
+    await testbed.snapshot(0, 1)
+    await testbed.publish(seconds=60, settings=settings)
+    testbed.store.losing = False
+    await testbed.snapshot(*range(2, newest_version + 1))
+    await testbed.publish(seconds=30, settings=settings)
+    without_patch = [fields["version"] for fields in testbed.log.named("published") if not fields["patch_bytes"]]
+    assert without_patch == [0, 1]
+    assert (1 in (await testbed.head()).anchors) == (settings is SETTINGS)
 
-        node, follower = await testbed.follower()
-        version, weights = await newest(node, follower)
-        assert version == newest_version
-        assert equal(weights, testbed.weights[version])
-        assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])
+    node, follower = await testbed.follower()
+    version, weights = await newest(node, follower)
+    assert version == newest_version
+    assert equal(weights, testbed.weights[version])
+    assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])
 
-    simulated(scenario)()
+
+# A version's patch on its way from the snapshot to the store: each tensor is hashed once, by whoever comes first
+
+
+TENSOR_BYTES = 64 * 64 * 2
+
+
+class CountingHasher:
+    """BLAKE3 that notes the size of everything that is hashed."""
+
+    AUTO = blake3_module.blake3.AUTO
+    sizes: list[int]
+
+    def __init__(self, data: Any = b"", **options: Any) -> None:
+        self._hasher = blake3_module.blake3(data, **options)
+        self._size = len(memoryview(data).cast("B"))
+
+    def update(self, data: Any) -> "CountingHasher":
+        self._hasher.update(data)
+        self._size += len(memoryview(data).cast("B"))
+        return self
+
+    def digest(self) -> bytes:
+        self.sizes.append(self._size)
+        return self._hasher.digest()
+
+
+@pytest.fixture
+def hashed_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Bytes under each digest that is computed during a test."""
+    CountingHasher.sizes = []
+    for module in (digest, codec, applying):
+        monkeypatch.setattr(module, "blake3", CountingHasher)
+    yield CountingHasher.sizes
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(64, 64, generator=generator).bfloat16() for name in "abc"}
+
+
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+def test_every_tensor_is_hashed_once_on_its_way_to_a_patch(hashed_sizes: list[int], profile: str) -> None:
+    old = weights(0)
+    before = version_weights(0, old)
+    new = old | {name: tensor * 1.01 for name, tensor in old.items() if name != "b"}
+    hashed_sizes.clear()
+    build = VersionBuild(1, before, profile)
+    for name in "abc":  # each in a file of its own
+        build.add({name: new[name]})
+        build.encode({name: new[name]}, {name: old[name]})
+        build.check({name: new[name]}, {name: old[name]})
+    data, changed = build.patch()
+    assert changed == patch.summary(data).changed > 0
+    assert sum(size == TENSOR_BYTES for size in hashed_sizes) == 3
+    assert max(hashed_sizes) == TENSOR_BYTES  # the others are tables of digests
+    assert sum(hashed_sizes) < 3.5 * TENSOR_BYTES
+    after = build.weights()
+    assert after.digests == {name: tensor_digest(tensor) for name, tensor in new.items()}
+    assert (after.digest, after.shards, after.nbytes) == (digest_weights(new), 3, 3 * TENSOR_BYTES)
+    assert data == patch.encode(old, new, profile=profile)
+
+
+def test_a_fault_of_the_codec_is_found_before_the_patch_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, other = (weights(seed) for seed in range(3))
+    build = VersionBuild(1, version_weights(0, old))
+    build.add(new)
+    build.encode(new, old)
+    with pytest.raises(PatchError):
+        build.check(other, old)
+    wrong_patch = patch.encode(old, other)
+    monkeypatch.setattr(codec, "write_container", lambda *parts: wrong_patch)
+    with pytest.raises(PatchError):
+        build.patch()
+
+
+# A trainer that moves to a new key and is killed before or after any put or delete: the chain moves along, and
+# followers see one history
+
+
+SECONDS = 2.5  # of a start, which waits for less than that for another trainer under its key
+
+
+class RotatedKeyTestbed(PublisherTestbed):
+    """A trainer whose key has been replaced, and which has not started since."""
+
+    async def prepare(self) -> None:
+        await self.snapshot(0, 1, 2, 3)
+        await self.publish(SECONDS)
+        await self.revise(1, self.run_id, trainers=(SUCCESSOR.public,))
+        await self.snapshot(4)
+
+    async def manifests(self) -> list[str]:
+        prefix = paths.manifests(SUCCESSOR.public)
+        return [item.path.removeprefix(prefix) async for item in self.store.list(prefix)]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@simulated
+async def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
+    before = RotatedKeyTestbed()
+    await before.prepare()
+    for operation in itertools.count():
+        testbed = RotatedKeyTestbed()
+        testbed.store, testbed.state = await copy_of(before.store), await copy_of(before.state)
+        if not await killed_at(testbed, operation, SECONDS, after=after, key=SUCCESSOR):
+            break
+        await testbed.publish(SECONDS, key=SUCCESSOR)
+        version, weights = await newest(*await testbed.follower())
+        assert (operation, version) == (operation, 4)
+        assert equal(weights, testbed.weights[4])
+        versions = [name.partition("-")[0] for name in await testbed.manifests()]
+        assert len(versions) == len(set(versions)), f"two manifests for a version after operation {operation}"
+    assert operation > 20

@@ -13,12 +13,20 @@ from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore, StoreError
 from roles.trainer.publish.history import HeadStamp, History, make_head
-from tests.roles.killed_publisher import killed_at, publish_until_killed
-from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, copy_of, newest
+from tests.roles.publisher_testbed import (
+    SETTINGS,
+    SUCCESSOR,
+    LosesPatches,
+    PublisherTestbed,
+    copy_of,
+    killed_at,
+    newest,
+    publish_until_killed,
+)
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, equal
 from tests.support.simulation.network import key
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 LAST_EPOCH = (1 << 53) - 1
 
@@ -108,27 +116,24 @@ async def test_killed_before_older_weights_are_deleted():
 
 
 @pytest.mark.parametrize("newest_version", [0, 2])
-def test_killed_between_a_head_and_its_mark_it_never_shows_an_older_head(newest_version: int):
+@simulated
+async def test_killed_between_a_head_and_its_mark_it_never_shows_an_older_head(newest_version: int):
     """It may then fail to go on, and what followers have seen is what a repair continues."""
-
-    async def scenario() -> None:
-        testbed = PublisherTestbed()
-        if newest_version:
-            await testbed.snapshot(*range(newest_version))
-            await testbed.publish()
-        await testbed.snapshot(newest_version)
-        await publish_until_killed(testbed, "put", f"chain/weights/{newest_version:010d}")
-        shown = await testbed.head()
-        assert shown.version == newest_version
-        await testbed.publish(SETTINGS.takeover_seconds / 2)
-        assert (await testbed.head()).manifests == shown.manifests
+    testbed = PublisherTestbed()
+    if newest_version:
+        await testbed.snapshot(*range(newest_version))
         await testbed.publish()
-        assert (await testbed.head()).manifests == shown.manifests
-        assert await names_below(testbed.state, "outbox/") == []
-        version, weights = await newest(*await testbed.follower())
-        assert version == newest_version and equal(weights, testbed.weights[newest_version])
-
-    simulate(scenario)
+    await testbed.snapshot(newest_version)
+    await publish_until_killed(testbed, "put", f"chain/weights/{newest_version:010d}")
+    shown = await testbed.head()
+    assert shown.version == newest_version
+    await testbed.publish(SETTINGS.takeover_seconds / 2)
+    assert (await testbed.head()).manifests == shown.manifests
+    await testbed.publish()
+    assert (await testbed.head()).manifests == shown.manifests
+    assert await names_below(testbed.state, "outbox/") == []
+    version, weights = await newest(*await testbed.follower())
+    assert version == newest_version and equal(weights, testbed.weights[newest_version])
 
 
 @simulated
@@ -166,34 +171,31 @@ async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(after: bool):
+@simulated
+async def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(after: bool):
     settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, takeover_seconds=0.1, poll_seconds=0.5)
-
-    async def scenario() -> None:
-        template = PublisherTestbed()
-        await template.snapshot(0, 1)
-        await template.publish(2, settings=settings)
-        await template.snapshot(2, 3, 4)
-        for operation in itertools.count():
-            testbed = PublisherTestbed()
-            testbed.store, testbed.state = await copy_of(template.store), await copy_of(template.state)
-            if not await killed_at(testbed, operation, 3, after=after, settings=settings):
-                break
-            await testbed.publish(3, settings=settings)
-            version, weights = await newest(*await testbed.follower())
-            assert (operation, version) == (operation, 4)
-            assert equal(weights, testbed.weights[4])
-            await testbed.snapshot(5, 6)
-            await testbed.publish(3, settings=settings)
-            assert (operation, await names_below(testbed.state, "chain/weights/")) == (operation, ["0000000006"])
-            assert (operation, await names_below(testbed.state, "weights/")) == (operation, ["0000000006/00000"])
-            notes = set(await names_below(testbed.state, "chain/anchors/")) - set(
-                await names_below(testbed.state, "chain/manifests/")
-            )
-            assert (operation, notes) == (operation, set())
-        assert operation > 20
-
-    simulate(scenario)
+    template = PublisherTestbed()
+    await template.snapshot(0, 1)
+    await template.publish(2, settings=settings)
+    await template.snapshot(2, 3, 4)
+    for operation in itertools.count():
+        testbed = PublisherTestbed()
+        testbed.store, testbed.state = await copy_of(template.store), await copy_of(template.state)
+        if not await killed_at(testbed, operation, 3, after=after, settings=settings):
+            break
+        await testbed.publish(3, settings=settings)
+        version, weights = await newest(*await testbed.follower())
+        assert (operation, version) == (operation, 4)
+        assert equal(weights, testbed.weights[4])
+        await testbed.snapshot(5, 6)
+        await testbed.publish(3, settings=settings)
+        assert (operation, await names_below(testbed.state, "chain/weights/")) == (operation, ["0000000006"])
+        assert (operation, await names_below(testbed.state, "weights/")) == (operation, ["0000000006/00000"])
+        notes = set(await names_below(testbed.state, "chain/anchors/")) - set(
+            await names_below(testbed.state, "chain/manifests/")
+        )
+        assert (operation, notes) == (operation, set())
+    assert operation > 20
 
 
 # The state

@@ -11,10 +11,10 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ChainError
 from protocol.quantization import SCALE, Precision, quantize
 from roles.policy.follower import Follower
-from tests.roles.follower_testbed import HOUR_MS
+from tests.support.attacked_nodes.follower import HOUR_MS
 from tests.support.builders.chains import Chain, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import simulated
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"
 PRECISIONS: tuple[Precision, ...] = ("fp8", "int8")
@@ -54,22 +54,20 @@ class Testbed:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_patches_lead_to_the_quantization_of_each_version(precision: Precision) -> None:
-    async def scenario() -> None:
-        testbed = Testbed(precision)
-        for step in range(6):
-            await testbed.chain.publish(testbed.version(step), anchor=step == 3)
-        follower = await testbed.follower()
-        for version in range(6):
-            weights = await follower.rebuild(version)
-            assert weights.digest == digest_weights(testbed.version(version)) == digest_weights(weights.weights)
-        late = await testbed.follower()
-        assert (await late.rebuild(5)).digest == weights.digest
-        scales = [testbed.version(step)[MATRIX + SCALE] for step in range(6)]
-        assert all(other[3] == 2 * one[3] for one, other in pairwise(scales))
-        assert all((one != other).sum() < 4 for one, other in pairwise(scales))
-
-    simulate(scenario)
+@simulated
+async def test_patches_lead_to_the_quantization_of_each_version(precision: Precision) -> None:
+    testbed = Testbed(precision)
+    for step in range(6):
+        await testbed.chain.publish(testbed.version(step), anchor=step == 3)
+    follower = await testbed.follower()
+    for version in range(6):
+        weights = await follower.rebuild(version)
+        assert weights.digest == digest_weights(testbed.version(version)) == digest_weights(weights.weights)
+    late = await testbed.follower()
+    assert (await late.rebuild(5)).digest == weights.digest
+    scales = [testbed.version(step)[MATRIX + SCALE] for step in range(6)]
+    assert all(other[3] == 2 * one[3] for one, other in pairwise(scales))
+    assert all((one != other).sum() < 4 for one, other in pairwise(scales))
 
 
 BAD_SCALES = {
@@ -87,25 +85,23 @@ BAD_SCALES = {
 
 @pytest.mark.parametrize("has_anchor", [False, True], ids=["by a patch", "by an anchor"])
 @pytest.mark.parametrize("value", BAD_SCALES.values(), ids=BAD_SCALES)
-def test_a_bad_scale_is_refused_although_the_trainer_has_signed_it(value: float, has_anchor: bool) -> None:
-    async def scenario() -> None:
-        testbed = Testbed("fp8")
-        await testbed.chain.publish(testbed.version(0))
-        bad = testbed.version(1)
-        bad[MATRIX + SCALE][5] = value
-        follower = await testbed.follower()
-        good = await follower.rebuild(0)
-        await testbed.chain.publish(bad, anchor=has_anchor)
-        for one in (follower, await testbed.follower()):
-            await one.refresh()
-            with pytest.raises(ChainError, match=f"{MATRIX}{SCALE}: a scale that is no power of two"):
-                await one.rebuild(1)
-            assert (await one.rebuild(0)).digest == good.digest
-        await testbed.chain.publish(testbed.version(2), anchor=True)
-        await follower.refresh()
-        assert (await follower.rebuild(2)).version == 2
-
-    simulate(scenario)
+@simulated
+async def test_a_bad_scale_is_refused_although_the_trainer_has_signed_it(value: float, has_anchor: bool) -> None:
+    testbed = Testbed("fp8")
+    await testbed.chain.publish(testbed.version(0))
+    bad = testbed.version(1)
+    bad[MATRIX + SCALE][5] = value
+    follower = await testbed.follower()
+    good = await follower.rebuild(0)
+    await testbed.chain.publish(bad, anchor=has_anchor)
+    for one in (follower, await testbed.follower()):
+        await one.refresh()
+        with pytest.raises(ChainError, match=f"{MATRIX}{SCALE}: a scale that is no power of two"):
+            await one.rebuild(1)
+        assert (await one.rebuild(0)).digest == good.digest
+    await testbed.chain.publish(testbed.version(2), anchor=True)
+    await follower.refresh()
+    assert (await follower.rebuild(2)).version == 2
 
 
 @pytest.mark.parametrize(
@@ -117,17 +113,15 @@ def test_a_bad_scale_is_refused_although_the_trainer_has_signed_it(value: float,
     ],
     ids=["BF16 matrix", "float32 scales", "codes of another precision"],
 )
-def test_a_version_with_another_table_is_refused_before_it_is_fetched(changes: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        testbed = Testbed("fp8")
-        other = testbed.version(0) | changes
-        testbed.run = testbed.run.model_copy(
-            update={"model": testbed.run.model.model_copy(update={"genesis": digest_weights(other)})}
-        )
-        testbed.run_id = content_digest(testbed.run.to_bytes())
-        testbed.chain = Chain(testbed.run_id, testbed.store, int(BEGIN * 1000) + HOUR_MS)
-        await testbed.chain.publish(other)
-        with pytest.raises(ChainError, match="not the table of a version in fp8"):
-            await testbed.follower()
-
-    simulate(scenario)
+@simulated
+async def test_a_version_with_another_table_is_refused_before_it_is_fetched(changes: dict[str, Any]) -> None:
+    testbed = Testbed("fp8")
+    other = testbed.version(0) | changes
+    testbed.run = testbed.run.model_copy(
+        update={"model": testbed.run.model.model_copy(update={"genesis": digest_weights(other)})}
+    )
+    testbed.run_id = content_digest(testbed.run.to_bytes())
+    testbed.chain = Chain(testbed.run_id, testbed.store, int(BEGIN * 1000) + HOUR_MS)
+    await testbed.chain.publish(other)
+    with pytest.raises(ChainError, match="not the table of a version in fp8"):
+        await testbed.follower()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -30,110 +29,101 @@ def node(store: MemoryStore) -> Node:
     return make_node(samples.RUN_ID, samples.run_manifest(), store, MemoryStore(), Log("reader"))
 
 
-def fetch(record: PublishedRecord, data: bytes | None, path: str = "", **options: Any) -> PublishedRecord:
+async def fetch(record: PublishedRecord, data: bytes | None, path: str = "", **options: Any) -> PublishedRecord:
     """Return what `fetch_record` gives for these bytes at the record's path, or at another one."""
-
-    async def run() -> PublishedRecord:
-        store = MemoryStore()
-        if data is not None:
-            await store.put(path or record.path, data)
-        signed = await fetch_record(node(store), type(record), path or record.path, **options)
-        assert signed.signers == (paths.writer(record.path),)
-        assert signed.data == data
-        return signed.record
-
-    return trio.run(run)
+    store = MemoryStore()
+    if data is not None:
+        await store.put(path or record.path, data)
+    signed = await fetch_record(node(store), type(record), path or record.path, **options)
+    assert signed.signers == (paths.writer(record.path),)
+    assert signed.data == data
+    return signed.record
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_a_record_at_its_own_path_comes_in(record: PublishedRecord) -> None:
-    assert fetch(record, sign(record, writer(record))) == record
+every_kind = pytest.mark.parametrize("record", RECORDS, ids=KINDS)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_a_record_that_is_missing_is_not_found(record: PublishedRecord) -> None:
+@every_kind
+async def test_a_record_at_its_own_path_comes_in(record: PublishedRecord) -> None:
+    assert await fetch(record, sign(record, writer(record))) == record
+
+
+@every_kind
+async def test_a_record_that_is_missing_is_not_found(record: PublishedRecord) -> None:
     with pytest.raises(NotFoundError):
-        fetch(record, None)
+        await fetch(record, None)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_a_record_signed_by_somebody_else_is_refused(record: PublishedRecord) -> None:
+@every_kind
+async def test_a_record_signed_by_somebody_else_is_refused(record: PublishedRecord) -> None:
     with pytest.raises(SignatureError):
-        fetch(record, sign(record, OTHER))
+        await fetch(record, sign(record, OTHER))
     with pytest.raises(SignatureError):
-        fetch(record, sign(record, writer(record), OTHER))
+        await fetch(record, sign(record, writer(record), OTHER))
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_a_record_of_another_run_is_refused(record: PublishedRecord) -> None:
+@every_kind
+async def test_a_record_of_another_run_is_refused(record: PublishedRecord) -> None:
     other = record.model_copy(update={"run": samples.digest("another run")})
     with pytest.raises(MalformedError, match="is of another run"):
-        fetch(record, sign(other, writer(record)))
+        await fetch(record, sign(other, writer(record)))
 
 
 @pytest.mark.parametrize(
     "record", [item for item in RECORDS if "window" in type(item).model_fields], ids=lambda r: r.kind
 )
-def test_a_true_record_of_another_window_is_refused(record: PublishedRecord) -> None:
+async def test_a_true_record_of_another_window_is_refused(record: PublishedRecord) -> None:
     earlier = record.model_copy(update={"window": 6})
     with pytest.raises(MalformedError, match="belongs at"):
-        fetch(record, sign(earlier, writer(record)))
+        await fetch(record, sign(earlier, writer(record)))
 
 
 @pytest.mark.parametrize(
     "record", [item for item in RECORDS if "judgements" in type(item).model_fields], ids=lambda r: r.kind
 )
-def test_a_true_verdict_on_another_miner_is_refused(record: PublishedRecord) -> None:
+async def test_a_true_verdict_on_another_miner_is_refused(record: PublishedRecord) -> None:
     other = record.model_copy(update={"miner": OTHER.public})
     with pytest.raises(MalformedError, match="belongs at"):
-        fetch(record, sign(other, writer(record)))
+        await fetch(record, sign(other, writer(record)))
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_a_record_of_another_kind_is_refused(record: PublishedRecord) -> None:
+@every_kind
+async def test_a_record_of_another_kind_is_refused(record: PublishedRecord) -> None:
     for other in RECORDS:
         if other.kind != record.kind:
             with pytest.raises((ProtocolError, TooLargeError)):
-                fetch(record, sign(other, writer(record)))
+                await fetch(record, sign(other, writer(record)))
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_the_path_of_another_participant_is_refused(record: PublishedRecord) -> None:
+@every_kind
+async def test_the_path_of_another_participant_is_refused(record: PublishedRecord) -> None:
     path = record.path.replace(paths.writer(record.path).hex(), OTHER.public.hex(), 1)
     with pytest.raises(SignatureError):
-        fetch(record, sign(record, writer(record)), path)
+        await fetch(record, sign(record, writer(record)), path)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_every_bent_byte_is_refused(record: PublishedRecord) -> None:
+@every_kind
+async def test_every_bent_byte_is_refused(record: PublishedRecord) -> None:
     data = sign(record, writer(record))
-
-    async def read_bent() -> None:
-        reader = node(MemoryStore())
-        for place in range(0, len(data), max(1, len(data) // 100)):
-            alteration = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-            with pytest.raises(ProtocolError):
-                open_record(reader, type(record), record.path, alteration)
-
-    trio.run(read_bent)
+    reader = node(MemoryStore())
+    for place in range(0, len(data), max(1, len(data) // 100)):
+        alteration = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        with pytest.raises(ProtocolError):
+            open_record(reader, type(record), record.path, alteration)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=KINDS)
-def test_more_bytes_than_the_type_allows_are_not_read(record: PublishedRecord) -> None:
+@every_kind
+async def test_more_bytes_than_the_type_allows_are_not_read(record: PublishedRecord) -> None:
     endless = bytes(type(record).max_signed_bytes() + 1)
     with pytest.raises(TooLargeError):
-        fetch(record, endless)
-
-    async def open_endless() -> None:
-        with pytest.raises(MalformedError, match="too many"):
-            open_record(node(MemoryStore()), type(record), record.path, endless)
-
-    trio.run(open_endless)
+        await fetch(record, endless)
+    with pytest.raises(MalformedError, match="too many"):
+        open_record(node(MemoryStore()), type(record), record.path, endless)
 
 
-def test_a_lower_ceiling_of_the_run_holds_too() -> None:
+async def test_a_lower_ceiling_of_the_run_holds_too() -> None:
     record = samples.verdict(samples.judgement(0))
     data = sign(record, samples.VALIDATOR)
-    assert fetch(record, data, max_bytes=len(data)) == record
+    assert await fetch(record, data, max_bytes=len(data)) == record
     with pytest.raises(TooLargeError):
-        fetch(record, data + bytes(1 << 13), max_bytes=len(data))
+        await fetch(record, data + bytes(1 << 13), max_bytes=len(data))

@@ -22,12 +22,11 @@ from protocol.limits import MAX_CHAIN
 from roles.policy.follower import Follower
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.retention import check_retention, retained_range
-from tests.roles.killed_publisher import killed_at
-from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, newest
+from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, killed_at, newest
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 HEAD_TTL = 20  # seconds
 SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05, part_bytes=1)
@@ -180,19 +179,18 @@ def test_the_largest_settings_that_are_accepted_work() -> None:
 
 
 @pytest.mark.parametrize(("interval", "patches", "anchors"), [(1, 5, 2), (2, 7, 1), (3, 10, 2), (5, 4, 1), (1, 12, 3)])
-def test_everything_that_a_head_names_is_in_storage_until_it_expires(interval: int, patches: int, anchors: int) -> None:
+@simulated
+async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
+    interval: int, patches: int, anchors: int
+) -> None:
     settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
-
-    async def scenario() -> None:
-        testbed = LongRunTestbed(40)
-        for version in range(40):
-            await testbed.snapshot(version)
-        await testbed.publish(2000, settings=settings)
-        assert testbed.store.violations == []
-        assert (await testbed.head()).version == 39
-        assert (await newest(*await testbed.follower()))[0] == 39
-
-    simulate(scenario)
+    testbed = LongRunTestbed(40)
+    for version in range(40):
+        await testbed.snapshot(version)
+    await testbed.publish(2000, settings=settings)
+    assert testbed.store.violations == []
+    assert (await testbed.head()).version == 39
+    assert (await newest(*await testbed.follower()))[0] == 39
 
 
 @dataclass(frozen=True)
@@ -275,8 +273,7 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
             weights = {"a": weights["a"].roll(1, 0)}
             await trio.sleep(1)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: testbed.publish(70, settings=settings))
+    async with running(lambda: testbed.publish(70, settings=settings)) as nursery:
         nursery.start_soon(train)
         await trio.sleep(3)
         node = make_node(
@@ -294,7 +291,6 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
             assert follower.chain.head is not None
             versions.append((await follower.rebuild(follower.chain.head.version)).version)
             await trio.sleep(0.1)
-        nursery.cancel_scope.cancel()
     assert len(versions) >= 10
     assert versions == sorted(set(versions))
     assert testbed.store.violations == []

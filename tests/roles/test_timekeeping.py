@@ -8,7 +8,7 @@ from roles.node.timekeeping import Timekeeper
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import BEACON_KEY, BEGIN, Log
 from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.virtual_clock import running, simulate
 
 CHAIN = BEACON_KEY.chain(1000, int(BEGIN * 1000))
 
@@ -128,12 +128,10 @@ def test_a_beacon_that_always_lags_is_used_with_its_lag():
         lagging.error_seconds = -20.0
         store = MemoryStore()
         time = Timekeeper(StoreBeacon(store, CHAIN, testbed.clock), CHAIN, testbed.clock, testbed.log)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: publish_rounds(BEACON_KEY, CHAIN, store, lagging, keep=100))
+        async with running(lambda: publish_rounds(BEACON_KEY, CHAIN, store, lagging, keep=100)):
             await testbed.until(50.5)
             assert await time.wait_for_newest_round() == 51
             assert await time.proven_time() <= BEGIN + 100
-            nursery.cancel_scope.cancel()
 
     simulated(scenario)
 

@@ -35,93 +35,87 @@ TRUE_WINDOW = next(w for w in range(100) if not any(is_false_group(TRAINER, w, i
         (TRUE_WINDOW, (rejected(0, "improbable-history"),), [(0, False)]),
     ],
 )
-def test_the_failures_of_a_validator_in_a_canarys_window(
+@simulated
+async def test_the_failures_of_a_validator_in_a_canarys_window(
     window: int, judgements: tuple[Judgement, ...], failures: list[tuple[int, bool]]
 ) -> None:
-    async def scenario() -> None:
-        log = Log("trainer")
-        run_id, run = small_run(digest_weights(small_weights(0)))
-        node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        monitor = ValidatorMonitor(node, canaries=1)
-        canary_verdict = verdict(*judgements, window=window, miner=CANARY)
-        validator = canary_verdict.validator
-        await monitor.examine(window, CANARY, {validator: canary_verdict})
-        assert [(event["index"], event["accepted"]) for event in log.named("canary-failure")] == failures
-        accepted_false_work = any(accepted for _, accepted in failures)
-        assert monitor.distrusted_validators == ({validator} if accepted_false_work else set())
-
-    simulated(scenario)()
+    log = Log("trainer")
+    run_id, run = small_run(digest_weights(small_weights(0)))
+    node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+    monitor = ValidatorMonitor(node, canaries=1)
+    canary_verdict = verdict(*judgements, window=window, miner=CANARY)
+    validator = canary_verdict.validator
+    await monitor.examine(window, CANARY, {validator: canary_verdict})
+    assert [(event["index"], event["accepted"]) for event in log.named("canary-failure")] == failures
+    accepted_false_work = any(accepted for _, accepted in failures)
+    assert monitor.distrusted_validators == ({validator} if accepted_false_work else set())
 
 
 @pytest.mark.parametrize(("change", "is_false"), [(0.0, False), (0.004, False), (-0.7, True), (10.0, True)])
-def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(change: float, is_false: bool) -> None:
-    async def scenario() -> None:
-        log, state = Log("trainer"), MemoryStore()
-        run_id, run = small_run(digest_weights(small_weights(0)))
-        run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=0.005)})
-        node = make_node(run_id, run, MemoryStore(), state, log, TRAINER, clock=TrioClock(BEGIN))
-        monitor = ValidatorMonitor(node, canaries=1)
-        truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
-        opinion = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
-        note = pack_canary_note("torch-float32", truth.astype("<f4").tobytes())
-        await state.put(canary_path(WINDOW, 0, opinion.digest), note)
-        # The validator says that the canary computes more roughly than it does; nothing is noted of group 2.
-        canary_verdict = verdict(opinion, judgement(2), window=WINDOW, miner=CANARY, miner_arithmetic="torch-bfloat16")
-        await monitor.examine(WINDOW, CANARY, {canary_verdict.validator: canary_verdict})
-        assert monitor.distrusted_validators == ({canary_verdict.validator} if is_false else set())
-        report = monitor.report(WINDOW)
-        failures = report.canary_failures if report else ()
-        assert [(item.index, item.about) for item in failures] == ([(0, "logprobs")] if is_false else [])
-        await monitor.forget(WINDOW - 1)
-        assert [item.path async for item in state.list("canaries/")] == [canary_path(WINDOW, 0, opinion.digest)]
-        await monitor.forget(WINDOW)
-        assert not [item.path async for item in state.list("canaries/")]
-
-    simulated(scenario)()
-
-
-def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -> None:
-    async def scenario() -> None:
-        log = Log("trainer")
-        run_id, run = small_run(digest_weights(small_weights(0)))
-        node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        monitor = ValidatorMonitor(node, canaries=1)
-        accepting = verdict(*map(judgement, range(16)), window=WINDOW)
-        rejecting = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
-        for number in range(MAX_GROUPS // 16 + 1):
-            verdicts = {accepting.validator: accepting, rejecting.validator: rejecting}
-            monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
-        await monitor.examine(WINDOW, CANARY, {accepting.validator: accepting})
-        report = monitor.report(WINDOW)
-        assert report is not None
-        assert ValidatorReport.from_bytes(report.to_bytes()) == report
-        assert len(report.disagreements) == MAX_GROUPS
-        assert {failure.validator for failure in report.canary_failures} == {accepting.validator}
-        assert len(log.named("report-truncated")) == 1
-
-    simulated(scenario)()
+@simulated
+async def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(
+    change: float, is_false: bool
+) -> None:
+    log, state = Log("trainer"), MemoryStore()
+    run_id, run = small_run(digest_weights(small_weights(0)))
+    run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=0.005)})
+    node = make_node(run_id, run, MemoryStore(), state, log, TRAINER, clock=TrioClock(BEGIN))
+    monitor = ValidatorMonitor(node, canaries=1)
+    truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
+    opinion = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
+    note = pack_canary_note("torch-float32", truth.astype("<f4").tobytes())
+    await state.put(canary_path(WINDOW, 0, opinion.digest), note)
+    # The validator says that the canary computes more roughly than it does; nothing is noted of group 2.
+    canary_verdict = verdict(opinion, judgement(2), window=WINDOW, miner=CANARY, miner_arithmetic="torch-bfloat16")
+    await monitor.examine(WINDOW, CANARY, {canary_verdict.validator: canary_verdict})
+    assert monitor.distrusted_validators == ({canary_verdict.validator} if is_false else set())
+    report = monitor.report(WINDOW)
+    failures = report.canary_failures if report else ()
+    assert [(item.index, item.about) for item in failures] == ([(0, "logprobs")] if is_false else [])
+    await monitor.forget(WINDOW - 1)
+    assert [item.path async for item in state.list("canaries/")] == [canary_path(WINDOW, 0, opinion.digest)]
+    await monitor.forget(WINDOW)
+    assert not [item.path async for item in state.list("canaries/")]
 
 
-def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
-    async def scenario() -> None:
-        log = Log("trainer")
-        run_id, run = small_run(digest_weights(small_weights(0)))
-        node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-        monitor = ValidatorMonitor(node, canaries=0)
-        accepting, rejecting = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
-        verdicts = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)}
-        verdicts[bytes([255]) * 32] = rejecting
-        miners = ValidatorReport.max_bytes // (16 * MAX_KEYS * 32) + 1
-        for number in range(miners):
-            monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
-        report = monitor.report(WINDOW)
-        assert report is not None
-        assert len(report.to_bytes()) < ValidatorReport.max_bytes
-        assert ValidatorReport.from_bytes(report.to_bytes()) == report
-        assert 0 < len(report.disagreements) < 16 * miners
-        assert len(log.named("report-truncated")) == 1
+@simulated
+async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -> None:
+    log = Log("trainer")
+    run_id, run = small_run(digest_weights(small_weights(0)))
+    node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+    monitor = ValidatorMonitor(node, canaries=1)
+    accepting = verdict(*map(judgement, range(16)), window=WINDOW)
+    rejecting = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
+    for number in range(MAX_GROUPS // 16 + 1):
+        verdicts = {accepting.validator: accepting, rejecting.validator: rejecting}
+        monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
+    await monitor.examine(WINDOW, CANARY, {accepting.validator: accepting})
+    report = monitor.report(WINDOW)
+    assert report is not None
+    assert ValidatorReport.from_bytes(report.to_bytes()) == report
+    assert len(report.disagreements) == MAX_GROUPS
+    assert {failure.validator for failure in report.canary_failures} == {accepting.validator}
+    assert len(log.named("report-truncated")) == 1
 
-    simulated(scenario)()
+
+@simulated
+async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
+    log = Log("trainer")
+    run_id, run = small_run(digest_weights(small_weights(0)))
+    node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+    monitor = ValidatorMonitor(node, canaries=0)
+    accepting, rejecting = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
+    verdicts = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)}
+    verdicts[bytes([255]) * 32] = rejecting
+    miners = ValidatorReport.max_bytes // (16 * MAX_KEYS * 32) + 1
+    for number in range(miners):
+        monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
+    report = monitor.report(WINDOW)
+    assert report is not None
+    assert len(report.to_bytes()) < ValidatorReport.max_bytes
+    assert ValidatorReport.from_bytes(report.to_bytes()) == report
+    assert 0 < len(report.disagreements) < 16 * miners
+    assert len(log.named("report-truncated")) == 1
 
 
 class FullDisk(MemoryStore):
@@ -135,23 +129,21 @@ class FullDisk(MemoryStore):
         await super().put(path, data)
 
 
-def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
-    async def scenario() -> None:
-        disk = FullDisk()
-        run_id, run = small_run(digest_weights(small_weights(0)))
-        node = make_node(run_id, run, MemoryStore(), disk, Log("trainer"), TRAINER, clock=TrioClock(BEGIN))
-        monitor = ValidatorMonitor(node, canaries=1)
-        false_verdict = verdict(judgement(1), window=WINDOW, miner=CANARY)
-        with pytest.raises(StoreError):
-            await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
-        assert monitor.distrusted_validators == {false_verdict.validator}
-        disk.full = False
+@simulated
+async def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
+    disk = FullDisk()
+    run_id, run = small_run(digest_weights(small_weights(0)))
+    node = make_node(run_id, run, MemoryStore(), disk, Log("trainer"), TRAINER, clock=TrioClock(BEGIN))
+    monitor = ValidatorMonitor(node, canaries=1)
+    false_verdict = verdict(judgement(1), window=WINDOW, miner=CANARY)
+    with pytest.raises(StoreError):
         await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
-        report = monitor.report(WINDOW)
-        assert report is not None
-        assert [item.accepted for item in report.canary_failures] == [True]
-        restarted = ValidatorMonitor(node, canaries=1)
-        await restarted.open()
-        assert restarted.distrusted_validators == {false_verdict.validator}
-
-    simulated(scenario)()
+    assert monitor.distrusted_validators == {false_verdict.validator}
+    disk.full = False
+    await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
+    report = monitor.report(WINDOW)
+    assert report is not None
+    assert [item.accepted for item in report.canary_failures] == [True]
+    restarted = ValidatorMonitor(node, canaries=1)
+    await restarted.open()
+    assert restarted.distrusted_validators == {false_verdict.validator}

@@ -47,7 +47,6 @@ class Resolver(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("host", ["bucket.example.org", "127.0.0.1", "localhost", "2130706433", "0x7f.1"])
 async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(nursery: trio.Nursery, host: str):
     server = FileServer()
@@ -62,7 +61,6 @@ async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(n
     assert server.requests == []
 
 
-@pytest.mark.trio
 async def test_a_host_name_is_resolved_once():
     """The first answer is a public address without a server; a second resolution would give loopback."""
     resolver = Resolver("192.88.99.1", "127.0.0.1")
@@ -73,7 +71,6 @@ async def test_a_host_name_is_resolved_once():
     assert resolver.query_count == 1
 
 
-@pytest.mark.trio
 async def test_an_allowed_address_is_read_through_the_same_transport(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ):

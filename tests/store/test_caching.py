@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
-from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.support.faults.decorated_store import DecoratedStore
 
 PIECE = 1000
 KEY = b"k" * 32
@@ -28,7 +28,7 @@ def path_of(data: bytes) -> str:
     return paths.patch(KEY, content_digest(data))
 
 
-class CountingStore:
+class CountingStore(DecoratedStore):
     """A store that counts the bytes it sends, and can fail.
 
     Attributes:
@@ -38,20 +38,10 @@ class CountingStore:
     """
 
     def __init__(self) -> None:
-        self.inner = MemoryStore()
+        super().__init__(MemoryStore())
         self.sent_bytes = 0
         self.cut_after: int | None = None
         self.pause = 0.0
-
-    async def put(self, path: str, data: bytes) -> None:
-        await self.inner.put(path, data)
-
-    async def delete(self, path: str) -> None:
-        await self.inner.delete(path)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix, after=after):
-            yield info
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if self.cut_after is not None and self.sent_bytes >= self.cut_after:
@@ -81,7 +71,6 @@ def files(cache_root: Path) -> list[str]:
     return sorted(str(path.relative_to(cache_root)) for path in cache_root.rglob("*") if path.is_file())
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 10 * PIECE, 10 * PIECE + 7])
 async def test_an_object_is_fetched_once(store: CachedStore, source: CountingStore, tmp_path: Path, size: int):
     data = blob(size)
@@ -97,7 +86,6 @@ async def test_an_object_is_fetched_once(store: CachedStore, source: CountingSto
     assert source.sent_bytes == size
 
 
-@pytest.mark.trio
 async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: DiskCache):
     data = blob(20 * PIECE + 1)
     await source.put(path_of(data), data)
@@ -150,7 +138,6 @@ def test_a_killed_process_leaves_its_pieces_to_the_next(source: CountingStore, c
     assert source.sent_bytes <= 12 * PIECE
 
 
-@pytest.mark.trio
 async def test_one_of_several_readers_fetches_an_object(source: CountingStore, cache: DiskCache, tmp_path: Path):
     data = blob(5 * PIECE)
     await source.put(path_of(data), data)
@@ -166,7 +153,6 @@ async def test_one_of_several_readers_fetches_an_object(source: CountingStore, c
     assert source.sent_bytes == len(data)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "damage", [lambda d: d[:-1], lambda d: b"", lambda d: bytes([d[0] ^ 1]) + d[1:], lambda d: d + b"x"]
 )
@@ -181,7 +167,6 @@ async def test_a_damaged_object_is_fetched_again(store: CachedStore, source: Cou
     assert file.read_bytes() == data
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("size", [PIECE // 2, 5 * PIECE])
 async def test_bytes_with_another_digest_are_returned_and_not_cached(
     store: CachedStore, source: CountingStore, tmp_path: Path, size: int
@@ -195,7 +180,6 @@ async def test_bytes_with_another_digest_are_returned_and_not_cached(
     assert await store.get(path_of(data), size) == data
 
 
-@pytest.mark.trio
 async def test_false_pieces_do_not_spoil_a_later_download(store: CachedStore, source: CountingStore):
     """Storage serves false pieces before an interruption, and true ones afterwards."""
     data = blob(10 * PIECE)
@@ -208,7 +192,6 @@ async def test_false_pieces_do_not_spoil_a_later_download(store: CachedStore, so
     assert await store.get(path_of(data), len(data)) == data
 
 
-@pytest.mark.trio
 async def test_a_download_whose_pieces_were_evicted_starts_again(source: CountingStore, tmp_path: Path):
     data, other = blob(10 * PIECE), blob(PIECE // 2, seed=1)
     await source.put(path_of(data), data)
@@ -223,7 +206,6 @@ async def test_a_download_whose_pieces_were_evicted_starts_again(source: Countin
     assert await CachedStore(source, large, piece_bytes=PIECE).get(path_of(data), len(data)) == data
 
 
-@pytest.mark.trio
 async def test_a_missing_object_leaves_no_files(store: CachedStore, tmp_path: Path):
     for seed in range(20):
         with pytest.raises(NotFoundError):
@@ -231,7 +213,6 @@ async def test_a_missing_object_leaves_no_files(store: CachedStore, tmp_path: Pa
     assert not [name for name in files(tmp_path / "cache") if name.startswith("partial")]
 
 
-@pytest.mark.trio
 async def test_an_object_that_is_shorter_or_missing(store: CachedStore, source: CountingStore, tmp_path: Path):
     data = blob(5 * PIECE)
     with pytest.raises(NotFoundError):
@@ -241,7 +222,6 @@ async def test_an_object_that_is_shorter_or_missing(store: CachedStore, source: 
     assert not [name for name in files(tmp_path / "cache") if name.startswith("objects")]
 
 
-@pytest.mark.trio
 async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(source: CountingStore, tmp_path: Path):
     root = tmp_path / "cache"
     limit = 64 * PIECE
@@ -263,7 +243,6 @@ async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(sour
     assert source.sent_bytes == before + 8 * PIECE
 
 
-@pytest.mark.trio
 async def test_an_object_too_large_for_the_cache_is_not_cached(source: CountingStore, tmp_path: Path):
     data = blob(10 * PIECE)
     await source.put(path_of(data), data)
@@ -272,7 +251,6 @@ async def test_an_object_too_large_for_the_cache_is_not_cached(source: CountingS
     assert files(tmp_path / "cache") == []
 
 
-@pytest.mark.trio
 async def test_mutable_objects_are_not_cached(store: CachedStore, source: CountingStore, tmp_path: Path):
     for path in (paths.head(KEY), paths.manifest(KEY, 1, KEY), paths.participant(KEY), paths.commitment(KEY, 1)):
         await source.put(path, b"one")
@@ -282,7 +260,6 @@ async def test_mutable_objects_are_not_cached(store: CachedStore, source: Counti
     assert files(tmp_path / "cache") == []
 
 
-@pytest.mark.trio
 async def test_objects_are_fetched_without_the_cache_when_the_disk_fails(
     source: CountingStore, cache: DiskCache, tmp_path: Path, monkeypatch
 ):
@@ -300,7 +277,6 @@ async def test_objects_are_fetched_without_the_cache_when_the_disk_fails(
     assert await store.get(path_of(data), len(data)) == data
 
 
-@pytest.mark.trio
 async def test_a_symbolic_link_in_the_cache_is_not_trusted(cache: DiskCache, source: CountingStore, tmp_path: Path):
     """A link to a file with another digest is replaced, and the file is not changed."""
     data = blob(10)

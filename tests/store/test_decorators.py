@@ -1,10 +1,11 @@
-"""RetryingStore, LimitedStore, MeteredStore, PrefixedStore and ReadOnlyStore, on a clock that jumps."""
+"""Decorators of stores on a clock that jumps: retries, limits, meters, prefixes, read-only and bounded listings."""
 
 import random
 
 import pytest
 import trio
 
+from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.prefixed import PrefixedStore
@@ -17,6 +18,7 @@ from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.measuring.store_tally import Tally, TallyMeter
+from tests.support.simulation.virtual_clock import simulated
 
 
 @pytest.fixture
@@ -35,7 +37,6 @@ def retrying(faulty: FaultyStore) -> RetryingStore:
 
 
 class TestRetrying:
-    @pytest.mark.trio
     @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_ANSWER])
     async def test_a_transient_failure_is_retried(self, faulty, retrying, fault, autojump_clock):
         for _ in range(3):
@@ -43,14 +44,12 @@ class TestRetrying:
         await retrying.put("a", b"x")
         assert await retrying.get("a", 1) == b"x"
 
-    @pytest.mark.trio
     async def test_pauses_double_and_are_jittered(self, faulty, retrying, autojump_clock):
         for _ in range(3):
             faulty.plan("put", Fault.ERROR)
         await retrying.put("a", b"x")
         assert 3.5 <= trio.current_time() <= 7.0  # 1 + 2 + 4 seconds, each cut to 50 to 100 percent
 
-    @pytest.mark.trio
     async def test_pauses_are_deterministic(self, memory, autojump_clock):
         async def seconds(seed: int) -> float:
             faulty, start = FaultyStore(memory, random.Random(0)), trio.current_time()
@@ -62,21 +61,18 @@ class TestRetrying:
 
         assert await seconds(1) == await seconds(1) != await seconds(2)
 
-    @pytest.mark.trio
     async def test_a_permanent_failure_is_raised_with_its_cause(self, faulty, retrying, autojump_clock):
         faulty.link = Link.NO_REQUESTS
         with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as error_info:
             await retrying.put("a", b"x")
         assert isinstance(error_info.value.__cause__, StoreError)
 
-    @pytest.mark.trio
     async def test_a_hanging_store_ends_at_the_deadline(self, faulty, retrying, autojump_clock):
         faulty.plan("get", Fault.HANG)
         with pytest.raises(StoreError, match="no answer within 60 s"):
             await retrying.get("a", 1)
         assert trio.current_time() == pytest.approx(60.0)
 
-    @pytest.mark.trio
     async def test_final_errors_are_not_retried(self, memory, faulty, retrying, autojump_clock):
         await memory.put("a", b"long")
         with pytest.raises(NotFoundError):
@@ -87,7 +83,6 @@ class TestRetrying:
             await RetryingStore(ReadOnlyStore(memory), random.Random(1)).put("a", b"")
         assert trio.current_time() == 0.0
 
-    @pytest.mark.trio
     async def test_a_listing_continues_after_a_failure(self, memory, faulty, retrying, autojump_clock):
         expected_paths = [f"x/{number:02}" for number in range(40)]
         for path in expected_paths:
@@ -99,7 +94,6 @@ class TestRetrying:
 
 
 class TestLimited:
-    @pytest.mark.trio
     async def test_requests_beyond_the_burst_are_delayed(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
         times = []
@@ -112,7 +106,6 @@ class TestLimited:
             await store.delete("a")
         assert trio.current_time() == pytest.approx(102.0)
 
-    @pytest.mark.trio
     async def test_concurrent_operations_are_limited(self, memory, autojump_clock):
         slow = FaultyStore(memory, random.Random(1), {Fault.DELAY: 1.0}, delay=1.0)
         active = most = 0
@@ -133,7 +126,6 @@ class TestLimited:
                 nursery.start_soon(store.put, str(number), b"")
         assert most == 3
 
-    @pytest.mark.trio
     async def test_objects_beyond_the_ceilings_are_refused(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=9, max_put_bytes=4, max_get_bytes=2))
         with pytest.raises(TooLargeError):
@@ -143,7 +135,6 @@ class TestLimited:
             await store.get("a", 100)
         assert await store.get("a", 100, offset=2, size=2) == b"34"
 
-    @pytest.mark.trio
     async def test_a_listing_releases_its_slot_while_its_reader_works(self, memory, autojump_clock):
         store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
         for name in "abc":
@@ -154,7 +145,6 @@ class TestLimited:
 
 
 class TestMetered:
-    @pytest.mark.trio
     async def test_operations_are_counted_by_outcome(self, memory, autojump_clock):
         faulty, meter = FaultyStore(memory, random.Random(1), delay=0.0), TallyMeter()
         store = MeteredStore(faulty, meter)
@@ -185,7 +175,6 @@ class TestMetered:
 
 
 class TestPrefixed:
-    @pytest.mark.trio
     async def test_objects_outside_the_prefix_are_neither_read_nor_written(self, memory):
         await memory.put("one/a", b"1")
         await memory.put("one-more/a", b"2")
@@ -203,7 +192,6 @@ class TestPrefixed:
             PrefixedStore(memory, prefix)
 
 
-@pytest.mark.trio
 async def test_a_read_only_store_reads_and_refuses_writes(memory):
     await memory.put("a", b"x")
     store = ReadOnlyStore(memory)
@@ -214,3 +202,48 @@ async def test_a_read_only_store_reads_and_refuses_writes(memory):
     with pytest.raises(PermanentError):
         await store.delete("a")
     assert await memory.get("a", 1) == b"x"
+
+
+# BoundedStore: listings with duplicates or foreign paths, and listings that never end
+
+
+async def filled(count: int) -> MemoryStore:
+    store = MemoryStore()
+    for number in range(count):
+        await store.put(f"a/{number:03d}", b"x")
+    return store
+
+
+async def list_paths(store: BoundedStore, prefix: str = "a/", after: str = "") -> list[str]:
+    return [info.path async for info in store.list(prefix, after=after)]
+
+
+@pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
+@simulated
+async def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
+    faulty = FaultyStore(await filled(50), random.Random(1))
+    faulty.plan("list", fault)
+    paths = await list_paths(BoundedStore(faulty))
+    assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
+
+
+@simulated
+async def test_an_endless_listing_ends_in_an_error_of_one_line():
+    faulty = FaultyStore(await filled(5), random.Random(1))
+    faulty.plan("list", Fault.LIST_ENDLESS)
+    with pytest.raises(StoreError, match="more than 100 entries"):
+        await list_paths(BoundedStore(faulty, 100))
+    assert len(await list_paths(BoundedStore(faulty, 5))) == 5
+
+
+@simulated
+async def test_foreign_paths_are_left_out():
+    class UnfilteredStore(MemoryStore):
+        async def list(self, prefix: str, *, after: str = ""):
+            async for info in super().list("", after=""):
+                yield info
+
+    store = UnfilteredStore()
+    for path in ("a/1", "a/2", "b/1"):
+        await store.put(path, b"x")
+    assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]

@@ -1,4 +1,4 @@
-"""HttpsStore with servers that break off, falsify responses, are slow, or redirect."""
+"""HttpsStore: servers that break off, falsify responses, are slow or redirect, and hostile listings."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -7,7 +7,9 @@ import pytest
 import trio
 
 from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
+from grailnode.store.https.listing import ListingError, read_page
 from grailnode.store.permanent_error import PermanentError
+from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
@@ -61,7 +63,6 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
     assert str(error_info.value).startswith("http://127.0.0.1:")
 
 
-@pytest.mark.trio
 async def test_a_transfer_that_breaks_off_is_resumed(store, server):
     server.change = lambda request, reply: replace_reply(reply, cut=300_000)
     assert await store.get("o", len(OBJECT)) == OBJECT
@@ -71,14 +72,12 @@ async def test_a_transfer_that_breaks_off_is_resumed(store, server):
     assert all(request.headers["if-range"].startswith('"') for request in server.requests[1:])
 
 
-@pytest.mark.trio
 async def test_the_transfer_of_a_range_is_resumed(store, server):
     server.change = lambda request, reply: replace_reply(reply, cut=100_000)
     assert await store.get("o", MIB, offset=1000, size=250_000) == OBJECT[1000:251_000]
     assert [request.headers["range"].rpartition("-")[2] for request in server.requests] == ["250999"] * 3
 
 
-@pytest.mark.trio
 async def test_two_objects_are_never_mixed(store, server):
     other = OBJECT[::-1]
 
@@ -92,7 +91,6 @@ async def test_two_objects_are_never_mixed(store, server):
     assert await store.get("o", len(OBJECT)) == other
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("etag", [None, 'W/"weak"', "unquoted"])
 async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag):
     def change(request: HttpRequest, reply: Reply) -> Reply:
@@ -106,7 +104,6 @@ async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag)
     assert [request.headers.get("range") for request in server.requests] == [None, None]
 
 
-@pytest.mark.trio
 async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
     server.change = lambda request, reply: replace_reply(reply, cut=0)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
@@ -116,7 +113,6 @@ async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
     assert len(server.requests) == 1 + 4
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("length", [None, UNSAID, 5])
 async def test_an_object_beyond_max_bytes_is_refused(store, server, length):
     server.objects["/o"] = bytes(32 * MIB)
@@ -127,7 +123,6 @@ async def test_an_object_beyond_max_bytes_is_refused(store, server, length):
         await fails(store.get("o", 1000), "1000", TooLargeError)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_redirects_are_not_followed(store, server, url, status):
     server.change = lambda request, reply: Reply(status, b"", {"Location": f"{url}/o"})
@@ -135,7 +130,6 @@ async def test_redirects_are_not_followed(store, server, url, status):
     assert len(server.requests) == 1
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("status", "match"), [(429, "too many requests"), (500, "500"), (503, "unavailable"), (204, "204")]
 )
@@ -144,21 +138,18 @@ async def test_other_statuses_are_errors(store, server, status, match):
     await fails(store.get("o", 10), match)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("status", [403, 404, 410])
 async def test_a_missing_object_by_status(store, server, status):
     server.change = lambda request, reply: Reply(status, b"<html>")
     await fails(store.get("o", 10), "no such object", NotFoundError)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("content_range", ["", "bytes 1-4/10", "bytes x", "items 2-5/10", "bytes 2-5/10 or so"])
 async def test_a_response_with_another_range_is_an_error(store, server, content_range):
     server.change = lambda request, reply: Reply(206, b"2345", {"Content-Range": content_range})
     await fails(store.get("o", 10, offset=2, size=4), "range")
 
 
-@pytest.mark.trio
 async def test_a_server_without_ranges(store, server):
     server.change = lambda request, reply: Reply(200, OBJECT)
     assert await store.get("o", 4, size=4) == OBJECT[:4]
@@ -166,20 +157,17 @@ async def test_a_server_without_ranges(store, server):
     await fails(store.get("o", 4, offset=2, size=4), "ranges", PermanentError)
 
 
-@pytest.mark.trio
 async def test_a_server_that_sends_more_than_the_range(store, server):
     server.change = lambda request, reply: Reply(206, OBJECT[2:], {"Content-Range": "bytes 2-9999/10000"})
     assert await store.get("o", 4, offset=2, size=4) == OBJECT[2:6]
 
 
-@pytest.mark.trio
 async def test_compressed_answers_are_refused(store, server):
     server.change = lambda request, reply: replace_reply(reply, headers={"Content-Encoding": "gzip"})
     await fails(store.get("o", len(OBJECT)), "compresses")
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("cookie", ["a=b", "٣", "a=٣; Path=/"])
 async def test_cookies_are_ignored(store, server, cookie):
     server.change = lambda request, reply: replace_reply(reply, headers={"Set-Cookie": cookie})
@@ -188,21 +176,18 @@ async def test_cookies_are_ignored(store, server, cookie):
     assert all("cookie" not in request.headers for request in server.requests)
 
 
-@pytest.mark.trio
 async def test_a_transfer_below_the_minimum_rate_fails(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(grace=0.1, min_rate=1e6))
     server.change = lambda request, reply: replace_reply(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
-@pytest.mark.trio
 async def test_the_deadline_holds_for_everything(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(deadline=0.1, grace=60.0))
     server.change = lambda request, reply: replace_reply(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 
 
-@pytest.mark.trio
 async def test_a_silent_server_is_an_error(url, server):
     async with open_client(connect=2.0, silence=0.1) as client:
         store = HttpsStore(url, client, plain_http=True)
@@ -210,21 +195,18 @@ async def test_a_silent_server_is_an_error(url, server):
         await fails(store.get("o", len(OBJECT)), "ReadTimeout")
 
 
-@pytest.mark.trio
 async def test_an_unreachable_server_is_reported_with_its_url(client):
     for base in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
         with pytest.raises(StoreError, match=base):
             await HttpsStore(base, client, plain_http=True).get("o", 1)
 
 
-@pytest.mark.trio
 async def test_writes_are_refused(store, server):
     await fails(store.put("a", b""), "reading only", PermanentError)
     await fails(store.delete("a"), "reading only", PermanentError)
     assert server.requests == []
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "base",
     [
@@ -246,9 +228,110 @@ async def test_base_urls_that_are_refused(client, base):
         HttpsStore(base, client)
 
 
-@pytest.mark.trio
 async def test_the_environment_is_not_read(url, server, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     async with open_client() as client:
         assert await HttpsStore(url, client, plain_http=True).get("o", MIB, size=3) == OBJECT[:3]
+
+
+# Listing a public bucket over HTTPS: real pages, and responses of hostile servers
+
+
+HEAD = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+
+
+def page(*keys: str, token: str = "", is_truncated: bool = False) -> bytes:
+    contents = "".join(f"<Contents><Key>{key}</Key><Size>3</Size></Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    flag = str(is_truncated or bool(token)).lower()
+    return f"{HEAD}<IsTruncated>{flag}</IsTruncated>{contents}{more}</ListBucketResult>".encode()
+
+
+async def list_paths(url: str, client: httpx.AsyncClient, prefix: str = "p/", after: str = "") -> list[str]:
+    store = HttpsStore(url, client, plain_http=True)
+    return [info.path async for info in store.list(prefix, after=after)]
+
+
+async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client, monkeypatch: pytest.MonkeyPatch):
+    """moto serves anonymous requests, here in pages of ten keys."""
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
+    location, credentials = moto_bucket
+    store = S3Store(location, credentials)
+    expected_paths = [f"p/{number:04d} &é" for number in range(25)]
+    for path in [*expected_paths, "q/other"]:
+        await store.put(path, b"abc")
+    base = f"{location.endpoint}/{location.bucket}"
+    assert await list_paths(base, client) == expected_paths
+    assert await list_paths(base, client, after=expected_paths[12]) == expected_paths[13:]
+    store.close()
+
+
+async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nursery: trio.Nursery):
+    targets: list[str] = []
+
+    def answer(request: HttpRequest) -> Reply:
+        targets.append(request.target)
+        first = len(targets) == 1
+        return Reply(200, page("p/../a", "p/a", "p/b", "q", token="t/&amp;1") if first else page("r", "s"))
+
+    url = await nursery.start(serve, answer)
+    assert await list_paths(url, client) == ["p/a", "p/b"]
+    assert targets[0] == "/?list-type=2&prefix=p%2F"
+    assert targets[1].endswith("continuation-token=t%2F%261")
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "match"),
+    [
+        (Reply(200, b"<html>"), PermanentError, "cannot be listed"),
+        (Reply(200, b""), PermanentError, "cannot be listed"),
+        (Reply(200, b"<Error/>"), PermanentError, "not a ListBucketResult"),
+        (Reply(403, b"<Error/>"), PermanentError, "answered 403"),
+        (Reply(301, b"", {"Location": "/x"}), PermanentError, "answered 301"),
+        (Reply(503, b""), StoreError, "answered 503"),
+        (Reply(200, page("p/b", "p/a")), StoreError, "out of order"),
+        (Reply(200, page("p/a", "p/a")), StoreError, "out of order"),
+        (Reply(200, page("p/a", token="again")), StoreError, "out of order"),
+        (Reply(200, page(token="again")), StoreError, "announces more pages"),
+        (Reply(200, page("p/a", is_truncated=True)), StoreError, "announces more pages"),
+        (Reply(200, page() + b" " * (9 << 20)), StoreError, "a page of more than"),
+    ],
+)
+async def test_invalid_listings(client, nursery: trio.Nursery, reply: Reply, kind, match: str):
+    url = await nursery.start(serve, lambda _: reply)
+    with pytest.raises(kind, match=match) as error_info:
+        await list_paths(url, client)
+    assert "\n" not in str(error_info.value)
+
+
+@pytest.mark.parametrize("key", ["q/{:06d}", "p/../{:06d}"], ids=["of others", "of no object"])
+async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(client, nursery: trio.Nursery, key: str):
+    targets: list[str] = []
+
+    def answer(request: HttpRequest) -> Reply:
+        targets.append(request.target)
+        return Reply(200, page(key.format(len(targets)), token="more"))
+
+    url = await nursery.start(serve, answer)
+    with pytest.raises(StoreError, match="announces more pages"):
+        await list_paths(url, client)
+    assert len(targets) < 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'<!DOCTYPE a [<!ENTITY b "' + b"c" * 99 + b'">]><ListBucketResult>&b;</ListBucketResult>',
+        b'<!DOCTYPE a SYSTEM "http://127.0.0.1/">' + b"<ListBucketResult/>",
+        b"<ListBucketResult>" + b"<a>" * 50,
+        b"<ListBucketResult><Contents><Key>" + b"k" * 5000 + b"</Key></Contents></ListBucketResult>",
+        b"<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>",
+        b"<ListBucketResult><Contents><Size>" + b"9" * 99 + b"</Size></Contents></ListBucketResult>",
+        b"<ListBucketResult>&undefined;</ListBucketResult>",
+        b"\xff\xfe<",
+    ],
+)
+def test_hostile_documents(data: bytes):
+    with pytest.raises(ListingError):
+        read_page(data)

@@ -85,7 +85,6 @@ def test_a_writer_killed_at_any_time_leaves_a_whole_object(tmp_path: Path):
     assert killer.wait(30) == 0
 
 
-@pytest.mark.trio
 async def test_listings_leave_out_files_that_no_put_created(tmp_path: Path):
     store = LocalStore(tmp_path)
     await store.put("a/object", b"x")
@@ -99,7 +98,6 @@ async def test_listings_leave_out_files_that_no_put_created(tmp_path: Path):
     assert await paths(store, "") == ["a/object"]
 
 
-@pytest.mark.trio
 async def test_links_and_pipes_are_not_read(tmp_path: Path):
     store = LocalStore(tmp_path / "store")
     (tmp_path / "secret").write_bytes(b"of another owner")
@@ -111,7 +109,6 @@ async def test_links_and_pipes_are_not_read(tmp_path: Path):
         await store.get("pipe", 100)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
@@ -144,7 +141,6 @@ async def test_a_disk_error_is_reported_in_one_line_and_leaves_the_old_object(
     assert temporaries(tmp_path) == []
 
 
-@pytest.mark.trio
 async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LocalStore(tmp_path, inline=True)
     events: list[str] = []
@@ -165,7 +161,6 @@ async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, monkeyp
     assert events == [temporary, root, folder, "rename", folder]
 
 
-@pytest.mark.trio
 async def test_a_missing_directory_is_reported(tmp_path: Path):
     store = LocalStore(tmp_path / "store")
     (tmp_path / "store" / ".tmp").rmdir()
@@ -183,7 +178,6 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path):
         LocalStore(tmp_path / "file")
 
 
-@pytest.mark.trio
 async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
     store = LocalStore(tmp_path)
     await store.put("a/b/c/d", b"")
@@ -194,7 +188,6 @@ async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp"]
 
 
-@pytest.mark.trio
 async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LocalStore(tmp_path, inline=True)
     for path in ("a/b/one", "a/two"):

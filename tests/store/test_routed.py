@@ -1,7 +1,5 @@
 """RoutedStore and SpaceDirectory: where each path is read, and what a meeting point that lies can do."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
@@ -11,7 +9,8 @@ from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
-from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
+from roles.ports import NotFoundError, ObjectStore, StoreError
+from tests.support.faults.decorated_store import DecoratedStore
 
 RUN = b"r" * 32
 ME, TRAINER, MINER, OTHER = (SigningKey(letter * 32) for letter in (b"m", b"t", b"n", b"o"))
@@ -31,22 +30,14 @@ class ManualClock:
         raise AssertionError
 
 
-class UnavailableStore:
+class UnavailableStore(DecoratedStore):
     """A store whose service does not answer."""
 
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        raise StoreError(f"{path}: no answer")
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
 
-    async def put(self, path: str, data: bytes) -> None:
+    async def before(self, operation: str, path: str) -> None:
         raise StoreError(f"{path}: no answer")
-
-    async def delete(self, path: str) -> None:
-        raise StoreError(f"{path}: no answer")
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in MemoryStore().list(prefix, after=after):
-            yield info
-        raise StoreError(f"{prefix}: no answer")
 
 
 class World:
@@ -98,7 +89,6 @@ def world() -> World:
     return World()
 
 
-@pytest.mark.trio
 async def test_every_path_is_read_from_its_writers_store(world: World):
     await world.announce(TRAINER, "https://t.example.org")
     await world.space("https://t.example.org", TRAINER, b"trainer's")
@@ -114,7 +104,6 @@ async def test_every_path_is_read_from_its_writers_store(world: World):
     assert world.opened_spaces == [("https://t.example.org", TRAINER.public)]
 
 
-@pytest.mark.trio
 async def test_a_node_writes_only_its_own_paths(world: World):
     await world.store.put(paths.commitment(ME.public, 3), b"mine")
     await world.store.put(paths.participant(ME.public), b"me")
@@ -128,7 +117,6 @@ async def test_a_node_writes_only_its_own_paths(world: World):
             await world.store.delete(path)
 
 
-@pytest.mark.trio
 async def test_a_configured_peer_takes_precedence_over_its_announcement():
     configured = MemoryStore()
     await configured.put(paths.head(TRAINER.public), b"configured")
@@ -138,7 +126,6 @@ async def test_a_configured_peer_takes_precedence_over_its_announcement():
     assert world.opened_spaces == []
 
 
-@pytest.mark.trio
 async def test_a_moved_space_is_followed(world: World):
     await world.announce(MINER, "https://a.example.org")
     await world.space("https://a.example.org", MINER, b"old")
@@ -151,7 +138,6 @@ async def test_a_moved_space_is_followed(world: World):
     assert await world.store.get(paths.head(MINER.public), 100) == b"new"
 
 
-@pytest.mark.trio
 async def test_an_old_announcement_does_not_replace_a_newer_one(world: World):
     old = world.announcement(MINER, "https://a.example.org", HOUR)
     await world.announce(MINER, "https://b.example.org", 2 * HOUR)
@@ -165,7 +151,6 @@ async def test_an_old_announcement_does_not_replace_a_newer_one(world: World):
     assert b"b.example.org" in await world.store.get(paths.participant(MINER.public), 4096)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("meeting", [MemoryStore(), UnavailableStore()], ids=["forgets", "is down"])
 async def test_an_announcement_is_remembered_until_it_expires(world: World, meeting):
     await world.announce(MINER, "https://a.example.org", HOUR)
@@ -183,7 +168,6 @@ async def test_an_announcement_is_remembered_until_it_expires(world: World, meet
         await world.store.get(paths.participant(MINER.public), 100)
 
 
-@pytest.mark.trio
 async def test_invalid_announcements_are_not_remembered(world: World):
     path = paths.participant(MINER.public)
     for data in (
@@ -202,7 +186,6 @@ async def test_invalid_announcements_are_not_remembered(world: World):
         await world.store.get("participants/nobody", 100)
 
 
-@pytest.mark.trio
 async def test_a_full_directory_keeps_the_first_announcements_and_those_of_authority_keys(world: World):
     crowd = [SigningKey(bytes([65 + number]) * 32) for number in range(9)]
     for key in crowd:
@@ -221,7 +204,6 @@ async def test_a_full_directory_keeps_the_first_announcements_and_those_of_autho
     assert not remembered_keys & {key.public for key in crowd}
 
 
-@pytest.mark.trio
 async def test_a_damaged_announcement_in_the_state_is_replaced(world: World):
     await world.state.put(STATE_PREFIX + MINER.public.hex(), b"rubbish")
     await world.announce(MINER, "https://a.example.org")
@@ -230,7 +212,6 @@ async def test_a_damaged_announcement_in_the_state_is_replaced(world: World):
     assert await world.restart().get(paths.participant(MINER.public), 4096)
 
 
-@pytest.mark.trio
 async def test_a_prefix_without_a_writer_cannot_be_listed(world: World):
     with pytest.raises(PermanentError, match="cannot be listed as one"):
         [info async for info in world.store.list("")]

@@ -80,7 +80,6 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
     assert str(error_info.value).startswith("s3://bucket/")
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     ("status", "code", "match"),
     [
@@ -110,13 +109,11 @@ async def test_errors_of_the_service_are_reported_in_one_line(store, service, st
     assert all(len(request.target) < 200 for request in service.requests)
 
 
-@pytest.mark.trio
 async def test_a_missing_object(store, service):
     service.reply = refusal(404, "NoSuchKey")
     await fails(store.get("a", 1), "no such object", NotFoundError)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(
     "body", [b"", b"<", b"not xml", b"<a/>" * 100, b"\xff\xfe", b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>']
 )
@@ -158,7 +155,6 @@ VALUES = (
 )
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_answers_never_leak_another_exception(store, service, seed):
     rng = random.Random(seed)
@@ -181,7 +177,6 @@ async def test_random_answers_never_leak_another_exception(store, service, seed)
             await store.abort_uploads("", 1e12)
 
 
-@pytest.mark.trio
 async def test_botocore_does_not_retry(store, service):
     service.reply = refusal(500, "InternalError")
     await fails(store.put("a", b"x"), "refused")
@@ -189,20 +184,17 @@ async def test_botocore_does_not_retry(store, service):
     assert [request.method for request in service.requests] == ["PUT", "GET"]
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("claims_its_length", [True, False])
 async def test_an_object_beyond_the_ceiling_is_not_read(store, service, claims_its_length):
     service.reply = Reply(200, bytes(8 * MIB), length=None if claims_its_length else UNSAID)
     await fails(store.get("a", 1000), "1000", TooLargeError)
 
 
-@pytest.mark.trio
 async def test_an_interrupted_response_is_an_error(store, service):
     service.reply = Reply(200, b"x" * 1000, cut=400)
     await fails(store.get("a", 1000), "s3://bucket/a: .")
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize(("piece", "pause"), [(1, 0.02), (500, 60.0)], ids=["crawls", "stops"])
 async def test_a_slow_or_silent_response_ends_at_its_deadline(location, service, piece, pause):
     impatient = S3Location(
@@ -216,7 +208,6 @@ async def test_a_slow_or_silent_response_ends_at_its_deadline(location, service,
     store.close()
 
 
-@pytest.mark.trio
 async def test_a_response_with_another_range_is_an_error(store, service):
     for reply in [
         Reply(200, b"0123456789"),
@@ -230,7 +221,6 @@ async def test_a_response_with_another_range_is_an_error(store, service):
     assert await store.get("a", 10, offset=2, size=4) == b"2345"
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_response_that_is_not_an_object_has_a_maximum_size(store, service, monkeypatch, status):
     monkeypatch.setattr(s3_session, "MAX_RESPONSE_BYTES", 100_000)
@@ -238,28 +228,24 @@ async def test_a_response_that_is_not_an_object_has_a_maximum_size(store, servic
     await fails(paths(store, "a"), "more than 100000 bytes")
 
 
-@pytest.mark.trio
 async def test_a_circular_listing_ends_in_an_error(store, service):
     service.reply = listing(["a/1", "a/2"], token="again")
     await fails(paths(store, "a/"), "out of order")
     assert len(service.requests) == 2
 
 
-@pytest.mark.trio
 async def test_endless_empty_pages_end_in_an_error(store, service):
     service.reply = listing([], token="again")
     await fails(paths(store, "a/"), "announces more pages")
     assert len(service.requests) <= MAX_EMPTY_PAGES + 2
 
 
-@pytest.mark.trio
 async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, service):
     service.answer = lambda request: listing([f"b/{len(service.requests):06d}"], token="more")
     await fails(paths(store, "a/"), "announces more pages")
     assert len(service.requests) <= MAX_EMPTY_PAGES + 2
 
 
-@pytest.mark.trio
 async def test_a_listing_leaves_out_invalid_and_foreign_keys(store, service):
     keys = ["0", "a/", "a/.hidden", "a//b", "a/1", "a/2/../3", "a/4", "b"]
     service.reply = listing(keys)
@@ -271,7 +257,6 @@ async def test_a_listing_leaves_out_invalid_and_foreign_keys(store, service):
         await paths(store, "a/")
 
 
-@pytest.mark.trio
 async def test_a_part_without_an_etag_is_an_error(location, service):
     store = S3Store(S3Location("bucket", location.endpoint, addressing="path", part_bytes=5 * MIB), CREDENTIALS)
 
@@ -286,7 +271,6 @@ async def test_a_part_without_an_etag_is_an_error(location, service):
     store.close()
 
 
-@pytest.mark.trio
 async def test_a_completion_that_fails_with_status_200_is_an_error(location, service):
     store = S3Store(S3Location("bucket", location.endpoint, addressing="path", part_bytes=5 * MIB), CREDENTIALS)
 
@@ -303,7 +287,6 @@ async def test_a_completion_that_fails_with_status_200_is_an_error(location, ser
     store.close()
 
 
-@pytest.mark.trio
 async def test_an_unreachable_server_is_reported_with_its_url():
     for endpoint in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
         location = S3Location("bucket", endpoint, addressing="path", connect_timeout=0.5, base_seconds=5.0)
@@ -312,7 +295,6 @@ async def test_an_unreachable_server_is_reported_with_its_url():
         store.close()
 
 
-@pytest.mark.trio
 async def test_a_request_uses_the_given_keys_and_no_environment(service, location, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-environment")
@@ -338,7 +320,6 @@ def _xml(body: str) -> Reply:
     return Reply(200, f"<?xml version='1.0'?><R>{body}</R>".encode(), {"Content-Type": "application/xml"})
 
 
-@pytest.mark.trio
 async def test_uploads_and_parts_are_adopted_from_every_page_of_their_lists(location, service):
     """Ours is on the second page of uploads, and each of its parts on a page of its own."""
     data = bytes(range(256)) * (12 * MIB // 256)
@@ -372,7 +353,6 @@ async def test_uploads_and_parts_are_adopted_from_every_page_of_their_lists(loca
     store.close()
 
 
-@pytest.mark.trio
 async def test_a_circular_list_of_uploads_ends_in_an_error(store, service):
     marks = "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"
     service.reply = _xml(f"<IsTruncated>true</IsTruncated>{marks}")

@@ -4,17 +4,26 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import trio
 from botocore.exceptions import ConnectionClosedError
 
+from grailnode.config import Config, load
+from grailnode.node.stores import sweep_orphans
+from grailnode.run import workspace
+from grailnode.run.creation import Choices
+from grailnode.store.s3.s3_errors import UnsupportedError
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from grailnode.store.s3.s3_upload import _part_size
 from protocol.limits import GIB, MIB
 from roles.ports import StoreError
+from tests.store.s3_buckets import CREDENTIALS, Bucket
+from tests.support.simulation.network import Log
 
 OBJECT = os.urandom(17 * MIB + 5)
 PARTS = 4
@@ -63,7 +72,6 @@ def store(bucket: tuple[S3Location, S3Credentials]) -> Iterator[S3Store]:
     store.close()
 
 
-@pytest.mark.trio
 async def test_a_large_object_arrives_whole(store):
     faults = RequestFaults(store)
     await store.put("large/object", OBJECT)
@@ -72,7 +80,6 @@ async def test_a_large_object_arrives_whole(store):
     assert await store.get("large/object", 100, offset=10 * MIB - 3, size=9) == OBJECT[10 * MIB - 3 :][:9]
 
 
-@pytest.mark.trio
 async def test_a_second_attempt_sends_only_what_is_missing(store):
     faults = RequestFaults(store)
     faults.unsent = {"UploadPart 3"}
@@ -88,7 +95,6 @@ async def test_a_second_attempt_sends_only_what_is_missing(store):
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
-@pytest.mark.trio
 async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lost(store):
     faults = RequestFaults(store)
     faults.unanswered = {"CompleteMultipartUpload"}
@@ -101,7 +107,6 @@ async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lo
     assert await store.abort_uploads("", time.time() + 60) == 0
 
 
-@pytest.mark.trio
 async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
     RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
@@ -116,7 +121,6 @@ async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
     successor.close()
 
 
-@pytest.mark.trio
 async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
     RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
@@ -128,7 +132,6 @@ async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
     successor.close()
 
 
-@pytest.mark.trio
 async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store, bucket):
     RequestFaults(store).unsent = {"UploadPart 2"}
     with pytest.raises(StoreError):
@@ -140,7 +143,6 @@ async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store,
     successor.close()
 
 
-@pytest.mark.trio
 async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
     faults = RequestFaults(store)
     faults.unsent = {"UploadPart 2"}
@@ -154,7 +156,6 @@ async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
-@pytest.mark.trio
 async def test_orphans_are_aborted_when_they_are_old_enough(store):
     RequestFaults(store).unsent = {"CompleteMultipartUpload"}
     for path in ("mine/a", "theirs/a"):
@@ -175,3 +176,86 @@ def test_parts_grow_when_there_would_be_too_many():
 def test_parts_below_5_mib_are_refused():
     with pytest.raises(ValueError, match="5 MiB"):
         S3Location("bucket", part_bytes=MIB)
+
+
+# sweep_orphans: a writer aborts its own old multipart uploads when it starts, and no others
+
+
+MINE, THEIRS = b"m" * 32, b"t" * 32
+DAY = 86_400.0
+
+
+@pytest.fixture
+def any_bucket(rclone_bucket: Bucket) -> Bucket:
+    return rclone_bucket  # moto reports 2010 as the start of every upload
+
+
+@pytest.fixture(params=["", "runs/one"], ids=["whole-bucket", "prefix"])
+def config(request, any_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The configuration of a node with this bucket as its store."""
+    location, _ = any_bucket
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", CREDENTIALS.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CREDENTIALS.secret_key)
+    values = {"kind": "s3", "bucket": location.bucket, "endpoint": location.endpoint, "addressing": "path"}
+    values |= {"prefix": request.param} if request.param else {}
+    return load(
+        workspace.create(tmp_path, Choices(), workspace.Pace()).config,
+        [f"store.{k}={v}" for k, v in values.items()],
+    )
+
+
+def leave_unfinished_upload(store: S3Store, path: str) -> None:
+    """Upload the parts of an object, and fail before the completion."""
+
+    def fail(event_name: str, **_: object) -> None:
+        raise ConnectionClosedError(endpoint_url="the wire")
+
+    store._session.client.meta.events.register("request-created.s3.CompleteMultipartUpload", fail)
+    with pytest.raises(StoreError):
+        trio.run(store.put, path, bytes(17 * MIB))
+
+
+def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config, any_bucket: Bucket):
+    store = S3Store(*any_bucket)
+    under = f"{config.store.prefix}/" if config.store.prefix else ""
+    for owner in (MINE, THEIRS):
+        leave_unfinished_upload(store, f"{under}{owner.hex()}/anchors/a")
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
+    trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
+    assert log.events == [("orphans-swept", {"uploads": 1})]  # nothing at the first and the last sweep
+    assert trio.run(store.abort_uploads, "", time.time() + 60) == 1  # the other owner's is still there
+    store.close()
+
+
+def test_a_bucket_in_which_no_upload_ever_began_causes_no_event(config: Config):
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    assert log.events == []
+
+
+def test_a_service_that_refuses_causes_one_event(config: Config):
+    misconfigured = config.model_copy(update={"store": config.store.model_copy(update={"bucket": "no-such-bucket"})})
+    log = Log("miner")
+    trio.run(sweep_orphans, misconfigured, MINE, log, time.time())
+    [(name, fields)] = log.events
+    assert name == "orphan-sweep-failed"
+    assert "\n" not in fields["error"]
+
+
+def test_a_service_that_lists_no_uploads_causes_no_event(config: Config, monkeypatch: pytest.MonkeyPatch):
+    async def abort_uploads(self: S3Store, prefix: str, before: float) -> int:
+        raise UnsupportedError("s3://bucket: the service does not implement this")
+
+    monkeypatch.setattr(S3Store, "abort_uploads", abort_uploads)
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    assert log.events == []
+
+
+def test_a_local_store_has_no_uploads_to_abort(tmp_path: Path):
+    config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
+    log = Log("miner")
+    trio.run(sweep_orphans, config, MINE, log, time.time())
+    assert log.events == []

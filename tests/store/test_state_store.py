@@ -114,36 +114,30 @@ def test_a_file_of_another_object_form_or_run_is_refused(file: Path, tmp_path: P
     assert "of form 2, which another version of this program wrote; this one reads form 1" in refusal(tmp_path)
 
 
-def test_a_missing_object_is_noticed_by_listing_and_after_a_restart(tmp_path: Path):
-    async def scenario() -> None:
-        state = store(tmp_path)
-        for number in range(3):
-            await state.put(f"ledger/{number}", DATA)
-        await state.put("outbox/1", DATA)
-        (tmp_path / "ledger/2").unlink()
-        for other in (state, store(tmp_path)):
-            with pytest.raises(StateError, match=re.escape(f"{tmp_path}/ledger/2: missing")):
-                await paths(other, "ledger/")
-            assert await paths(other, "outbox/") == ["outbox/1"]
-        (tmp_path / "ledger/0").unlink()
-        with pytest.raises(StateError, match=re.escape("ledger/0: missing (and 1 more)")):
-            await paths(state)
-
-    trio.run(scenario)
+async def test_a_missing_object_is_noticed_by_listing_and_after_a_restart(tmp_path: Path):
+    state = store(tmp_path)
+    for number in range(3):
+        await state.put(f"ledger/{number}", DATA)
+    await state.put("outbox/1", DATA)
+    (tmp_path / "ledger/2").unlink()
+    for other in (state, store(tmp_path)):
+        with pytest.raises(StateError, match=re.escape(f"{tmp_path}/ledger/2: missing")):
+            await paths(other, "ledger/")
+        assert await paths(other, "outbox/") == ["outbox/1"]
+    (tmp_path / "ledger/0").unlink()
+    with pytest.raises(StateError, match=re.escape("ledger/0: missing (and 1 more)")):
+        await paths(state)
 
 
-def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path: Path):
-    async def scenario() -> None:
-        one, other = store(tmp_path), store(tmp_path)
-        for number in range(100):
-            await one.put(f"inbox/{number}", DATA)
-            assert await paths(other, "inbox/") == [f"inbox/{number}"]
-            await other.delete(f"inbox/{number}")
-            assert await paths(one) == []
-            with pytest.raises(NotFoundError):
-                await one.get(f"inbox/{number}", 1000)
-
-    trio.run(scenario)
+async def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path: Path):
+    one, other = store(tmp_path), store(tmp_path)
+    for number in range(100):
+        await one.put(f"inbox/{number}", DATA)
+        assert await paths(other, "inbox/") == [f"inbox/{number}"]
+        await other.delete(f"inbox/{number}")
+        assert await paths(one) == []
+        with pytest.raises(NotFoundError):
+            await one.get(f"inbox/{number}", 1000)
 
 
 def test_what_another_process_deletes_as_soon_as_it_is_there_is_not_missed(
@@ -168,25 +162,22 @@ def test_what_another_process_deletes_as_soon_as_it_is_there_is_not_missed(
             trio.run(state.get, "inbox/5", 1000)
 
 
-def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path: Path):
-    async def scenario() -> None:
-        one, other = StateStore(tmp_path, RUN), StateStore(tmp_path, RUN)
+async def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path: Path):
+    one, other = StateStore(tmp_path, RUN), StateStore(tmp_path, RUN)
 
-        async def write(task: int) -> None:
-            for number in range(20):
-                await one.put(f"inbox/{task}-{number}", DATA)
-                await other.delete(f"inbox/{task}-{number}")
+    async def write(task: int) -> None:
+        for number in range(20):
+            await one.put(f"inbox/{task}-{number}", DATA)
+            await other.delete(f"inbox/{task}-{number}")
 
-        async with trio.open_nursery() as nursery:
-            async with trio.open_nursery() as writers:
-                for task in range(4):
-                    writers.start_soon(write, task)
-                for state in (one, other):
-                    nursery.start_soon(_list_for_ever, state)
-            nursery.cancel_scope.cancel()
-        assert await paths(store(tmp_path)) == []
-
-    trio.run(scenario)
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as writers:
+            for task in range(4):
+                writers.start_soon(write, task)
+            for state in (one, other):
+                nursery.start_soon(_list_for_ever, state)
+        nursery.cancel_scope.cancel()
+    assert await paths(store(tmp_path)) == []
 
 
 async def _list_for_ever(state: StateStore) -> None:
@@ -194,22 +185,19 @@ async def _list_for_ever(state: StateStore) -> None:
         await paths(state, "inbox/")
 
 
-def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are_there(tmp_path: Path):
-    async def scenario() -> None:
-        for number in range(4):
-            await store(tmp_path).put(f"ledger/{number}", DATA)
-        whole = (tmp_path / NAME).read_bytes()
-        title = whole.index(b"\n") + 1
-        for place in range(8 * title, 8 * len(whole)):
-            damage = bytearray(whole)
-            damage[place // 8] ^= 1 << place % 8
-            (tmp_path / NAME).write_bytes(damage)
-            assert len(await paths(store(tmp_path), "ledger/")) == 4
-        for size in range(title, len(whole)):
-            (tmp_path / NAME).write_bytes(whole[:size])
-            assert len(await paths(store(tmp_path), "ledger/")) == 4
-
-    trio.run(scenario)
+async def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are_there(tmp_path: Path):
+    for number in range(4):
+        await store(tmp_path).put(f"ledger/{number}", DATA)
+    whole = (tmp_path / NAME).read_bytes()
+    title = whole.index(b"\n") + 1
+    for place in range(8 * title, 8 * len(whole)):
+        damage = bytearray(whole)
+        damage[place // 8] ^= 1 << place % 8
+        (tmp_path / NAME).write_bytes(damage)
+        assert len(await paths(store(tmp_path), "ledger/")) == 4
+    for size in range(title, len(whole)):
+        (tmp_path / NAME).write_bytes(whole[:size])
+        assert len(await paths(store(tmp_path), "ledger/")) == 4
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(b""), _replace_by_folder])
@@ -251,29 +239,23 @@ def test_the_list_of_names_of_another_run_is_refused(file: Path, tmp_path: Path)
         StateStore(tmp_path, OTHER_RUN, inline=True)
 
 
-def test_the_list_of_names_stays_short(tmp_path: Path):
-    async def scenario() -> None:
-        state = store(tmp_path)
-        for number in range(800):
-            await state.put(f"pending/{number}", b"")
-            await state.delete(f"pending/{number}")
-        await state.put("trust", DATA)
-        before = (tmp_path / NAME).stat().st_size
-        state = store(tmp_path)
-        assert (tmp_path / NAME).stat().st_size < before / 100
-        assert await paths(state) == ["trust"]
-
-    trio.run(scenario)
+async def test_the_list_of_names_stays_short(tmp_path: Path):
+    state = store(tmp_path)
+    for number in range(800):
+        await state.put(f"pending/{number}", b"")
+        await state.delete(f"pending/{number}")
+    await state.put("trust", DATA)
+    before = (tmp_path / NAME).stat().st_size
+    state = store(tmp_path)
+    assert (tmp_path / NAME).stat().st_size < before / 100
+    assert await paths(state) == ["trust"]
 
 
-def test_what_a_node_makes_again_by_itself_may_be_missing(tmp_path: Path):
-    async def scenario() -> None:
-        state = store(tmp_path)
-        for path in ("proof-of-work", "announcements/x"):
-            await state.put(path, DATA)
-            (tmp_path / path).unlink()
-            with pytest.raises(NotFoundError):
-                await state.get(path, 1000)
-        assert await paths(state) == []
-
-    trio.run(scenario)
+async def test_what_a_node_makes_again_by_itself_may_be_missing(tmp_path: Path):
+    state = store(tmp_path)
+    for path in ("proof-of-work", "announcements/x"):
+        await state.put(path, DATA)
+        (tmp_path / path).unlink()
+        with pytest.raises(NotFoundError):
+            await state.get(path, 1000)
+    assert await paths(state) == []

@@ -19,6 +19,7 @@ from grailnode.track.log_follower import LogFollower
 from grailnode.track.tracker import Sample, TrackerError, check_tracker, open_tracker
 from grailnode.track.training_curves import curves
 from tests.support.simulation.network import Network
+from tests.support.simulation.virtual_clock import running
 
 STEP = {"event": "step", "step": 3, "reward": 0.5, "loss": -0.25, "entropy": 1.5, "clipped": 0.125, "staleness": 2.0}
 PUBLISHED = {"event": "published", "version": 2, "patch_bytes": 100, "changed": 25, "elements": 100}
@@ -90,12 +91,10 @@ async def track_until(config: Config, has_happened: Callable[[Network], Any]) ->
     """Feed a tracker from the logs of a trainer until something has happened."""
     network = Network(Choices())
     node = network.node("trainer")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tracking.track, node, config, network.policy.tokenizer)
+    async with running(tracking.track, node, config, network.policy.tokenizer):
         with trio.fail_after(300):
             while not has_happened(network):
                 await trio.sleep(0.05)
-        nursery.cancel_scope.cancel()
     return network
 
 

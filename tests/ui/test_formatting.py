@@ -1,4 +1,4 @@
-"""Numbers and strangers' words are written for people."""
+"""Numbers, strangers' words, axes, charts, series and tallies are written for people."""
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,11 @@ from grailnode.ui.formatting import (
     percent_text,
     share_text,
 )
+from grailnode.ui.report.axes import byte_axis, count_axis, share_axis
+from grailnode.ui.series import Change, last, mean, without_gaps
+from grailnode.ui.tallies import Tally, reasons_text
+from grailnode.ui.terminal.glyphs import bar, columns
+from tests.ui import runs
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,93 @@ def test_cleaned_words_are_printable_and_fit(text: str, cells: int):
     cleaned = clean(text, cells)
     assert cleaned.isprintable()
     assert cell_len(cleaned) <= cells
+
+
+# Axes contain their values and have round tick marks
+
+
+finite = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(finite, max_size=20))
+def test_share_axis_contains_its_values(values: list[float]):
+    axis = share_axis(values, 0, 100)
+    assert axis.low < axis.high
+    slack = 1e-5 * (axis.high - axis.low)  # values this little beyond an end are drawn at the end
+    assert all(axis.low - slack <= value <= axis.high + slack for value in values)
+    assert 2 <= len(axis.ticks) <= 12
+
+
+@given(st.lists(st.integers(0, 10**15), max_size=20))
+def test_byte_axis_contains_its_values(values: list[int]):
+    axis = byte_axis(values, 0, 100)
+    assert all(axis.low <= value <= axis.high for value in values if value)
+    assert axis.ticks
+    assert all(0 <= axis.at(value) <= 100 for value, _ in axis.ticks)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=20))
+def test_count_axis_is_marked_at_whole_numbers(values: list[int]):
+    axis = count_axis(values, 0, 100)
+    assert axis.ticks
+    assert all(value == int(value) for value, _ in axis.ticks)
+
+
+# Charts and bars made of characters
+
+
+@given(st.lists(st.none() | finite, max_size=200), st.integers(0, 80), st.integers(1, 5), st.integers(0, 100))
+def test_charts_have_the_requested_size(values: list[float | None], width: int, height: int, planned: int):
+    lines = columns(values, width, height, planned)
+    assert [len(line) for line in lines] == [width] * height
+
+
+def test_sparkline_rises_and_fills_up():
+    assert columns([0.0, 0.5, 1.0], 3) == ["▁▅█"]
+    assert columns([0.0, 1.0], 8, planned=4) == ["▁▁██    "]
+    assert columns([0.3, 0.3], 2) == ["▄▄"]
+
+
+def test_any_share_above_zero_is_visible_in_a_bar():
+    assert bar(0.0, 4) == "    "
+    assert bar(0.001, 4) == "▏   "
+    assert bar(1.0, 4) == "████"
+
+
+# Changes, means and last values of series with gaps
+
+
+VALUES = [None, 0.436, None, 0.7, 0.784, None]
+
+
+def test_gaps_do_not_count():
+    assert without_gaps(VALUES) == [0.436, 0.7, 0.784]
+    assert mean(VALUES) == pytest.approx(0.64)
+    assert last(VALUES) == 0.784
+    assert (mean([None]), last([None]), Change.of([None])) == (None, None, None)
+
+
+def test_gain_is_the_difference_of_the_printed_ends():
+    change = Change.of(VALUES)
+    assert change is not None
+    assert change.text == "0.44 → 0.78  +0.34"
+
+
+# Judged groups are added up, and their reasons are written into as many cells as there are
+
+
+def test_tally_adds_up_miners():
+    tally = Tally.of(runs.network(windows=12).miners)
+    assert (tally.accepted, tally.rejected, tally.judged) == (96, 24, 120)
+    assert tally.reasons == {"sampling": 12, "duplicate": 12}
+    assert Tally.of([]) == Tally(0, {})
+
+
+@given(st.dictionaries(st.text(max_size=12), st.integers(0, 999), max_size=6), st.integers(1, 60))
+def test_reasons_fit_into_their_cells(reasons: dict[str, int], cells: int):
+    assert cell_len(reasons_text(reasons, cells)) <= max(cells, 4)
+
+
+def test_frequent_reasons_come_first():
+    assert reasons_text({"b": 1, "a": 1, "c": 5, "none": 0}, 40) == "c 5, a 1, b 1"
+    assert reasons_text({"sampling": 9, "sketch": 4, "late": 1}, 16) == "sampling 9, +2"

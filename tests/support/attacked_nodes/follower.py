@@ -1,7 +1,6 @@
 """A follower with a good version of the weights, and storage that an attacker controls."""
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,12 +14,13 @@ from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, Revision
 from protocol.identity.signing import Signed, SigningKey, open_announced, sign
+from protocol.patch import NewTensors
 from protocol.run import RunManifest
 from roles.authority_updates import load_authority, refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.policy.serving import keep_fresh
-from roles.ports import StoreError
+from roles.ports import ObjectStore, StoreError
 from tests.support.builders.chains import (
     MINER,
     TRAINER,
@@ -73,6 +73,11 @@ class AttackedFollower:
     def new_node(self, state: MemoryStore | None = None, key: SigningKey = MINER, log: Log | None = None) -> Node:
         """Return a node on this store, by default with the state of the attacked node."""
         return make_node(self.run_id, self.run, self.store, state or self.state, log or self.log, key, clock=self.clock)
+
+    async def new_follower(self, store: ObjectStore | None = None, new_tensors: NewTensors | None = None) -> Follower:
+        """Return another follower of this node's state, which may read from another store."""
+        node = make_node(self.run_id, self.run, store or self.store, self.state, self.log, MINER, clock=self.clock)
+        return await Follower.open(node, new_tensors=new_tensors)
 
     async def publish(self, count: int = 1, **options: Any) -> Manifest:
         """Publish the next honest versions, and return the manifest of the last one."""
@@ -136,9 +141,9 @@ class AttackedFollower:
         """Return the path of the first shard of a version's anchor."""
         return paths.anchor(TRAINER.public, self.chain.signed_manifests[version].record.anchor[0].digest)
 
-    async def alter_object(self, path: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace the bytes of an object."""
-        await self.store.put(path, change(await self.store.get(path, 1 << 30)))
+    async def replace(self, path: str, data: bytes | None) -> None:
+        """Put other bytes at a path, or delete the object."""
+        await (self.store.delete(path) if data is None else self.store.put(path, data))
 
     async def forge(self, **changes: Any) -> Signed[Manifest]:
         """Publish a next manifest with changes, signed by the trainer and listed in its head, as a bad trainer does."""

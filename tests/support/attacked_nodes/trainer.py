@@ -1,6 +1,6 @@
 """A trainer that collects verdicts on one miner's window, while an attacker controls other nodes or storage."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
-from roles.ports import ObjectInfo, StoreError
+from roles.ports import StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
@@ -40,10 +40,6 @@ class SilentStore(MemoryStore):
         if path.startswith(self.silent_prefixes):
             raise StoreError(f"{path}: connection refused")
         return await super().get(path, max_bytes, offset=offset, size=size)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in super().list(prefix, after=after):
-            yield info
 
 
 class AttackedTrainer:

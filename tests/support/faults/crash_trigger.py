@@ -1,9 +1,10 @@
 """A store that ends the process which uses it at an operation chosen beforehand."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from roles.ports import ObjectInfo, ObjectStore
+from roles.ports import ObjectStore
+from tests.support.faults.decorated_store import DecoratedStore
 
 
 @dataclass
@@ -30,31 +31,24 @@ class CrashTrigger:
         return self.remaining == -1
 
 
-class CrashingStore:
-    """Decorates a store with a crash trigger, which several stores of a process may share."""
+class CrashingStore(DecoratedStore):
+    """Decorates a store with a crash trigger, which several stores of a process may share. A crash at a read is always
+    before it.
+    """
 
     def __init__(self, store: ObjectStore, trigger: CrashTrigger) -> None:
-        self._store = store
+        super().__init__(store)
         self._trigger = trigger
 
+    async def before(self, operation: str, path: str) -> None:
+        if operation in ("get", "list") and self._trigger.fires(operation, path):
+            await self._trigger.crash()
+
     async def put(self, path: str, data: bytes) -> None:
-        await self._around("put", path, lambda: self._store.put(path, data))
+        await self._around("put", path, lambda: self.inner.put(path, data))
 
     async def delete(self, path: str) -> None:
-        await self._around("delete", path, lambda: self._store.delete(path))
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get; a crash is always before the read."""
-        if self._trigger.fires("get", path):
-            await self._trigger.crash()
-        return await self._store.get(path, max_bytes, offset=offset, size=size)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list; a crash is always before the first page."""
-        if self._trigger.fires("list", prefix):
-            await self._trigger.crash()
-        async for info in self._store.list(prefix, after=after):
-            yield info
+        await self._around("delete", path, lambda: self.inner.delete(path))
 
     async def _around(self, operation: str, path: str, run_operation: Callable[[], Awaitable[None]]) -> None:
         fires = self._trigger.fires(operation, path)

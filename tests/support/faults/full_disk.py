@@ -2,10 +2,10 @@
 
 import errno
 import os
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from roles.ports import Clock, ObjectInfo, ObjectStore, StoreError
+from roles.ports import Clock, ObjectStore, StoreError
+from tests.support.faults.decorated_store import DecoratedStore
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class NodeDisk:
             raise StoreError(f"{path}: no space left on the disk") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@dataclass
-class DiskStore:
+class DiskStore(DecoratedStore):
     """Decorates the state of a node's process with the node's disk. To delete takes space as well: docs/state.md.
 
     Attributes:
@@ -54,27 +53,15 @@ class DiskStore:
         writes: (operation, path) of all writes that were not refused.
     """
 
-    store: ObjectStore
-    disk: NodeDisk
-    fills: list[DiskFill] = field(default_factory=list)
-    writes: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self, store: ObjectStore, disk: NodeDisk, fills: list[DiskFill] | None = None) -> None:
+        super().__init__(store)
+        self.disk = disk
+        self.fills = fills or []
+        self.writes: list[tuple[str, str]] = []
 
-    async def put(self, path: str, data: bytes) -> None:
-        self._write("put", path)
-        await self.store.put(path, data)
-
-    async def delete(self, path: str) -> None:
-        self._write("delete", path)
-        await self.store.delete(path)
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        return await self.store.get(path, max_bytes, offset=offset, size=size)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.store.list(prefix, after=after):
-            yield info
-
-    def _write(self, operation: str, path: str) -> None:
+    async def before(self, operation: str, path: str) -> None:
+        if operation not in ("put", "delete"):
+            return
         while self.fills and self.fills[0].write <= len(self.writes):
             self.disk.full_until = self.disk.clock.now() + self.fills.pop(0).seconds
         self.disk.check(path)

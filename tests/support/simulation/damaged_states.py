@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import trio
-
 from grailnode.node.state_repair import repair_state
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.observe.chain_check import verify_chain
@@ -25,6 +23,7 @@ from roles.authority_updates import refresh_authority
 from tests.support.simulation.disk_network import Death, DiskNetwork
 from tests.support.simulation.faulty_network import CHOICES
 from tests.support.simulation.network import key
+from tests.support.simulation.virtual_clock import running
 
 LEARNABLE: Final = replace(CHOICES, group_size=8)
 """Most groups have right and wrong rollouts, so a trainer makes steps within five windows."""
@@ -146,10 +145,8 @@ async def repair(network: DiskNetwork, name: str) -> list[str]:
     """
     lines: list[str] = []
     draft = StateDraft(StateStore(network.root / name, network.signed.digest, inline=True, repairing=True))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon):
         await repair_state(replace(network.node(name), state=draft), lines.append)
-        nursery.cancel_scope.cancel()
     return lines
 
 
@@ -176,8 +173,7 @@ async def outcome(network: DiskNetwork, name: str, windows: int = 2) -> Outcome:
         except Exception as error:  # noqa: BLE001 - the outcome is what is tested
             errors.append(error)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(network.run_beacon)
+    async with running(network.run_beacon) as nursery:
         nursery.start_soon(run_damaged)
         for other in NODES:
             if other != name:
@@ -187,7 +183,6 @@ async def outcome(network: DiskNetwork, name: str, windows: int = 2) -> Outcome:
             await network.until_window(window)
             if errors:
                 break
-        nursery.cancel_scope.cancel()
     if errors:
         line = explain(errors[0])
         if line is None:

@@ -15,6 +15,7 @@ from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation.network import Network
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import running
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,11 @@ class DiskNetwork(Network):
         self, until_window: int, names: Sequence[str], deaths: Mapping[str, Death] | None = None, seconds: float = 0.0
     ) -> None:
         """Run the beacon and some nodes until a window has been open for some seconds, then kill them all."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.run_beacon)
+        async with running(self.run_beacon) as nursery:
             for name in names:
                 nursery.start_soon(self.role, name, (deaths or {}).get(name))
             await self.until_window(until_window)
             await trio.sleep(seconds)
-            nursery.cancel_scope.cancel()
         self.end = self.clock.now()
         self._triggers = {}
 

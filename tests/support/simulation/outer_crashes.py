@@ -16,6 +16,7 @@ from tests.support.builders.samples import round_rules
 from tests.support.faults.crash_trigger import CrashTrigger
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import OuterTestbed, first_weights
+from tests.support.simulation.virtual_clock import running
 
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
@@ -54,8 +55,7 @@ async def run(
     testbed = OuterTestbed(3, rules, seed=seed)
     operations = Operations()
     trigger = CrashTrigger(operations.matches, place, after, never)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(testbed.feed)
+    async with running(testbed.feed) as nursery:
         for name in testbed.names:
             if name != victim:
                 nursery.start_soon(testbed.run_site, testbed.handles[name])
@@ -68,7 +68,6 @@ async def run(
             nursery.start_soon(testbed.run_killed, testbed.run_coordinator, state, trigger)
         await testbed.until_round(ROUNDS)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     await check(testbed, victim)
     return operations.seen
 

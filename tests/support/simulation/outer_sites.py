@@ -326,3 +326,11 @@ class OuterTestbed:
     def applied(self, name: str) -> dict[int, str]:
         """Return the digest of the state after each round, as a site computed it."""
         return {event["number"]: event["state"] for event in self.handles[name].log.named("round-applied")}
+
+
+def equal_states(testbed: OuterTestbed, rounds: int) -> None:
+    """Check that all sites applied the same states."""
+    tables = [testbed.applied(name) for name in testbed.names]
+    common = set.intersection(*(set(table) for table in tables))
+    assert len(common) >= rounds
+    assert all(len({table[number] for table in tables}) == 1 for number in common)

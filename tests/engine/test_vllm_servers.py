@@ -1,9 +1,8 @@
-"""The life of a server of vLLM, with a server that fails when a test wants it: restarts, and what is ready after them.
-
-The real processes are killed and stopped in test_vllm_faults.py.
-"""
+"""The life of a server of vLLM, without vLLM: restarts, servers that do not fit, and other programs at the address."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -12,12 +11,12 @@ import torch
 import trio
 
 from grailnode.engine.vllm.engine_limits import EngineLimits
+from grailnode.engine.vllm.server_check import check_description
 from grailnode.engine.vllm.server_supervisor import ServerSupervisor
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
+from grailnode.engine.vllm.vllm_server import ExternalServer
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
-
-pytestmark = pytest.mark.trio
 
 SHAPES = {"a.weight": (2, 3)}
 
@@ -154,3 +153,101 @@ async def test_a_silent_server_is_noticed(autojump_clock: trio.testing.MockClock
     server.silent = True
     with pytest.raises(BrokenEngineError, match="did not answer"):
         await supervisor.watch(client)
+
+
+# A server of vLLM that does not fit is refused in one line, before it gets a weight
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"device": "cuda:0", "capability": [7, 5]},
+        {"device": "cuda:0", "capability": [8, 0], "batch_invariant": True},
+        {"device": "cuda:0", "capability": [10, 0], "batch_invariant": True},
+    ],
+)
+def test_a_server_that_fits(changes: dict[str, Any]):
+    check_description(fitting_description(**changes), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"vllm": "0.28.0"}, "versions from 0.29 to below 0.33 fit"),
+        ({"vllm": "0.33.0rc1"}, "versions from 0.29 to below 0.33 fit"),
+        ({"vllm": "nightly"}, "versions from 0.29 to below 0.33 fit"),
+        ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
+        ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
+        ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
+        ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
+        ({"speculative": True}, "speculative decoding"),
+        ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT is set, and it computes on cpu"),
+        (
+            {"batch_invariant": True, "device": "cuda:0", "capability": [7, 5]},
+            "GPUs of compute capability 8.0 and more",
+        ),
+        ({"probe": [0, 1, 2, 3]}, "its noise has other bits"),
+    ],
+)
+def test_a_server_that_does_not_fit(changes: dict[str, Any], line: str):
+    with pytest.raises(EngineError) as refusal:
+        check_description(fitting_description(**changes), torch.bfloat16)
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+# The address of an external server at which another program answers: one clear error, and no traceback
+
+
+def answer(body: str, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+@asynccontextmanager
+async def program(reply: bytes) -> AsyncIterator[str]:
+    """Yield the URL of a program that gives the same reply to everything, and then ends the connection."""
+
+    async def reply_to(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(65536)
+            await stream.send_all(reply)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, reply_to, 0)
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+async def restore(_: VllmClient) -> int:
+    raise AssertionError("a program that is no vLLM of ours gets no weights")
+
+
+@pytest.mark.parametrize(
+    ("reply", "line"),
+    [
+        (answer("<html>\n<p>It works!"), "vLLM answered /collective_rpc with <html> <p>It works!"),
+        (answer("[]"), "vLLM answered without results"),
+        (answer('{"results": [{}]}'), "vLLM answered without results"),
+        (answer('{"results": [{"value": 3}]}'), "vLLM answered without results"),
+        (answer("", "404 Not Found"), "(/health: 404); is vLLM running there?"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "(/health: R"),
+        (b"", "(/health: R"),
+    ],
+)
+async def test_another_program_at_the_address_is_refused_in_one_line(reply: bytes, line: str) -> None:
+    async with program(reply) as url:
+        server = ExternalServer(url, start_seconds=3.0)
+        supervisor = ServerSupervisor(
+            server, {"a": (1, 2)}, torch.float32, EngineLimits(), restore, lambda *_, **__: None
+        )
+        with pytest.raises(EngineError) as refusal:
+            await supervisor.connected()
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+async def test_nobody_at_the_address() -> None:
+    server = ExternalServer("http://127.0.0.1:1", start_seconds=3.0)
+    with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:1 .*ConnectError"):
+        await server.start()

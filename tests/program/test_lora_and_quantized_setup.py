@@ -1,5 +1,6 @@
-"""`grailnode init` for a run of adapters, and the settings that such a run refuses."""
+"""`grailnode init` for runs of adapters and of quantized weights, and the settings that such runs refuse."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from grailnode.engine.adapter_files import read_adapters
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
-from grailnode.node.run_model import check_lora, genesis_reader, trainer_model
-from grailnode.run import workspace
+from grailnode.node.role_processes import check_start
+from grailnode.node.run_model import check_lora, check_run_settings, genesis_reader, trainer_model
+from grailnode.run import key_files, workspace
 from grailnode.run.creation import Choices, open_run
+from grailnode.run.joining import open_config
 from grailnode.run.recipe import read_recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
+from protocol.identity.signing import SigningKey
+from protocol.quantization import quantize
 from protocol.run import RunManifest
-from tests.program.start_refusals import check_canary_is_refused, check_site_is_refused
 from tests.support.builders.policies import write_policy
 from tests.support.processes.command_line import run_command
 
@@ -36,15 +40,25 @@ def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
     return path
 
 
+def new_run(directory: Path, *options: str) -> tuple[Config, RunManifest]:
+    """Return the configuration and the manifest of a new run."""
+    created = run_command("init", str(directory), *options)
+    assert created.returncode == 0, created.stderr
+    return load(directory), open_run((directory / "run.manifest").read_bytes()).record
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunManifest]:
     """Return the configuration and the manifest of a new run of adapters."""
     directory = tmp_path_factory.mktemp("run") / "run"
     proof = write_proof(directory.parent / "proof.json", 8, ("q_proj", "v_proj"))
-    options = ("--lora-rank", "8", "--lora-targets", "v_proj,q_proj", "--proof", str(proof))
-    created = run_command("init", str(directory), *options)
-    assert created.returncode == 0, created.stderr
-    return load(directory), open_run((directory / "run.manifest").read_bytes()).record
+    return new_run(directory, "--lora-rank", "8", "--lora-targets", "v_proj,q_proj", "--proof", str(proof))
+
+
+@pytest.fixture(scope="module")
+def quantized_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunManifest]:
+    """Return the configuration and the manifest of a new run of FP8 weights."""
+    return new_run(tmp_path_factory.mktemp("quantized") / "run", "--precision", "fp8")
 
 
 def test_the_manifest_pins_the_base_and_the_first_adapters(run: tuple[Config, RunManifest]) -> None:
@@ -78,6 +92,21 @@ def test_another_policy_is_not_the_base(run: tuple[Config, RunManifest], tmp_pat
         trainer_model(config, manifest, policy.directory)
 
 
+def test_the_manifest_pins_the_precision_and_the_quantized_genesis(quantized_run: tuple[Config, RunManifest]) -> None:
+    config, manifest = quantized_run
+    assert manifest.precision == "fp8"
+    weights = genesis_reader(config, manifest, PACKAGED_POLICY)()
+    assert digest_weights(weights) == digest_weights(load_weights(PACKAGED_POLICY)) != manifest.model.genesis
+    assert digest_weights(quantize(weights, "fp8")) == manifest.model.genesis
+
+
+def with_settings(config: Config, section: str, changes: dict[str, object]) -> Config:
+    """Return a configuration with changes in a section."""
+    values = config.model_dump()
+    values[section] |= changes
+    return Config.model_validate(values)
+
+
 @pytest.mark.parametrize(
     ("section", "changes", "trains", "message"),
     [
@@ -90,29 +119,58 @@ def test_settings_that_do_not_go_with_adapters_are_refused(
     run: tuple[Config, RunManifest], section: str, changes: dict[str, object], trains: bool, message: str
 ) -> None:
     config, manifest = run
-    values = config.model_dump()
-    values[section] |= changes
-    changed = Config.model_validate(values)
+    changed = with_settings(config, section, changes)
     with pytest.raises(ConfigError, match=message):
         check_lora(changed, manifest, trains=trains)
     check_lora(changed, manifest.model_copy(update={"lora": None}), trains=trains)
     check_lora(config, manifest, trains=trains)
 
 
-@pytest.fixture(scope="module")
-def local_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return run.toml of a new run of adapters on this machine."""
-    directory, choices = tmp_path_factory.mktemp("local"), Choices(lora_rank=8, lora_targets=("v_proj",))
+@pytest.mark.parametrize(
+    ("section", "changes", "trains", "message"),
+    [
+        ("engine", {"kind": "vllm", "url": "http://localhost:1"}, False, '"vllm" cannot serve this run'),
+        ("trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
+        ("trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
+    ],
+)
+def test_settings_that_do_not_go_with_quantized_weights_are_refused(
+    quantized_run: tuple[Config, RunManifest], section: str, changes: dict[str, object], trains: bool, message: str
+) -> None:
+    config, manifest = quantized_run
+    changed = with_settings(config, section, changes)
+    with pytest.raises(ConfigError, match=message):
+        check_run_settings(changed, manifest, trains=trains)
+    check_run_settings(changed, manifest.model_copy(update={"precision": "bf16"}), trains=trains)
+    check_run_settings(config, manifest, trains=trains)
+
+
+@pytest.fixture(scope="module", params=["adapters", "codes"])
+def local_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return run.toml of a new run of adapters or of codes on this machine."""
+    directory = tmp_path_factory.mktemp("local")
+    if request.param == "codes":
+        return workspace.create(directory / "run", Choices(precision="int8"), workspace.Pace()).config
     proof = write_proof(directory / "proof.json", 8, ("v_proj",))
+    choices = Choices(lora_rank=8, lora_targets=("v_proj",))
     return workspace.create(directory / "run", choices, workspace.Pace(), proof=proof).config
 
 
-def test_a_canary_that_cannot_serve_adapters_is_refused_at_the_trainers_start(local_run: Path) -> None:
-    check_canary_is_refused(local_run)
+def test_a_canary_that_vllm_would_serve_is_refused_at_the_trainers_start(local_run: Path) -> None:
+    settings = ("trainer.canaries=1", "engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
+    with pytest.raises(ConfigError, match='"vllm" cannot serve this run'):
+        check_start(open_config(str(local_run), settings), "trainer", "trainer", print)
 
 
 def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> None:
-    check_site_is_refused(local_run, "sites train all weights")
+    message = "sites train (all|BF16) weights"
+    key_files.create(local_run.parent / "keys" / "worker-1.key")
+    with pytest.raises(ConfigError, match=message):
+        check_start(open_config(str(local_run)), "worker", "worker-1", print)
+    key = SigningKey(bytes([77]) * 32).public.hex()
+    command = run_command("keys", "grant", key, "--role", "worker", "--run", str(local_run))
+    assert command.returncode == 1
+    assert re.search(message, command.stderr)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +186,14 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
         (Choices(lora_rank=2000, lora_targets=("q_proj",)), WorkspaceError, "--lora-rank: Input should be less"),
         (Choices(lora_rank=65, lora_targets=("v_proj",)), PolicyError, "rank 65 is more than model.layers.0"),
         (Choices(lora_rank=8, lora_targets=("lm_head",)), PolicyError, "'lm_head' is no linear module"),
+        (Choices(precision="fp8", sites=2), WorkspaceError, "a run of several sites trains BF16 weights"),
+        (
+            Choices(lora_rank=8, lora_targets=("q_proj",), precision="fp8"),
+            WorkspaceError,
+            "a run of adapters has BF16 weights",
+        ),
     ],
-    ids=["sites", "name", "none", "rank", "dimension", "head"],
+    ids=["sites", "name", "none", "rank", "dimension", "head", "sites of codes", "adapters of codes"],
 )
 def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
     choices: Choices, error: type[Exception], message: str, tmp_path: Path
@@ -139,10 +203,17 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_rank_and_targets_go_together(tmp_path: Path) -> None:
-    refused = run_command("init", str(tmp_path / "run"), "--lora-rank", "8")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lora-rank", "8"), "grailnode: init: lora_rank and lora_targets go together\n"),
+        (("--lora-rank", "8", "--lora-targets", "q_proj", "--precision", "int8"), ".*drop lora_rank.*"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    refused = run_command("init", str(tmp_path / "run"), *options)
     assert refused.returncode != 0
-    assert refused.stderr == "grailnode: init: lora_rank and lora_targets go together\n"
+    assert re.fullmatch(message, refused.stderr, re.DOTALL)
 
 
 def test_the_example_is_a_recipe() -> None:

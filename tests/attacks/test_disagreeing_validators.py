@@ -1,0 +1,266 @@
+"""Validators that judge otherwise than the others: late ones, and ones that invent miners or log-probabilities."""
+
+import numpy as np
+import pytest
+import trio
+
+from protocol import paths
+from protocol.digest import content_digest
+from protocol.identity.signing import SigningKey, sign
+from protocol.judging.report import canary_key, is_false_group
+from protocol.judging.verdict import Judgement, Reason, Verdict
+from roles.trainer.collect.collector import Collector, CollectorSettings
+from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, decide
+from roles.trainer.spool import OUTCOMES
+from roles.validator.judge import reject_group
+from tests.support.attacked_nodes.trainer import (
+    FIRST,
+    SECOND,
+    WINDOW,
+    AttackedTrainer,
+    closing_time,
+)
+from tests.support.builders.chains import TRAINER
+from tests.support.builders.samples import VALIDATOR, judgement, verdict
+from tests.support.simulation.virtual_clock import simulated
+
+SECONDS_BETWEEN = 2.0
+
+
+async def reveal_in_turn(
+    first: tuple[Judgement, ...], second: tuple[Judgement, ...], *, restart: bool = False
+) -> AttackedTrainer:
+    """Let a trainer read one validator, and (after a restart) the other; one acceptance is a quorum."""
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    records = []
+    for validator, judgements in ((FIRST, first), (SECOND, second)):
+        verdict = testbed.verdict(validator).model_copy(update={"judgements": judgements})
+        summary = testbed.summary(validator, verdict)
+        records.append((validator, summary, verdict))
+        await testbed.seal(validator, summary)
+    opening = testbed.run.opening_time(WINDOW)
+
+    async def reveal() -> None:
+        for number, (validator, summary, verdict) in enumerate(records, start=1):
+            await testbed.clock.sleep_until(opening + number * SECONDS_BETWEEN)
+            await testbed.reveal(validator, summary, verdict)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reveal)
+        if restart:
+            await testbed.collect(opening + 1.5 * SECONDS_BETWEEN)
+            assert await testbed.group_outcomes()
+        await testbed.collect()
+    return testbed
+
+
+def acceptance(index: int) -> Judgement:
+    """Return the judgement that accepts a group of the miner."""
+    return AttackedTrainer().judgement(index)
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["at once", "after a restart"])
+@simulated
+async def test_groups_that_only_a_later_validator_judged_are_trained_on_too(restart: bool):
+    testbed = await reveal_in_turn((acceptance(0),), (acceptance(0), acceptance(1)), restart=restart)
+    assert await testbed.outcomes() == {"used"}
+    assert [event["used"] for event in testbed.log.named("collected")] == [1, 1]
+
+
+@simulated
+async def test_a_verdict_without_judgements_decides_nothing():
+    testbed = await reveal_in_turn((), (acceptance(0), acceptance(1)))
+    assert list((await testbed.group_outcomes()).values()) == ["used", "used"]
+
+
+@simulated
+async def test_a_group_accepted_at_a_wrong_index_is_still_used_at_its_own():
+    digest = content_digest(AttackedTrainer().groups[1].to_frame())
+    testbed = await reveal_in_turn((AttackedTrainer().judgement(0, digest=digest),), (acceptance(0), acceptance(1)))
+    assert await testbed.outcomes() == {"used"}
+    assert [(event["used"], event["unused"]) for event in testbed.log.named("collected")] == [(0, 1), (2, 0)]
+
+
+@simulated
+async def test_a_contradiction_after_the_outcome_is_reported():
+    refusal = reject_group(0, acceptance(0).digest, Reason.SKETCH)
+    testbed = await reveal_in_turn((acceptance(0),), (refusal,))
+    assert await testbed.outcomes() == {"used"}  # one acceptance was enough, and a group that was used stays used
+    assert [event["index"] for event in testbed.log.named("validators-disagree")] == [0]
+
+
+# A validator that lists verdicts on miners that nobody else has seen
+
+
+INVENTED = [SigningKey(content_digest(number.to_bytes(4, "big"))) for number in range(200)]
+
+
+async def invent_miners(testbed: AttackedTrainer) -> set[str]:
+    """Publish the first validator's records, which list the miner and the invented ones; return the paths of the
+    verdicts on these.
+    """
+    verdicts = [testbed.verdict(FIRST, miner=key.public) for key in INVENTED]
+    own = testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, *sorted([own, *verdicts], key=lambda verdict: verdict.miner))
+    for invented in verdicts:
+        await testbed.store.put(paths.verdict(FIRST.public, WINDOW, invented.miner), sign(invented, FIRST))
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, own)
+    return {paths.verdict(FIRST.public, WINDOW, verdict.miner) for verdict in verdicts}
+
+
+@simulated
+async def test_miners_that_one_validator_invents_cost_the_trainer_no_request_and_no_object():
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    await invent_miners(testbed)
+    await testbed.publish_records(SECOND)
+    reads_before = testbed.store.read_count
+    await testbed.collect()
+    assert await testbed.outcomes() == {"used"}
+    assert len([item async for item in testbed.state.list(OUTCOMES)]) == 1
+    assert testbed.store.read_count - reads_before < len(INVENTED)
+    (event,) = testbed.log.named("verdicts-unread")
+    assert (event["validator"], event["miners"]) == (FIRST.public.hex()[:8], len(INVENTED))
+
+
+@simulated
+async def test_what_one_validator_lists_is_read_when_a_late_one_lists_it_too():
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    late_verdict = testbed.verdict(SECOND)
+    summary = testbed.summary(SECOND, late_verdict)
+    await testbed.seal(SECOND, summary)
+    opening = testbed.run.opening_time(WINDOW)
+    await testbed.collect(opening + 1.0)
+    assert await testbed.outcomes() == set()
+    await testbed.reveal(SECOND, summary, late_verdict)
+    await testbed.collect()
+    assert await testbed.outcomes() == {"used"}
+
+
+@simulated
+async def test_a_canary_that_one_validator_lists_is_examined():
+    testbed = AttackedTrainer(quorum=2)
+    canary = canary_key(TRAINER, 0).public
+    false_index = next(index for index in range(100) if is_false_group(TRAINER, WINDOW, index))
+    lie = testbed.verdict(FIRST, testbed.judgement(false_index), miner=canary, pledged=100, submitted=100)
+    summary = testbed.summary(FIRST, lie)
+    await testbed.seal(FIRST, summary)
+    await testbed.store.put(paths.verdict(FIRST.public, WINDOW, canary), sign(lie, FIRST))
+    await testbed.reveal(FIRST, summary)
+    await testbed.clock.sleep_until(testbed.run.opening_time(WINDOW))
+    with trio.move_on_after(closing_time(testbed) - 1.0 - testbed.clock.now()):
+        await Collector(testbed.node, CollectorSettings(canaries=1)).run()
+    assert [event["accepted"] for event in testbed.log.named("canary-failure")] == [True]
+
+
+@simulated
+async def test_a_late_summary_makes_a_validator_that_was_read_often_enough_be_read_again():
+    """The first validator's storage has lost a verdict, so that it was read in vain until the second one is back."""
+    testbed = AttackedTrainer(quorum=2)
+    await testbed.deliver()
+    verdict_on_canary = testbed.verdict(FIRST, miner=canary_key(TRAINER, 0).public)
+    own = testbed.verdict(FIRST)
+    summary = testbed.summary(FIRST, *sorted([own, verdict_on_canary], key=lambda verdict: verdict.miner))
+    await testbed.seal(FIRST, summary)
+    await testbed.reveal(FIRST, summary, own)
+    await testbed.publish_records(SECOND)
+    testbed.store.silent_prefixes = (paths.summary(SECOND.public, WINDOW),)
+
+    async def answer_late() -> None:
+        await testbed.clock.sleep_until(closing_time(testbed) + 3.0)
+        testbed.store.silent_prefixes = ()
+
+    collector = await testbed.open_collector(canaries=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_late)
+        with trio.move_on_after(closing_time(testbed) + 6.0 - testbed.clock.now()):
+            await collector.run()
+    assert await testbed.outcomes() == {"used"}
+
+
+# A validator that lies about log-probabilities only: the learner must not learn its ratios
+
+
+PAYING = {VALIDATOR.public}
+TRUE = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
+HALF = TRUE - np.float32(np.log(2.0))  # every token half as likely: its ratio in the loss would double
+
+
+def tolerance(one: str, other: str) -> float:
+    return 0.01
+
+
+def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
+    """Return verdicts that accept group 0 with these log-probabilities."""
+    return [verdict(judgement(0, logprobs=values.astype("<f4").tobytes())) for values in logprobs]
+
+
+def decision(*logprobs: np.ndarray, quorum: int = 2, outstanding: int = 0) -> Decision:
+    awaited = {bytes([number]) * 32 for number in range(outstanding)}
+    (result,) = decide(verdicts(*logprobs), quorum, awaited, tolerance, PAYING, lambda group: PAYING | awaited)
+    return result
+
+
+def noisy(scale: float = 0.005) -> np.ndarray:
+    return TRUE + scale * np.array([1, -1, 1, -1, 1], dtype=np.float32)
+
+
+def test_of_two_validators_that_say_different_things_neither_counts() -> None:
+    refused = decision(TRUE, HALF)
+    assert refused.reason == LOGPROBS_DISAGREE
+    assert len(refused.dissenting) == 1
+
+
+def test_a_liar_among_three_is_left_out_and_named() -> None:
+    for order in ((HALF, TRUE, noisy()), (TRUE, HALF, noisy()), (TRUE, noisy(), HALF)):
+        accepted = decision(*order)
+        assert not accepted.reason
+        assert not accepted.pending
+        assert [np.frombuffer(item.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
+        assert len(accepted.accepting) == 2
+
+
+def test_a_third_validator_is_awaited_when_two_disagree() -> None:
+    assert decision(TRUE, HALF, outstanding=1).pending
+
+
+def test_two_quorums_that_contradict_each_other_are_refused() -> None:
+    assert decision(TRUE, noisy(), HALF, HALF).reason == LOGPROBS_DISAGREE
+
+
+def test_honest_noise_is_no_disagreement() -> None:
+    accepted = decision(TRUE, noisy(), noisy(-0.004))
+    assert not accepted.reason
+    assert len(accepted.accepting) == 3
+
+
+def test_those_that_count_agree_with_each_other_and_not_only_with_one_between_them() -> None:
+    accepted = decision(TRUE, noisy(0.009), noisy(-0.009))
+    assert len(accepted.accepting) == 2
+    assert len(accepted.dissenting) == 1
+    assert decision(TRUE, noisy(0.009), noisy(-0.009), quorum=3).reason == LOGPROBS_DISAGREE
+
+
+def test_equal_values_of_many_validators_are_compared_once() -> None:
+    honest = [TRUE] * 600 + [noisy()] * 424
+    accepted = decision(*honest, HALF, quorum=600)
+    assert len(accepted.accepting) == 1024
+    assert [np.frombuffer(item.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5])
+def test_values_that_are_no_log_probabilities_agree_with_nobody(value: float) -> None:
+    bad = TRUE.copy()
+    bad[2] = value
+    assert decision(TRUE, bad).reason == LOGPROBS_DISAGREE
+    assert decision(bad, bad, quorum=1).reason == LOGPROBS_DISAGREE
+
+
+def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
+    other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes(), positions=2))
+    (refused,) = decide([*verdicts(TRUE), other], 2, set(), tolerance, PAYING, lambda group: PAYING)
+    assert refused.reason == LOGPROBS_DISAGREE

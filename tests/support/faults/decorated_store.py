@@ -1,0 +1,47 @@
+"""A store that passes everything on, for tests in which one operation differs."""
+
+from collections.abc import AsyncIterator
+
+import trio
+
+from roles.ports import ObjectInfo, ObjectStore, StoreError
+
+
+class DecoratedStore:
+    """Passes every operation on to a store. Subclasses override what differs."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+
+    async def before(self, operation: str, path: str) -> None:
+        """Do nothing before an operation ('put', 'get', 'list' or 'delete'). Subclasses may wait, or refuse it."""
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self.before("put", path)
+        await self.inner.put(path, data)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        await self.before("get", path)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        await self.before("list", prefix)
+        async for info in self.inner.list(prefix, after=after):
+            yield info
+
+    async def delete(self, path: str) -> None:
+        await self.before("delete", path)
+        await self.inner.delete(path)
+
+
+class UnreachableStore(DecoratedStore):
+    """A store in which objects below one prefix cannot be read."""
+
+    def __init__(self, inner: ObjectStore, prefix: str) -> None:
+        super().__init__(inner)
+        self.prefix = prefix
+
+    async def before(self, operation: str, path: str) -> None:
+        if operation == "get" and path.startswith(self.prefix):
+            await trio.sleep(1.0)
+            raise StoreError(f"{path}: connection refused")
