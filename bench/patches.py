@@ -161,11 +161,11 @@ def growth(arguments: argparse.Namespace) -> None:
 
         seconds = best_of(encode, 2)
         del after
-        apply = best_of(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests), 1)  # noqa: B023
+        apply = best_of(lambda: patch.apply_with_digests(before, data, digests=digests), 1)  # noqa: B023
         elements = count * old.numel()
         print(
             f"{elements / 2**20:6.0f}M elements: encode {seconds:6.2f} s ({seconds / elements * 1e9:.2f} ns each), "
-            f"verify and apply in place {apply:6.2f} s ({apply / elements * 1e9:.2f} ns each), {len(data) / 1e6:.1f} MB"
+            f"verify and apply {apply:6.2f} s ({apply / elements * 1e9:.2f} ns each), {len(data) / 1e6:.1f} MB"
         )
         count *= 4
 

@@ -1,4 +1,4 @@
-"""Apply a patch to weights, into new tensors or in place (docs/spec/patch.md, section 5).
+"""Apply a patch to weights, into new tensors (docs/spec/patch.md, section 5).
 
 Order of checks: the table against the limits, the table against the given tensors (names, dtypes, shapes), the digest
 of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result.
@@ -92,15 +92,6 @@ def apply_frame(
     return new, digest
 
 
-def _check_in_scratch(old: torch.Tensor, row: TensorRow, frame: memoryview) -> bytes:
-    hasher = blake3()
-    for _, piece in decode_frame(row, frame, bits_of(old)):
-        hasher.update(piece.data.cast("B"))
-    digest = hasher.digest()
-    check_tensor(row, digest)
-    return digest
-
-
 def for_each(
     work: Callable[[tuple[TensorRow, memoryview]], T], items: Iterable[tuple[TensorRow, memoryview]], threads: int
 ) -> list[T]:
@@ -151,55 +142,3 @@ def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
         patch: hostile bytes.
     """
     return apply_with_digests(weights, patch).weights
-
-
-def apply_in_place_with_digests(
-    weights: dict[str, torch.Tensor], patch: bytes, *, digests: Digests | None = None, threads: int = 1
-) -> dict[str, bytes]:
-    """Apply a patch as `apply_in_place` does, and return the BLAKE3 of each new tensor.
-
-    Args:
-        patch: hostile bytes.
-        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
-            the unchanged tensors again.
-        threads: how many tensors to decode at the same time.
-
-    Raises:
-        MalformedError, LimitError, PatchError: as `apply`; the weights are then unchanged.
-        ValueError: two changed tensors share memory.
-    """
-    header = read_header(patch, len(weights))
-    rows = check_fit(weights, header.rows)
-    if digests is not None and weights_digest(digests, weights) != header.base:
-        raise PatchError("made for other weights than these")
-    addresses = [weights[row.name].data_ptr() for row in rows if row.mode != Mode.UNCHANGED]
-    if len(set(addresses)) != len(addresses):
-        raise ValueError("changed tensors share memory")
-
-    def check(item: tuple[TensorRow, memoryview]) -> bytes:
-        row, frame = item
-        if row.mode == Mode.UNCHANGED:
-            return digests[row.name] if digests is not None else digest_tensor(weights[row.name])
-        return _check_in_scratch(weights[row.name], row, frame)
-
-    def write(item: tuple[TensorRow, memoryview]) -> None:
-        row, frame = item
-        if row.mode != Mode.UNCHANGED:
-            flat = weights[row.name].detach().view(-1)
-            for begin, piece in decode_frame(row, frame, bits_of(flat)):
-                flat[begin : begin + piece.size] = torch.from_numpy(piece.view("u1")).view(flat.dtype)
-
-    items = list(zip(rows, split_frames(patch, header), strict=True))
-    after = dict(zip((row.name for row in rows), for_each(check, items, threads), strict=True))
-    check_result(weights, after, header)
-    for_each(write, items, threads)
-    return after
-
-
-def apply_in_place(weights: dict[str, torch.Tensor], patch: bytes) -> None:
-    """Write a patch into weights. A first pass checks everything, and a second one writes.
-
-    Args:
-        patch: hostile bytes.
-    """
-    apply_in_place_with_digests(weights, patch)

@@ -85,54 +85,37 @@ def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[byte
     yield engine.flush()
 
 
-def decode_dense(
-    old: Bits,
-    frame: memoryview,
-    layout: Layout,
-    mode: Mode,
-    *,
-    inverse: bool = False,
-    first: int = 0,
-    tensor_elements: int | None = None,
-) -> Iterator[tuple[int, Bits]]:
-    """Yield the new bit patterns of a range of a tensor, block by block.
+def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> Iterator[tuple[int, Bits]]:
+    """Yield the new bit patterns of a tensor, block by block.
 
     Args:
-        old: the previous elements of the range, flat. If `inverse`, these are the newer elements, and the previous ones
-            are yielded.
+        old: the previous elements, flat.
         frame: hostile bytes.
-        first: index in the tensor of the range's first element.
-        tensor_elements: number of elements of the tensor; None if the range is the whole tensor.
 
     Yields:
         The offset of a block in `old`, and its bit patterns.
 
     Raises:
-        PatchError: the frame's size is not the tensor's; or `inverse` with value planes, which do not contain the
-            previous values.
+        PatchError: the planes do not have the tensor's size.
         MalformedError, LimitError: the frame is no zstd frame of that size.
     """
     if mode not in DENSE_MODES:
         raise MalformedError(f"{mode.name} is not a dense mode")
-    if inverse and mode == Mode.VALUE_PLANES:
-        raise PatchError("the patch has only the tensor's new values; get the previous ones from an older anchor")
-    nbytes = old.itemsize * (old.size if tensor_elements is None else tensor_elements)
-    data = frame if mode == Mode.RAW_STEP_PLANES else decompress(frame, nbytes)
-    if len(data) != nbytes:
-        raise PatchError(f"planes of {len(data)} bytes for a tensor of {nbytes}")
-    planes = np.frombuffer(data, np.uint8).reshape(old.itemsize, -1)[:, first : first + old.size]
+    data = frame if mode == Mode.RAW_STEP_PLANES else decompress(frame, old.nbytes)
+    if len(data) != old.nbytes:
+        raise PatchError(f"planes of {len(data)} bytes for a tensor of {old.nbytes}")
+    planes = np.frombuffer(data, np.uint8).reshape(old.itemsize, -1)
     for begin in range(0, old.size, BLOCK_ELEMENTS):
         block = slice(begin, begin + BLOCK_ELEMENTS)
         packed = np.ascontiguousarray(planes[:, block].T).reshape(-1)
         payload: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
-        yield begin, _from_payload(old[block], payload, layout, mode, inverse)
+        yield begin, _from_payload(old[block], payload, layout, mode)
 
 
-def _from_payload(old: Bits, payload: Bits, layout: Layout, mode: Mode, inverse: bool) -> Bits:
+def _from_payload(old: Bits, payload: Bits, layout: Layout, mode: Mode) -> Bits:
     """Return the new bit patterns, as the inverse of `_to_payload`."""
     if mode == Mode.VALUE_PLANES:
         return payload
     if mode == Mode.XOR_PLANES:
         return old ^ payload
-    steps = _unzigzag(payload)
-    return from_keys(to_keys(old, layout) - steps if inverse else to_keys(old, layout) + steps, layout)
+    return from_keys(to_keys(old, layout) + _unzigzag(payload), layout)

@@ -167,18 +167,17 @@ def get_changes(
 
 
 @kernel()
-def apply_step(bits: Any, change: Any, inverse: Any, order: Any) -> Any:
+def apply_step(bits: Any, change: Any, order: Any) -> Any:
     """Return the bit pattern after a change, and whether it stays within the dtype."""
-    down = U(I(change << U(31)) >> I(63)) ^ inverse
+    down = U(I(change << U(31)) >> I(63))
     key = key_of(bits, order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
     return bits_at(key & order[3], order), key <= order[3]
 
 
-def apply_listed(old: Any, new: Any, order: Any, inverse: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
+def apply_listed(old: Any, new: Any, order: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
     """Copy a piece of the chunk and apply its changes, all of which are listed; return a status.
 
     Args:
-        inverse: 2^64 - 1 to reverse the steps, else 0.
         cursor: index of the next change of each group: int64[GROUPS].
         listed_gap: number of elements before the next listed change: int64[1].
     """
@@ -192,7 +191,7 @@ def apply_listed(old: Any, new: Any, order: Any, inverse: Any, changes: Any, cur
     at, number, in_dtype = listed_gap[0], U(cursor[0]), True
     while at < new.size:
         change = changes[number]
-        after, fits = apply_step(U(new[U(at)]), change, inverse, order)
+        after, fits = apply_step(U(new[U(at)]), change, order)
         new[U(at)] = after
         in_dtype = in_dtype and fits
         number += U(1)
@@ -207,7 +206,6 @@ def apply_changes(
     new: Any,
     form: Any,
     order: Any,
-    inverse: Any,
     changes: Any,
     cursor: Any,
     classes: Any,
@@ -220,7 +218,7 @@ def apply_changes(
         form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
         classes: scratch memory: uint8[64].
         gaps: number of elements of each class before its next change: int64[MAX_CLASSES].
-        inverse, cursor, listed_gap: as for `apply_listed`.
+        cursor, listed_gap: as for `apply_listed`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
     in_dtype, in_class = True, True
@@ -233,7 +231,7 @@ def apply_changes(
         while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
             at = U(listed_gap[0])
             change = changes[U(cursor[0])]
-            after, fits = apply_step(U(new[at]), change, inverse, order)
+            after, fits = apply_step(U(new[at]), change, order)
             new[at] = after
             in_dtype = in_dtype and fits
             gaps[class_of(after, shift, mask, first, last)] += I(1)
@@ -249,7 +247,7 @@ def apply_changes(
             index = gaps[own] + count
             while index < count:
                 at = begin + nth_one(members, U(index))
-                after, fits = apply_step(U(new[at]), changes[number], inverse, order)
+                after, fits = apply_step(U(new[at]), changes[number], order)
                 new[at] = after
                 in_dtype = in_dtype and fits
                 in_class = in_class and class_of(after, shift, mask, first, last) == own
@@ -279,7 +277,7 @@ def decoders_for(itemsize: int) -> Decoders:
     element, byte, unsigned, integers = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
     table = "uint32[:, ::1]"
     sections = ("uint16[::1]", "uint32[::1]", "int64")
-    state = (unsigned, "uint64", unsigned, integers)
+    state = (unsigned, unsigned, integers)
     return Decoders(
         fill_rows=kernel(table, table)(fill_rows),
         get_changes=kernel("int64", integers, *sections, "uint64[:, ::1]", unsigned, table, table, unsigned)(

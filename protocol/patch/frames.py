@@ -154,72 +154,41 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
 
 
 def decode_frame(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None, *, inverse: bool = False
+    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None
 ) -> Iterator[tuple[int, Bits]]:
     """Yield the new elements of a changed tensor, piece by piece.
 
     Args:
         row: the tensor's row in the table.
         frame: hostile bytes.
-        old: the previous elements, flat. If `inverse`, these are the newer elements, and the previous ones are yielded.
+        old: the previous elements, flat.
         target: an array for the new elements; if None, each piece is valid only until the next one is requested.
 
     Yields:
         The offset of a piece and its new elements.
     """
     with error_context(row.name):
-        yield from _decode(row, frame, old, target, inverse)
+        yield from _decode(row, frame, old, target)
 
 
-def _decode(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None, inverse: bool
-) -> Iterator[tuple[int, Bits]]:
+def _decode(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
     if row.mode != Mode.SPARSE:
-        for begin, new in _blocks(row, frame, old, layout, inverse=inverse):
+        for begin, new in _blocks(row, frame, old, layout):
             if target is not None:
                 np.copyto(target[begin : begin + new.size], new)
             yield begin, new
         return
     model, chunks = read_directory(frame, row.shape, row.changed, layout)
-    decoder = Decoder(frame, model, inverse=inverse)
+    decoder = Decoder(frame, model)
     for chunk in chunks:
         after = None if target is None else target[chunk.begin : chunk.end]
         for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
             yield chunk.begin + begin, piece
 
 
-def _blocks(
-    row: TensorRow, frame: memoryview, old: Bits, layout: Layout, *, inverse: bool = False, first: int = 0
-) -> Iterator[tuple[int, Bits]]:
-    """Decode a frame that is not sparse, for the elements `old`, which begin with element `first` of the tensor."""
+def _blocks(row: TensorRow, frame: memoryview, old: Bits, layout: Layout) -> Iterator[tuple[int, Bits]]:
+    """Decode a frame that is not sparse."""
     if row.mode == Mode.SMALL_CHANGES:
-        return decode_small_changes(
-            old, frame, row.changed, layout, inverse=inverse, first=first, tensor_elements=row.elements
-        )
-    return decode_dense(old, frame, layout, row.mode, inverse=inverse, first=first, tensor_elements=row.elements)
-
-
-def decode_range(row: TensorRow, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
-    """Decode a range of a changed tensor, which begins and ends at chunk borders.
-
-    Args:
-        row: the tensor's row in the table.
-        frame: hostile bytes.
-        old: the previous elements of the range, flat.
-        new: an array for the new elements of the range, flat.
-        first: index in the tensor of the range's first element.
-    """
-    layout = layout_of(row.dtype)
-    with error_context(row.name):
-        if row.mode != Mode.SPARSE:
-            for begin, block in _blocks(row, frame, old, layout, first=first):
-                np.copyto(new[begin : begin + block.size], block)
-            return
-        model, chunks = read_directory(frame, row.shape, row.changed, layout)
-        decoder = Decoder(frame, model)
-        for chunk in chunks:
-            if chunk.begin >= first and chunk.end <= first + old.size:
-                part = slice(chunk.begin - first, chunk.end - first)
-                for _ in decoder.pieces(chunk, old[part], new[part]):
-                    pass
+        return decode_small_changes(old, frame, row.changed, layout)
+    return decode_dense(old, frame, layout, row.mode)

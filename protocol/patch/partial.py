@@ -1,6 +1,5 @@
-"""Apply a patch while it arrives, or to a part of the weights (docs/spec/patch.md, section 5)."""
+"""Apply a patch while it arrives (docs/spec/patch.md, section 5)."""
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,92 +9,11 @@ from protocol.errors import PatchError
 from protocol.patch.applying import AppliedPatch, apply_frame, check_fit, check_result, for_each
 from protocol.patch.bounded_buffer import BoundedBuffer
 from protocol.patch.codec import Digests, digest_tensor
-from protocol.patch.container import PREAMBLE, Header, Mode, TensorRow, header_bytes, read_header, split_frames
-from protocol.patch.frames import decode_range
-from protocol.patch.sparse import chunks_of
-from protocol.patch.values import bits_of, copy_bits
+from protocol.patch.container import PREAMBLE, Header, Mode, TensorRow, header_bytes, read_header
+from protocol.patch.values import copy_bits
 
 NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
 """Returns tensors of the names, dtypes and shapes of others, contiguous and aligned on the CPU, with any elements."""
-
-
-def row_edges(shape: tuple[int, ...]) -> list[int]:
-    """Return the row numbers at which a range for `apply_rows` may begin or end, ascending.
-
-    A large tensor has edges at least at every eighth of its rows.
-    """
-    width = max(1, math.prod(shape[1:]))
-    edges = {0, *(edge for chunk in chunks_of(shape) for edge in chunk)}
-    return sorted(edge // width for edge in edges if edge % width == 0)
-
-
-def apply_rows(rows: torch.Tensor, patch: bytes, name: str, first_row: int, total_rows: int) -> torch.Tensor:
-    """Apply a patch to some rows of one tensor, for a node that has only these, as in tensor parallelism.
-
-    Args:
-        rows: rows first_row, first_row + 1, ... of the tensor: [R, ...]; they begin and end at `row_edges`.
-        patch: bytes whose digest was checked against the manifest; no digest in the patch covers a part of a tensor.
-        name: name of the tensor.
-        total_rows: rows of the whole tensor.
-
-    Returns:
-        The new rows, [R, ...].
-
-    Raises:
-        PatchError, MalformedError, LimitError: the patch does not fit.
-        ValueError: the rows do not begin and end at `row_edges`.
-    """
-    header = read_header(patch)
-    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
-        if row.name == name:
-            return _apply_to_rows(rows, row, frame, first_row, total_rows)
-    raise PatchError("a tensor that the patch does not have", name)
-
-
-def apply_tensors(tensors: Weights, patch: bytes) -> dict[str, torch.Tensor]:
-    """Apply a patch to some tensors of the weights, for a node that has only these, as in pipeline or expert
-    parallelism.
-
-    Args:
-        tensors: whole tensors of the weights that the patch is for.
-        patch: bytes whose digest was checked against the manifest; the digest of the whole result cannot be checked.
-
-    Returns:
-        The same tensors by name, shared if unchanged and new otherwise. Each new tensor was checked against the first
-        eight bytes of its digest, which the patch contains.
-
-    Raises:
-        PatchError, MalformedError, LimitError: the patch does not fit.
-    """
-    header = read_header(patch)
-    new = {}
-    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
-        if row.name in tensors:
-            old = tensors[row.name]
-            (own,) = check_fit({row.name: old}, (row,))
-            new[row.name] = old if own.mode == Mode.UNCHANGED else apply_frame(old, own, frame)[0]
-    absent = tensors.keys() - new.keys()
-    if absent:
-        raise PatchError("a tensor that the patch does not have", min(absent))
-    return {name: new[name] for name in tensors}
-
-
-def _apply_to_rows(
-    rows: torch.Tensor, row: TensorRow, frame: memoryview, first_row: int, total_rows: int
-) -> torch.Tensor:
-    shape = (total_rows, *rows.shape[1:])
-    if row.dtype != rows.dtype or row.shape != shape:
-        raise PatchError(f"{row.dtype} {row.shape} where the tensor is {rows.dtype} {shape}", row.name)
-    edges = row_edges(row.shape)
-    if first_row not in edges or first_row + len(rows) not in edges:
-        raise ValueError(
-            f"rows {first_row} to {first_row + len(rows)} of {row.name} must begin and end at one of {edges}"
-        )
-    if row.mode == Mode.UNCHANGED:
-        return rows
-    new = torch.empty_like(rows, requires_grad=False)
-    decode_range(row, frame, bits_of(rows), bits_of(new), first_row * math.prod(row.shape[1:]))
-    return new
 
 
 class StreamingApply:

@@ -74,25 +74,13 @@ def _read(
     return np.array(places, np.int64), np.array(steps, np.int64)
 
 
-def decode_small_changes(
-    old: Bits,
-    frame: memoryview,
-    changes: int,
-    layout: Layout,
-    *,
-    inverse: bool = False,
-    first: int = 0,
-    tensor_elements: int | None = None,
-) -> Iterator[tuple[int, Bits]]:
-    """Yield the new elements of a range of a tensor, block by block.
+def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Layout) -> Iterator[tuple[int, Bits]]:
+    """Yield the new elements of a tensor, block by block.
 
     Args:
-        old: the previous elements of the range, flat. If `inverse`, these are the newer elements, and the previous ones
-            are yielded.
+        old: the previous elements, flat.
         frame: hostile bytes.
         changes: number of changed elements in the table.
-        first: index in the tensor of the range's first element.
-        tensor_elements: number of elements of the tensor; None if the range is the whole tensor.
 
     Yields:
         The offset of a block in `old`, and its elements.
@@ -101,10 +89,8 @@ def decode_small_changes(
         MalformedError, LimitError: the frame does not have the form in docs/spec/patch.md.
         PatchError: a gap leads past the end, or a step has size 0 or leaves the dtype.
     """
-    places, steps = _read(frame, old.size if tensor_elements is None else tensor_elements, changes, layout)
-    own = (places >= first) & (places < first + old.size)
-    places, steps = places[own] - first, steps[own]
-    keys = to_keys(old[places], layout).astype(np.int64) + (-steps if inverse else steps)
+    places, steps = _read(frame, old.size, changes, layout)
+    keys = to_keys(old[places], layout).astype(np.int64) + steps
     if ((keys < 0) | (keys >> layout.bits != 0)).any():
         raise PatchError("a step out of the dtype", _WHERE)
     elements = from_keys(keys.astype(old.dtype), layout)

@@ -312,11 +312,10 @@ class Decoder:
 
     Args:
         frame: hostile bytes, whose directory was checked.
-        inverse: whether to decode the previous elements from the newer ones.
     """
 
-    def __init__(self, frame: memoryview, model: Model, *, inverse: bool = False) -> None:
-        self._frame, self._model, self._inverse = frame, model, np.uint64(0xFFFFFFFFFFFFFFFF if inverse else 0)
+    def __init__(self, frame: memoryview, model: Model) -> None:
+        self._frame, self._model = frame, model
         self._kernels = decoders_for(model.layout.bits // 8)
         self._tables = model.decoder_tables()
         self._order = model.layout.order
@@ -345,7 +344,7 @@ class Decoder:
         return changes, np.cumsum(counts + 1) - counts - 1
 
     def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[tuple[int, Bits]]:
-        """Yield the chunk's new elements (the previous ones if `inverse`), piece by piece.
+        """Yield the chunk's new elements, piece by piece.
 
         Args:
             old: the chunk's elements, flat.
@@ -362,7 +361,7 @@ class Decoder:
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
         listed_gap, gaps = first[:1].copy(), first[1:].copy()
-        state = (self._order, self._inverse, changes, cursor)
+        state = (self._order, changes, cursor)
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
