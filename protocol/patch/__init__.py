@@ -19,7 +19,6 @@ from protocol.patch.container import Mode, TensorRow, split_parts
 from protocol.patch.partial import NewTensors, StreamingApply
 from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile, pick_profile
 from protocol.patch.self_check import check_container, check_frames
-from protocol.patch.sparse import warm_up
 from protocol.patch.values import copy_bits
 
 __all__ = [
@@ -48,5 +47,4 @@ __all__ = [
     "pick_profile",
     "split_parts",
     "summary",
-    "warm_up",
 ]

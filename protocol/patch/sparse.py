@@ -388,11 +388,3 @@ class Decoder:
 def _check(status: int, chunk: Chunk) -> None:
     if status:
         raise PatchError(f"{reasons[status]}, in elements {chunk.begin} to {chunk.end}")
-
-
-def warm_up() -> None:
-    """Compile the kernels for BF16, which takes seconds the first time on a machine; later they are loaded from a
-    cache.
-    """
-    coders_for(2)
-    decoders_for(2)

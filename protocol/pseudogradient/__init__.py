@@ -12,7 +12,6 @@ from protocol.pseudogradient.contribution import (
 )
 from protocol.pseudogradient.methods import (
     AVERAGING,
-    DDP,
     DILOCO,
     PULSELOCO_EXACT,
     PULSELOCO_GRID,
@@ -25,7 +24,6 @@ from protocol.pseudogradient.sparse_encoding import Inputs
 
 __all__ = [
     "AVERAGING",
-    "DDP",
     "DILOCO",
     "PULSELOCO_EXACT",
     "PULSELOCO_GRID",

@@ -6,12 +6,7 @@ from llvmlite import ir
 
 from protocol.kernels.simd import VECTOR_SIZE, intrinsic, types
 
-_types: Final = {
-    types.uint32: ir.IntType(32),
-    types.uint64: ir.IntType(64),
-    types.float32: ir.FloatType(),
-    types.float64: ir.DoubleType(),
-}
+_types: Final = {types.uint32: ir.IntType(32), types.float32: ir.FloatType()}
 
 
 def _cast(source: Any, target: Any) -> Any:
@@ -31,12 +26,6 @@ def float_of(_typing: Any, bits: Any) -> Any:
 def bits_of_float(_typing: Any, number: Any) -> Any:
     """Return the bit pattern (uint32) of a float32."""
     return _cast(types.float32, types.uint32)
-
-
-@intrinsic
-def double_of(_typing: Any, bits: Any) -> Any:
-    """Return the float64 with a bit pattern (uint64)."""
-    return _cast(types.uint64, types.float64)
 
 
 @intrinsic

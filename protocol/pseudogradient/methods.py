@@ -13,8 +13,6 @@ class Method:
 
     Attributes:
         coding: of a contribution's values.
-        local_updates: whether a contribution is the update of some local steps; else the gradient of a single step,
-            whose mean goes to the inner optimizer.
         feedback_decay: factor of the error feedback; 0 if there is none.
         momentum: of the outer Nesterov optimizer; 0 for plain averaging.
         outer_rate: outer learning rate.
@@ -22,32 +20,23 @@ class Method:
     """
 
     coding: Coding
-    local_updates: bool = True
     feedback_decay: float = 0.0
     momentum: float = 0.0
     outer_rate: float = 1.0
     frozen_share: float = 0.0
-
-    def uses_feedback(self, number: int, rounds: int) -> bool:
-        """Return whether a round (from 0 on, of so many) uses and keeps error feedback."""
-        return self.feedback_decay > 0 and number >= self.frozen_share * rounds
 
     def step(self, base: Floats, momentum: Floats, mean: Floats) -> None:
         """Make the outer step of one part in place; without outer momentum, `momentum` stays as it is.
 
         Raises:
             ContributionError: the new weights are not finite.
-            ValueError: the method has no outer step.
         """
-        if not self.local_updates:
-            raise ValueError("the mean of gradients goes to the inner optimizer")
         if self.momentum:
             nesterov_step(base, momentum, mean, decay=self.momentum, rate=self.outer_rate)
         else:
             plain_step(base, mean, rate=self.outer_rate)
 
 
-DDP: Final = Method(Coding(Kind.DENSE), local_updates=False)
 DILOCO: Final = Method(Coding(Kind.DENSE), momentum=0.9, outer_rate=0.7)
 AVERAGING: Final = Method(Coding(Kind.DENSE))
 PULSELOCO_EXACT: Final = Method(Coding(Kind.EXACT), feedback_decay=1.0, momentum=0.9, outer_rate=0.7)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from grailnode.calibration import pairs
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
 from grailnode.calibration.variants import Pair, Variant, run_pairs, select
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
+from tests.support.measuring.pair_measurements import measure_pair
 
 BASE = Variant()
 SAME = Pair("same", BASE, BASE)
