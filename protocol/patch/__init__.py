@@ -15,9 +15,8 @@ from protocol.patch.codec import (
     encode_with_digests,
     summary,
 )
-from protocol.patch.container import Mode, TensorRow, split_parts
+from protocol.patch.container import PROFILES, Mode, TensorRow, split_parts
 from protocol.patch.partial import NewTensors, StreamingApply
-from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile, pick_profile
 from protocol.patch.self_check import check_container, check_frames
 from protocol.patch.values import copy_bits
 
@@ -27,24 +26,19 @@ __all__ = [
     "Digests",
     "EncodedPatch",
     "EncodedTensor",
-    "LinkConditions",
     "Mode",
     "NewTensors",
     "PatchEncoder",
     "PatchSummary",
-    "ProfileChoice",
-    "Rates",
     "StreamingApply",
     "TensorRow",
     "apply",
     "apply_with_digests",
     "check_container",
     "check_frames",
-    "choose_profile",
     "copy_bits",
     "encode",
     "encode_with_digests",
-    "pick_profile",
     "split_parts",
     "summary",
 ]

@@ -9,9 +9,17 @@ import torch
 from blake3 import blake3
 
 from protocol.digest import Weights, outline, raw_bytes, type_name, weights_digest
-from protocol.patch.container import CHECK_BYTES, Mode, Table, TensorRow, check_length, read_header, write_container
+from protocol.patch.container import (
+    CHECK_BYTES,
+    PROFILES,
+    Mode,
+    Table,
+    TensorRow,
+    check_length,
+    read_header,
+    write_container,
+)
 from protocol.patch.frames import encode_frame
-from protocol.patch.profiles import LinkConditions, ProfileChoice, pick_profile
 from protocol.patch.sparse import Scratch
 
 Digests = Mapping[str, bytes]
@@ -20,16 +28,10 @@ Digests = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class EncodedPatch:
-    """A patch, with by-products of its encoding.
-
-    Attributes:
-        digests: BLAKE3 of each tensor of the new weights.
-        choice: the patch's profile, and the reason for it.
-    """
+    """A patch, with the BLAKE3 of each tensor of the new weights."""
 
     patch: bytes
     digests: dict[str, bytes]
-    choice: ProfileChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,14 @@ class PatchEncoder:
     Args:
         profile: "compact" or "fast".
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+
+    Raises:
+        ValueError: there is no such profile.
     """
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
+        if profile not in PROFILES:
+            raise ValueError(f"no profile {profile!r}: {' or '.join(PROFILES)}")
         self._profile = profile
         self._threads = threads
         self._local = local()
@@ -164,7 +171,6 @@ def encode_with_digests(
     new: Weights,
     *,
     profile: str = "compact",
-    conditions: LinkConditions | None = None,
     base_digests: Digests | None = None,
     digests: Digests | None = None,
     threads: int = 1,
@@ -174,23 +180,20 @@ def encode_with_digests(
     Args:
         old: the last published version.
         new: the version to publish, with the same tensors.
-        profile: "compact", "fast", or "auto" for the one that brings these weights to a follower first.
-        conditions: the measurements for "auto".
+        profile: "compact" or "fast".
         base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
         digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
             the changed tensors, which reads them once more.
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
 
     Raises:
-        ValueError: there is no such profile; "auto" has no conditions; or the tensors differ in name, dtype or shape,
-            are not contiguous or not on the CPU; or a digest is equal for a changed tensor, or differs for an unchanged
-            one.
+        ValueError: there is no such profile; the tensors differ in name, dtype or shape, are not contiguous or not on
+            the CPU; or a digest is equal for a changed tensor, or differs for an unchanged one.
         MalformedError: weights may not have one of the dtypes.
     """
-    choice = pick_profile(profile, sum(tensor.nbytes for tensor in new.values()), conditions)
-    encoder = PatchEncoder(choice.profile, threads=threads)
+    encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)
-    return EncodedPatch(encoder.finish(), {name: item.after for name, item in encoder.tensors.items()}, choice)
+    return EncodedPatch(encoder.finish(), {name: item.after for name, item in encoder.tensors.items()})
 
 
 def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:

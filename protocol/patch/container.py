@@ -22,7 +22,9 @@ from protocol import limits
 from protocol.compression import compress, decompress
 from protocol.digest import dtypes, type_names
 from protocol.errors import LimitError, MalformedError, PatchError
-from protocol.patch.profiles import PROFILES
+
+PROFILES: Final = ("compact", "fast")
+"""What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
 
 MAGIC: Final = b"GRP1"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from grailnode.observe.chain_check import verify_chain
-from protocol import paths
+from protocol import patch, paths
 from protocol.digest import digest_weights
 from protocol.errors import ChainError, ProtocolError
 from roles.authority_updates import refresh_authority
@@ -172,3 +172,17 @@ def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifie
         assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])
 
     simulated(scenario)()
+
+
+@pytest.mark.parametrize("profile", patch.PROFILES)
+def test_patches_have_the_profile_that_is_set(profile: str):
+    async def scenario() -> None:
+        testbed = PublisherTestbed()
+        await testbed.snapshot(0, 1, 2)
+        await testbed.publish(settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
+        patches = [item.path async for item in testbed.store.list(paths.patches(TRAINER.public))]
+        assert len(patches) == 2
+        for path in patches:
+            assert patch.summary(await testbed.store.get(path, 1 << 20)).profile == profile
+
+    simulate(scenario)
