@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.measures import best_of
 from bench.recorded_rounds import Floats, record
 from protocol import pseudogradient
-from protocol.patch.container import varint
+from protocol.patch.fields import varint
 from protocol.pseudogradient import Coding, Inputs, Kind, Part
 from protocol.pseudogradient.chunk_frames import encode_chunks
 from protocol.pseudogradient.contribution import ContributionEncoder, decode_part

@@ -1,4 +1,4 @@
-"""The methods that `bench.outer` compares: those of protocol/pseudogradient/methods.py, and variations of them."""
+"""The methods that `bench.outer` compares: those of protocol/pseudogradient, and variations of them."""
 
 from dataclasses import dataclass, replace
 from math import ceil

@@ -2,6 +2,8 @@
 
 from protocol.patch.applying import (
     AppliedPatch,
+    NewTensors,
+    StreamingApply,
     apply,
     apply_with_digests,
 )
@@ -16,7 +18,6 @@ from protocol.patch.codec import (
     summary,
 )
 from protocol.patch.container import PROFILES, Mode, TensorRow, split_parts
-from protocol.patch.partial import NewTensors, StreamingApply
 from protocol.patch.self_check import check_container, check_frames
 from protocol.patch.values import copy_bits
 

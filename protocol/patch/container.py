@@ -22,6 +22,7 @@ from protocol import limits
 from protocol.compression import compress, decompress
 from protocol.digest import dtypes, type_names
 from protocol.errors import LimitError, MalformedError, PatchError
+from protocol.patch.fields import Cursor, varint
 
 PROFILES: Final = ("compact", "fast")
 """What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
@@ -105,7 +106,7 @@ class Table:
             self.sizes.append(row.size)
         cursor.finish()
 
-    def _cursor(self, offset: int) -> "Cursor":
+    def _cursor(self, offset: int) -> Cursor:
         return Cursor(self._data, "patch table", offset)
 
     def __len__(self) -> int:
@@ -139,80 +140,6 @@ class Header:
     def patch_bytes(self) -> int:
         """Size of the patch in bytes."""
         return self.frames_begin + sum(self.rows.sizes)
-
-
-def varint(value: int) -> bytes:
-    """Encode an integer as unsigned LEB128."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-class Cursor:
-    """A reader of fields.
-
-    Args:
-        data: hostile bytes.
-        where: the name of the bytes in error messages.
-        offset: where to begin, in bytes.
-
-    Raises:
-        MalformedError: by every method, if the bytes end too early.
-    """
-
-    def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
-        self._data = memoryview(data)
-        self._where = where
-        self.offset = offset
-
-    def take(self, count: int) -> bytes:
-        """Read the next `count` bytes."""
-        end = self.offset + count
-        if end > len(self._data):
-            raise MalformedError(f"cut off at byte {self.offset}", self._where)
-        data = bytes(self._data[self.offset : end])
-        self.offset = end
-        return data
-
-    def byte(self) -> int:
-        """Read the next byte."""
-        if self.offset >= len(self._data):
-            raise MalformedError(f"cut off at byte {self.offset}", self._where)
-        self.offset += 1
-        return self._data[self.offset - 1]
-
-    def varint(self, largest: int) -> int:
-        """Read an unsigned LEB128 integer.
-
-        Raises:
-            LimitError: it is larger than `largest`, or has more than 64 bits.
-            MalformedError: it is not in its shortest form.
-        """
-        byte = self.byte()
-        value, shift = byte & 0x7F, 0
-        while byte >= 0x80:
-            shift += 7
-            if shift > 63:
-                raise LimitError(f"an integer of more than 64 bits at byte {self.offset}", self._where)
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-        if byte == 0 and shift:
-            raise MalformedError(f"an integer that is not in its shortest form at byte {self.offset}", self._where)
-        if value > largest:
-            raise LimitError(f"{value} where at most {largest} is allowed, at byte {self.offset}", self._where)
-        return value
-
-    def finish(self) -> None:
-        """Check that all bytes were read.
-
-        Raises:
-            MalformedError: bytes remain.
-        """
-        if self.offset != len(self._data):
-            raise MalformedError(f"{len(self._data) - self.offset} bytes behind the end", self._where)
 
 
 def _write_row(row: TensorRow) -> bytes:

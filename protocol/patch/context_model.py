@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError
 from protocol.kernels.simd import MAX_CLASSES
-from protocol.patch.container import Cursor
 from protocol.patch.entropy_decoding import decoders_for
 from protocol.patch.entropy_encoding import GROUPS, coders_for
+from protocol.patch.fields import Cursor
 from protocol.patch.rans import (
     HALF_LIFE,
     MAX_BUCKETS,

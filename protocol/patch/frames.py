@@ -7,10 +7,16 @@ import numpy as np
 import torch
 
 from protocol.errors import error_context
-from protocol.patch.bounded_buffer import BufferFullError
 from protocol.patch.container import Mode, TensorRow
-from protocol.patch.dense import decode_dense, encode_dense, encode_raw
-from protocol.patch.small_changes import decode_small_changes, encode_small_changes, find_small_changes
+from protocol.patch.fields import BufferFullError
+from protocol.patch.plain_frames import (
+    decode_dense,
+    decode_small_changes,
+    encode_dense,
+    encode_raw,
+    encode_small_changes,
+    find_small_changes,
+)
 from protocol.patch.sparse import Decoder, Scratch, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 

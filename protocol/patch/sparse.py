@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from protocol.errors import PatchError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.bounded_buffer import BoundedBuffer, BufferFullError
-from protocol.patch.container import Cursor, varint
 from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
 from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, reasons
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
+from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
 from protocol.patch.rans import STEP_SYMBOLS
 from protocol.patch.values import Bits, Layout
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
 from protocol.kernels.jit import kernel
-from protocol.kernels.simd import VECTOR_SIZE, add_squares
-from protocol.pseudogradient.bit_patterns import bits_of_float
+from protocol.kernels.simd import VECTOR_SIZE, add_squares, bits_of_float
 
 Floats = NDArray[np.float32]
 """A part's elements, flat: float32."""

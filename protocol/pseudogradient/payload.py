@@ -14,7 +14,7 @@ from typing import Final
 
 from protocol import limits
 from protocol.errors import ContributionError, LimitError, MalformedError
-from protocol.patch.container import Cursor, varint
+from protocol.patch.fields import Cursor, varint
 from protocol.pseudogradient.parts import Part
 from protocol.pseudogradient.subsets import MAX_CHOSEN
 

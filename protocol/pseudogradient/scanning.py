@@ -21,6 +21,7 @@ from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
     add_squares,
+    bits_of_float,
     class_mask,
     count_classes,
     lowest_bit,
@@ -29,9 +30,8 @@ from protocol.kernels.simd import (
 )
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
-from protocol.pseudogradient.bit_patterns import bits_of_float
-from protocol.pseudogradient.gate import gate_exact, gate_grid
-from protocol.pseudogradient.visibility import S, W, exact_rank, grid_rank
+from protocol.pseudogradient.arithmetic import INFINITE
+from protocol.pseudogradient.visibility import MAX_STEPS, ROUNDER, F, S, W, exact_rank, grid_rank, grid_step, view_of
 
 BLOCK_ELEMENTS: Final = 1 << 12
 """Elements that a kernel takes at a time, of 64 vectors."""
@@ -66,6 +66,61 @@ class BlockScratch:
         self.entries: NDArray[np.uint64] = np.empty(BLOCK_ELEMENTS, np.uint64)
         self.masks: NDArray[np.uint64] = np.empty(BLOCK_ELEMENTS // VECTOR_SIZE, np.uint64)
         self.classes: NDArray[np.uint8] = np.empty(VECTOR_SIZE, np.uint8)
+
+
+@kernel()
+def gate_exact(base: Any, local: Any, feedback: Any, decay: Any, values: Any, residual: Any, flags: Any) -> Any:
+    """Choose the entries that are sent as exact values; return how many updates are not finite.
+
+    Args:
+        base, local, feedback: float32 [n].
+        values: result: what is sent, zeros elsewhere: float32 [n].
+        residual: result: the error feedback after sending: float32 [n].
+        flags: result: 1 where the entry is sent: uint8 [n].
+    """
+    infinite = W(0)
+    for i in range(base.size):
+        weight = base[i]
+        update = decay * feedback[i] + (weight - local[i])
+        visible = view_of(bits_of_float(weight - update)) != view_of(bits_of_float(weight))
+        values[i] = update if visible else F(0)
+        residual[i] = F(0) if visible else update
+        flags[i] = visible
+        infinite += W(W(bits_of_float(update) & W(INFINITE)) == W(INFINITE))
+    return infinite
+
+
+@kernel()
+def gate_grid(
+    base: Any,
+    local: Any,
+    feedback: Any,
+    decay: Any,
+    floor: Any,
+    fraction: Any,
+    values: Any,
+    residual: Any,
+    flags: Any,
+) -> Any:
+    """Choose the entries that are sent as values on the grid; see `gate_exact` and `grid_step`.
+
+    A value is not sent if float32 cannot hold what would remain: then an update is 2^46 times the others.
+    """
+    infinite = W(0)
+    for i in range(base.size):
+        weight = base[i]
+        update = decay * feedback[i] + (weight - local[i])
+        bits = bits_of_float(weight)
+        step, per_step = grid_step(bits, floor, fraction)
+        scaled = min(max(update * per_step, F(-MAX_STEPS)), F(MAX_STEPS))
+        value = ((scaled + F(ROUNDER)) - F(ROUNDER)) * step
+        rest = update - value
+        visible = (view_of(bits_of_float(weight - value)) != view_of(bits)) & (update - rest == value)
+        values[i] = value if visible else F(0)
+        residual[i] = rest if visible else update
+        flags[i] = visible
+        infinite += W(W(bits_of_float(update) & W(INFINITE)) == W(INFINITE))
+    return infinite
 
 
 @kernel()
@@ -238,3 +293,6 @@ def scans() -> Scans:
         scan=kernel(*inputs, unsigned, unsigned, floats, *scratch, *results)(scan),
         sample=kernel(*inputs, unsigned, floats, floats, byte, integers)(sample),
     )
+
+
+assert int(np.float32(ROUNDER).view(np.uint32)) == 0x4B400000

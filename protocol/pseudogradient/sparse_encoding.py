@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.container import varint
 from protocol.patch.context_model import Model, Statistics, classes_of, form_of, write_model
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
+from protocol.patch.fields import varint
 from protocol.patch.sparse import CHUNK_ELEMENTS, Scratch
 from protocol.patch.values import Layout
 from protocol.pseudogradient.arithmetic import Floats, Lanes

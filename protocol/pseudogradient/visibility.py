@@ -15,7 +15,7 @@ from typing import Any, Final
 import numba
 
 from protocol.kernels.jit import kernel
-from protocol.pseudogradient.bit_patterns import bits_of_float, float_of
+from protocol.kernels.simd import bits_of_float, float_of
 
 S: Any = numba.int32
 W: Any = numba.uint32

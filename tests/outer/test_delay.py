@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import trio
 
-from protocol.outer.dealing import DELAYED_TURN, owner, turn_of
+from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_crashes import DELAYED, STREAMED_AND_DELAYED, check_sums, equal_states, run

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.identity.signing import Signed, open_signed, sign
-from protocol.outer.dealing import owner
-from protocol.outer.round_checks import RefusedContributionError, check_contribution
+from protocol.outer.round_checks import RefusedContributionError, check_contribution, owner
 from protocol.outer.round_records import RoundContribution, RoundManifest
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, TRAINER, WORKERS

@@ -7,7 +7,7 @@ import zstandard
 
 from protocol import patch
 from protocol.patch import Mode
-from protocol.patch.small_changes import MAX_SMALL_CHANGES, encode_small_changes
+from protocol.patch.plain_frames import MAX_SMALL_CHANGES, encode_small_changes
 from protocol.patch.sparse import Scratch, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import rounded_update, same_bits

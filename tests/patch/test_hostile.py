@@ -10,7 +10,8 @@ import torch
 from protocol import limits, patch
 from protocol.compression import compress
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
-from protocol.patch.container import PREAMBLE, varint
+from protocol.patch.container import PREAMBLE
+from protocol.patch.fields import varint
 from tests.patch.weights import from_bits, rounded_update, same_bits
 from tests.support.faults.patch_mutations import MUTATORS, mutations
 

@@ -12,7 +12,8 @@ import zstandard
 from protocol import limits, patch
 from protocol.compression import compress
 from protocol.errors import ProtocolError
-from protocol.patch.container import PREAMBLE, varint
+from protocol.patch.container import PREAMBLE
+from protocol.patch.fields import varint
 from protocol.patch.inspection import frame_facts
 from tests.patch.weights import rounded_update
 from tests.support.measuring.memory import peak_extra

@@ -6,7 +6,7 @@ again reads it again.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from protocol.outer.dealing import owner
+from protocol.outer.round_checks import owner
 from roles.ports import ObjectStore
 from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
