@@ -96,6 +96,7 @@ def apply_frame(
     Args:
         new: where to write it; None for new memory.
     """
+    # Each piece is hashed while it is in the processor's cache: a second pass over the tensor would take as long again.
     new = empty_like(old) if new is None else new
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
@@ -129,6 +130,7 @@ def apply_with_digests(
     Raises:
         MalformedError, LimitError, PatchError: as `apply`.
     """
+    # Everything that the table alone can show is checked before the first frame is decoded.
     header = read_header(patch, len(weights))
     rows = check_fit(weights, header.rows)
     if digests is not None and weights_digest(digests, weights) != header.base:
@@ -144,6 +146,7 @@ def apply_with_digests(
     items = zip(rows, split_frames(patch, header), strict=True)
     pairs = dict(zip((row.name for row in rows), for_each(apply_row, items, threads), strict=True))
     result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
+    # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
     check_result(result.weights, result.digests, header)
     return result
 
@@ -196,6 +199,7 @@ class StreamingApply:
         Args:
             data: hostile bytes.
         """
+        # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
         rest = memoryview(data)
         if self._header is None:
             self._head += data
@@ -233,6 +237,7 @@ class StreamingApply:
     def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
         """Yield the frames that more bytes complete, with their rows."""
         while self._next < len(self._rows):
+            # A frame may come in many pieces, and one piece may have the ends of many frames.
             row = self._rows[self._next]
             self._frame = self._frame or BoundedBuffer(row.size)
             piece = rest[: row.size - self._frame.size]
@@ -240,6 +245,7 @@ class StreamingApply:
             rest = rest[len(piece) :]
             if self._frame.size < row.size:
                 return
+            # Counted before it is decoded: if it is refused, `finish` finds a tensor missing.
             frame, self._frame = self._frame.frame(), None
             self._next += 1
             yield row, frame

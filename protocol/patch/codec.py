@@ -132,10 +132,13 @@ class PatchEncoder:
         check_same_tensors(old, new)
 
         def encode_tensor(name: str) -> EncodedTensor:
+            # Each thread keeps its scratch memory from tensor to tensor.
             if not hasattr(self._local, "scratch"):
                 self._local.scratch = Scratch()
             mode, changes, frame = encode_frame(old[name], new[name], self._profile, self._local.scratch)
             before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
+            # Equal digests and an empty frame say the same thing. If one of them contradicts the other, a digest that
+            # the caller gave belongs to other tensors.
             unchanged = mode == Mode.UNCHANGED
             after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
             if (after == before) != unchanged:
@@ -158,6 +161,7 @@ class PatchEncoder:
         Raises:
             LimitError: its table exceeds a limit.
         """
+        # Tensors may have been added in any order; those of a patch ascend by name.
         tensors = [self._encoded[name] for name in sorted(self._encoded)]
         rows = [tensor.row for tensor in tensors]
         shapes = outline({row.name: (row.dtype, row.shape) for row in rows})

@@ -88,6 +88,7 @@ class Table:
     """
 
     def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
+        # Every row is parsed once here, so that no later access can fail, and only its offset and its size are kept.
         self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
         self._offsets = array("I")
         self.sizes = array("Q")
@@ -100,6 +101,7 @@ class Table:
         for _ in range(count):
             self._offsets.append(cursor.offset)
             row = _read_row(cursor)
+            # Ascending names: a name cannot occur twice, and a patch has a single form.
             if last_name is not None and row.name <= last_name:
                 raise MalformedError("a tensor twice, or names out of order", row.name)
             last_name = row.name
@@ -188,6 +190,7 @@ def _read_row(cursor: Cursor) -> TensorRow:
     changes = cursor.varint(limits.MAX_ELEMENTS)
     if not 1 <= changes <= elements:
         raise PatchError(f"{changes} of {elements} elements changed", name)
+    # A raw frame is as large as its tensor, so an encoder needs no more. A decoder may thus reserve `size` bytes.
     size = cursor.varint(limits.MAX_PATCH_BYTES)
     if size > elements * dtype.itemsize + FRAME_SLACK:
         raise PatchError(f"a frame of {size} bytes for {elements * dtype.itemsize} bytes of weights", name)
@@ -206,6 +209,7 @@ def write_container(
     Raises:
         LimitError: the table, a name or a rank exceeds its limit.
     """
+    # The limits of a reader, so that nobody signs a patch that every follower refuses.
     table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
@@ -223,6 +227,7 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
     """
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
+    # The reserved bytes must be zeros, so that they can mean something in a later format.
     magic, profile, packed, _, _ = PREAMBLE.unpack_from(data)
     if magic != MAGIC or bytes(data[5:8]) != bytes(3):
         raise MalformedError("not a patch", "patch")
@@ -272,6 +277,7 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
     Raises:
         LimitError, MalformedError: as `check_length`, at the call.
     """
+    # Before the first frame is read: so the table accounts for every byte of the patch.
     check_length(data, header)
     ends = accumulate(header.rows.sizes, initial=header.frames_begin)
     return (memoryview(data)[begin:end] for begin, end in pairwise(ends))
@@ -284,6 +290,7 @@ def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
         part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
             at most MAX_PATCH_PARTS, so those of a very large patch have more.
     """
+    # Of parts that have at least this size, there are at most MAX_PATCH_PARTS.
     header = read_header(patch)
     part_bytes = max(part_bytes, -(-len(patch) // limits.MAX_PATCH_PARTS))
     parts, begin = [], 0

@@ -61,6 +61,7 @@ class Cursor:
             LimitError: it is larger than `largest`, or has more than 64 bits.
             MalformedError: it is not in its shortest form.
         """
+        # The lowest 7 bits come first; the upper bit of a byte says that another one follows.
         byte = self.byte()
         value, shift = byte & 0x7F, 0
         while byte >= 0x80:
@@ -69,6 +70,7 @@ class Cursor:
                 raise LimitError(f"an integer of more than 64 bits at byte {self.offset}", self._where)
             byte = self.byte()
             value |= (byte & 0x7F) << shift
+        # Each integer has one form, so that a patch cannot be changed without another meaning.
         if byte == 0 and shift:
             raise MalformedError(f"an integer that is not in its shortest form at byte {self.offset}", self._where)
         if value > largest:
@@ -97,6 +99,7 @@ class BoundedBuffer:
     """
 
     def __init__(self, capacity: int) -> None:
+        # Not touched here: pages that are never written take no memory.
         self._buffer = np.empty(max(0, capacity), np.uint8)
         self.size = 0
 

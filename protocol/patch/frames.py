@@ -57,6 +57,7 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) 
         changes: number of changed elements; 0 if it is unknown.
         best: size of the smallest frame so far, in bytes.
     """
+    # What the best frame so far costs for the probe's share, with a margin and the constant costs of a zstd frame.
     old_probe, new_probe = _probe(old, new)
     share = int(np.count_nonzero(old_probe != new_probe)) / changes if changes else old_probe.size / old.size
     below = int(PROBE_MARGIN * best * share) + 64
@@ -92,6 +93,7 @@ class _SmallestFrame:
             encode: takes the size that the frame must stay below, in bytes; returns the number of changes (0 if it is
                 unknown) and the frame.
         """
+        # The next attempt needs a buffer of the same size, so a large frame would double the peak of memory.
         if self._frame is not None and 2 * len(self._frame) > self._nbytes:
             self._frame = None
         try:
@@ -108,6 +110,7 @@ class _SmallestFrame:
 
     def frame(self) -> memoryview | None:
         """Return the smallest frame, or None if none was smaller than the tensor."""
+        # The best frame was dropped for a later attempt, which failed: the same work gives the same bytes.
         if self._frame is None and self._encode is not None:
             _, self._frame = self._encode(self.below + 1)
         return self._frame
@@ -126,6 +129,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
         The mode, the number of changed elements, and the frame.
     """
     before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
+    # 1. Few changes or none are found in one pass, which ends early if there are more.
     places = find_small_changes(before, after)
     if places is not None and not places.size:
         return Mode.UNCHANGED, 0, memoryview(b"")
@@ -135,6 +139,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
             Mode.SMALL_CHANGES,
             lambda below: (places.size, encode_small_changes(before, after, places, layout, below)),
         )
+    # 2. Sparse frames. Each attempt must stay below the best size so far, so a worse one ends early.
     class_options = (True, False) if profile == "compact" and layout.is_float else (False,)
     for classes in class_options:
         first = classes is class_options[0]
@@ -145,6 +150,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
                     before, after, shape, layout, scratch, below, classes=classes
                 ),
             )
+    # 3. Dense frames, of the modes that a probe shows to be worth a pass of zstd over the whole tensor.
     if best.below > MIN_FRAME_BYTES:
         for mode in _dense_modes(before, after, layout, best.changes, best.below):
             best.offer(
@@ -154,6 +160,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
                     encode_dense(before, after, layout, mode, level=ZSTD_LEVEL, below=below),
                 ),
             )
+    # 4. Step planes without compression always fit: no frame is larger than its tensor.
     frame = best.frame()
     changes = best.changes or int(np.count_nonzero(before != after))
     return best.mode, changes, frame if frame is not None else encode_raw(before, after, layout)
@@ -185,6 +192,7 @@ def _decode(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None) -
                 np.copyto(target[begin : begin + new.size], new)
             yield begin, new
         return
+    # The directory is checked as a whole; then each chunk is decoded by itself, from its own sections.
     model, chunks = read_directory(frame, row.shape, row.changed, layout)
     decoder = Decoder(frame, model)
     for chunk in chunks:

@@ -58,6 +58,7 @@ def encode_small_changes(old: Bits, new: Bits, places: NDArray[np.int64], layout
         places: indices of the changed elements, ascending.
         below: size that the frame must stay below, in bytes.
     """
+    # Gaps before the changes, and steps with their sign in the lowest bit: small numbers take one byte.
     gaps = np.diff(places, prepend=-1) - 1
     steps = to_keys(new[places], layout).astype(np.int64) - to_keys(old[places], layout).astype(np.int64)
     zigzags = np.where(steps < 0, -2 * steps - 1, 2 * steps)
@@ -71,12 +72,14 @@ def _read(
     """Return the indices and the steps of the changes."""
     if changes > MAX_SMALL_CHANGES:
         raise MalformedError(f"{changes} changes where at most {MAX_SMALL_CHANGES} are allowed", _WHERE)
+    # Each gap leads forwards, so no place occurs twice.
     cursor = Cursor(frame, _WHERE)
     places, steps, place = [], [], -1
     for _ in range(changes):
         place += 1 + cursor.varint(elements)
         if place >= elements:
             raise PatchError("a gap past the end", _WHERE)
+        # A key has `bits` bits, so a step between two of them has a sign more.
         zigzag = cursor.varint((1 << (layout.bits + 1)) - 1)
         if not zigzag:
             raise PatchError("a step of size 0", _WHERE)
@@ -103,6 +106,7 @@ def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Lay
     """
     places, steps = _read(frame, old.size, changes, layout)
     keys = to_keys(old[places], layout).astype(np.int64) + steps
+    # Keys are compared as 64-bit integers, before they are cut to the width of the dtype.
     if ((keys < 0) | (keys >> layout.bits != 0)).any():
         raise PatchError("a step out of the dtype", _WHERE)
     elements = from_keys(keys.astype(old.dtype), layout)
@@ -120,6 +124,7 @@ DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode
 
 
 def _zigzag(steps: Bits, bits: int) -> Bits:
+    # The sign moves to the lowest bit, and a negative step is inverted: steps near 0 become numbers near 0.
     one, top = steps.dtype.type(1), steps.dtype.type(bits - 1)
     doubled: Bits = (steps << one) ^ (steps.dtype.type(0) - (steps >> top))
     return doubled
@@ -166,6 +171,7 @@ def encode_raw(old: Bits, new: Bits, layout: Layout) -> memoryview:
 
 
 def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
+    # The size in the frame's header lets a decoder refuse a frame of another size before it decompresses it.
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
     if nbytes <= ONE_SHOT_BYTES:
         yield compressor.compress(b"".join(pieces))
@@ -191,12 +197,14 @@ def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> It
     """
     if mode not in DENSE_MODES:
         raise MalformedError(f"{mode.name} is not a dense mode")
+    # The tensor's size is known, so no frame makes the decoder reserve more.
     data = frame if mode == Mode.RAW_STEP_PLANES else decompress(frame, old.nbytes)
     if len(data) != old.nbytes:
         raise PatchError(f"planes of {len(data)} bytes for a tensor of {old.nbytes}")
     planes = np.frombuffer(data, np.uint8).reshape(old.itemsize, -1)
     for begin in range(0, old.size, BLOCK_ELEMENTS):
         block = slice(begin, begin + BLOCK_ELEMENTS)
+        # The planes of a block side by side are its elements, most significant byte first.
         packed = np.ascontiguousarray(planes[:, block].T).reshape(-1)
         payload: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
         yield begin, _from_payload(old[block], payload, layout, mode)
