@@ -82,8 +82,10 @@ class Method:
             plain_step(base, mean, rate=self.outer_rate)
 
 
+# The momentum and the rate that DiLoCo was published with; PULSELoCo keeps them.
 DILOCO: Final = Method(Coding(Kind.DENSE), momentum=0.9, outer_rate=0.7)
 AVERAGING: Final = Method(Coding(Kind.DENSE))
 PULSELOCO_EXACT: Final = Method(Coding(Kind.EXACT), feedback_decay=1.0, momentum=0.9, outer_rate=0.7)
 PULSELOCO_GRID: Final = Method(Coding(Kind.GRID, fraction=3), feedback_decay=1.0, momentum=0.9, outer_rate=0.7)
+# SparseLoCo sends 3% of the entries, 128 of 4096, and begins with error feedback after a twentieth of the run.
 SPARSELOCO: Final = Method(Coding(Kind.CHUNKED, chosen=128), feedback_decay=0.95, frozen_share=0.05)

@@ -26,6 +26,7 @@ _WHERE: Final = "chunked frame"
 
 def entries_of(blocks: Blocks, chosen: int) -> int:
     """Return how many entries of a tensor are sent."""
+    # At most four sizes of chunks: whole ones, and those at the lower edge, at the right edge and in the corner.
     heights = [min(blocks.height, blocks.rows - top) for top in range(0, blocks.rows, blocks.height)]
     widths = [min(blocks.width, blocks.columns - left) for left in range(0, blocks.columns, blocks.width)]
     sizes: dict[int, int] = {}
@@ -44,6 +45,7 @@ def quantize(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
     Returns:
         The level of each value: uint8 [n], and the value of each level: float32[LEVELS].
     """
+    # Only the encoder computes this. The frame has the values of the levels, so no other machine must agree.
     mean = float(values.mean(dtype=np.float64))
     deviation = float(values.std(dtype=np.float64, ddof=1)) if values.size > 1 else 0.0
     scale = SIGMAS * deviation / LEVELS or 1.0
@@ -103,6 +105,8 @@ def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) ->
         inputs = (update, sent, bounds, chosen, (tables.offsets, tables.slots), (bitmaps, levels, lookup))
         symbols = kernels.split_chunks(*inputs, scratch, codes, (raw, filled), done)
         out = np.empty(symbols + 2, np.uint32)
+        # rANS is last in, first out: the last symbol is coded first, and the words are written from the end, so that the
+        # decoder reads forwards.
         words = out[subset_coders().put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()
         position, pending, fill = (int(number) for number in filled)
         raw[position] = pending
@@ -145,10 +149,12 @@ def _decode_tensor(cursor: Cursor, blocks: Blocks, chosen: int, out: Floats) -> 
         if count < 2:
             raise MalformedError("a stream without a state", _WHERE)
         sections = cursor.take(4 * count), cursor.take(length)
+        # One word and two integers more: the kernel reads ahead of its checks.
         words, raw = np.zeros(count + 1, np.uint32), np.zeros(length + -length % 4 + 8, np.uint8)
         words[:count] = np.frombuffer(sections[0], "<u4")
         raw[:length] = np.frombuffer(sections[1], np.uint8)
         state = np.array((int(words[0]) << 32 | int(words[1]), 2, 0), np.uint64)
+        # The encoder's last state, which is the decoder's first, is at least the one that it began with.
         if state[0] < MIN_STATE:
             raise MalformedError("a state that no encoder writes", _WHERE)
         arrays = words, raw.view("<u4").astype(np.uint32)

@@ -112,6 +112,7 @@ def chosen_of(size: int, chosen: int) -> Any:
 @kernel()
 def level_of(size: int) -> Any:
     """Return log2 of the smallest power of two that is at least `size`: int64."""
+    # The index code halves ranges, so it needs a power of two; what lies behind a smaller chunk is never chosen.
     level = I(0)
     while (I(1) << level) < size:
         level += I(1)

@@ -67,11 +67,14 @@ def locate_entries(
     count = U(0)
     for vector in range(base.size // VECTOR_SIZE):
         begin, bare_ones = U(vector) * U(VECTOR_SIZE), U(0)
-        pending = count_classes(base, begin, shift, mask, first, last, classes, gaps)  # that have an entry here
+        # `pending` has a one for each class with an entry in this vector: one whose gap ends here.
+        pending = count_classes(base, begin, shift, mask, first, last, classes, gaps)
         while pending != U(0):
             own = lowest_bit(pending)
             pending &= pending - U(1)
             members = class_mask(classes, own)
+            # What was left of the gap before this vector is the index of the entry among the class's members here. The
+            # gap behind a class's last entry is longer than any chunk.
             number, size = U(cursor[own + U(1)]), I(popcount(members))
             index, change = gaps[own] + size, changes[number]
             while index < size:
@@ -96,6 +99,8 @@ def compute_values(words: Any, entries: Any, count: Any, grid: Any) -> Any:
 
     An exact value without a rank becomes 0, or -0 if it is negative.
     """
+    # Hostile sizes are cut to MAX_RANK, so that no sum overflows; that is out of range for each weight. Errors are
+    # counted and not acted upon, so that the loops have no branches.
     weights, values, wrong = words[1], words[2], W(0)
     if grid[2] != U(0):
         for i in range(count):
@@ -131,6 +136,7 @@ def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> A
     bits, remaining, in_range, visible = state[0], state[1], True, True
     for vector in range(base.size // VECTOR_SIZE):
         rest = masks[vector]
+        # Counted before the first bit of the vector is read.
         if U(popcount(rest)) > remaining:
             return I(CUT_OFF)
         remaining -= U(popcount(rest))
@@ -140,6 +146,7 @@ def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> A
             magnitude, bits = get_bits(unranked, bits, U(UNRANKED_BITS))
             value = W(values[at] | W(magnitude))
             values[at] = value
+            # A value that has a rank must come as one, and one that nobody sees must not come: a payload has one form.
             in_range = in_range and W(magnitude) < W(INFINITE) and exact_rank(base[at], value) < S(0)
             new_weight = bits_of_float(float_of(base[at]) - float_of(value))
             visible = visible and view_of(new_weight) != view_of(base[at])
@@ -182,10 +189,12 @@ def place(
     for start in range(0, base.size, BLOCK_ELEMENTS):
         end = min(start + BLOCK_ELEMENTS, base.size)
         own, values = base[start:end], out[start:end]
+        # Zeros first, then the values of the block's entries over them.
         bits = values.view(np.uint32)
         for i in range(bits.size):
             bits[i] = W(0)
         count = locate_entries(own, form, bare, classes, gaps, changes, cursor, (words, entries, masks))
+        # The entries lie side by side, so ranks become values without a branch; then each goes to its place.
         if compute_values(words, entries, count, grid) != W(0):
             status = I(LEAVES_DTYPE)
         for i in range(count):
@@ -195,6 +204,7 @@ def place(
             status = answer if answer != I(0) else status
         if status != I(0):
             break
+        # While the block is in the cache; a block with an error has left the loop, so the norm is of sound values.
         for vector in range(values.size // VECTOR_SIZE):
             add_squares(values, U(vector) * U(VECTOR_SIZE), squares)
     return status
@@ -225,6 +235,7 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
         MalformedError, LimitError, ContributionError: the frame does not have the form in
             docs/spec/pseudogradient.md, or not so many entries.
     """
+    # Without entries the weights are not looked at. With some, each chunk has its own model, and memory stays small.
     if not entries:
         if len(frame):
             raise MalformedError("bytes where nothing was sent", _WHERE)
@@ -251,6 +262,7 @@ class _Output:
 
 def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Output) -> int:
     """Decode a chunk; return the number of its entries."""
+    # Every number is bounded by the size of the chunk before it reserves memory or becomes an index.
     count = cursor.varint(base.size)
     if count == 0:
         out.values[:] = 0
@@ -266,11 +278,13 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
         counts[group] = cursor.varint(base.size)
     if int(counts.sum()) != count:
         raise ContributionError(f"{int(counts.sum())} entries in the classes of {count}", _WHERE)
+    # Sections are no longer than the elements, which an encoder never exceeds.
     longest = 4 * base.size + 512
     words, raw = cursor.varint(longest), cursor.varint(longest)
     unranked = cursor.varint(count) if coding.exact else 0
     changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
     bits = cursor.take((UNRANKED_BITS * unranked + 7) // 8)
+    # The bits that fill up the last byte are zeros: a payload has one form.
     if len(bits) and bits[-1] >> ((UNRANKED_BITS * unranked - 1) % 8 + 1):
         raise MalformedError("bits behind the last value without a rank", _WHERE)
     grid = np.array((reference, coding.fraction, coding.exact), np.uint64)
@@ -284,6 +298,7 @@ def _decode_changes(
 ) -> NDArray[np.uint64]:
     kernels = decoders_for(2)
     sections = cursor.take(2 * lengths[0]), cursor.take(lengths[1])
+    # Zeros follow both sections, as the kernel reads ahead of its checks; each group ends with an entry that is NEVER.
     words, raw = np.zeros(lengths[0] + 8, np.uint16), np.zeros(lengths[1] // 4 + 5, "<u4")
     words[: lengths[0]] = np.frombuffer(sections[0], "<u2")
     raw.view(np.uint8)[: lengths[1]] = np.frombuffer(sections[1], np.uint8)
@@ -319,12 +334,14 @@ def _place(
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
     _check(placer()(base[:whole].view(np.uint32), *state, out.values[:whole]))
     if whole < base.size:
+        # In a copy that is padded to a whole vector. A value in the padding would be one behind the end.
         tail, values = np.zeros(VECTOR_SIZE, np.float32), np.empty(VECTOR_SIZE, np.float32)
         tail[: base.size - whole] = base[whole:]
         _check(placer()(tail.view(np.uint32), *state, values))
         if values[base.size - whole :].any():
             raise ContributionError(_reasons[PAST_THE_END], _WHERE)
         out.values[whole:] = values[: base.size - whole]
+    # Every entry was reached, and every value without a rank was used.
     if (cursor != ends).any():
         raise ContributionError(_reasons[PAST_THE_END], _WHERE)
     if position[1]:

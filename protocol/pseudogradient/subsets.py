@@ -111,6 +111,7 @@ def slot_tables(chosen: int) -> SlotTables:
 @kernel()
 def fill_sums(bitmap: Any, sums: Any) -> Any:
     """Count the ones of a bitmap before each of its words, and at its end: int64 [CHUNK / 64 + 1]."""
+    # Then the ones of any run of words are one subtraction, whichever node asks.
     total = I(0)
     for word in range(CHUNK // 64):
         sums[word] = total
@@ -131,6 +132,7 @@ def count_between(bitmap: Any, sums: Any, begin: Any, size: Any) -> Any:
 @kernel()
 def place_in(bitmap: Any, begin: Any) -> Any:
     """Return the place in a range of its only one, which is the first one of the bitmap from its begin on."""
+    # A range of fewer than 64 elements lies within a word. A larger one begins with a word: skip those without a one.
     word = U(begin) >> U(6)
     rest = bitmap[word] >> U(begin & I(63))
     if rest != U(0):
