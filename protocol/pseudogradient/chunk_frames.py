@@ -105,7 +105,7 @@ def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) ->
         inputs = (update, sent, bounds, chosen, (tables.offsets, tables.slots), (bitmaps, levels, lookup))
         symbols = kernels.split_chunks(*inputs, scratch, codes, (raw, filled), done)
         out = np.empty(symbols + 2, np.uint32)
-        # rANS is last in, first out: the last symbol is coded first, and the words are written from the end, so that the
+        # rANS is last in, first out: the last symbol is coded first and words are written from the end, so that the
         # decoder reads forwards.
         words = out[subset_coders().put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()
         position, pending, fill = (int(number) for number in filled)
