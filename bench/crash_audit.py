@@ -10,7 +10,6 @@ import trio
 from grailnode.config import Config
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import verify_chain
-from grailnode.store.state.envelope import open_file
 from protocol import paths
 from protocol.chain.manifest import Manifest
 from protocol.errors import ProtocolError
@@ -19,6 +18,7 @@ from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
 from roles.trainer.verified_batch import USED, WindowOutcomes
+from tests.support.simulation.damaged_states import data_of_file
 from tests.support.simulation.exclusions import Exclusions
 
 _RETAINED_WINDOWS = 900  # a trainer deletes outcomes after 1,000 windows
@@ -160,7 +160,7 @@ def _outcomes(network: AuditedNetwork) -> Iterator[WindowOutcomes]:
     """Yield the trainer's outcome logs, except those of windows that a repair has given up."""
     for file in network.outcome_log_files():
         if paths.window_of(file.name) not in network.repaired_windows:
-            yield WindowOutcomes.from_bytes(open_file(file.read_bytes()))
+            yield WindowOutcomes.from_bytes(data_of_file(file.read_bytes()))
 
 
 def _missing_outcomes(network: AuditedNetwork) -> Iterator[str]:

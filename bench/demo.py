@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grailnode.ui.report import DemoReport, MinerGroups, read_report
+from grailnode.ui.report import DemoReport, MinerGroups
 
 _HEADER = (
     "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  "
@@ -25,7 +25,7 @@ def run(seed: int, out: Path) -> DemoReport:
     """Run one demo with the default number of windows and return its report."""
     command = [sys.executable, "-m", "grailnode", "demo", "--seed", str(seed), "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return read_report(out / "report.json")
+    return DemoReport.model_validate_json((out / "report.json").read_bytes())
 
 
 def row(report: DemoReport) -> str:

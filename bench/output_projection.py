@@ -21,7 +21,7 @@ import trio
 from torch import Tensor
 from torch.nn import functional
 
-from grailnode.calibration.pairs import CalibrationTask, measure_pair
+from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.variants import Variant, select
 from grailnode.engine import output_projection, qwen3
 from grailnode.engine.models import build
@@ -29,6 +29,7 @@ from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.rollout.sampling import SamplingParams
 from tests.support.builders.policies import write_policy
+from tests.support.measuring.pair_measurements import measure_pair
 
 PAIRS: Final = "small-batches,left-padding,eager-checked"
 SHAPE: Final = {

@@ -37,6 +37,7 @@ from protocol.patch.frames import decode_frame
 from protocol.patch.sparse import PIECE_ELEMENTS
 from protocol.patch.values import bits_of
 from roles.trainer.publish.publisher import PublisherSettings
+from tests.support.measuring.patch_kernels import compile_patch_kernels
 from tests.support.patch_formats import FORMATS
 
 
@@ -158,11 +159,11 @@ def growth(arguments: argparse.Namespace) -> None:
 
         seconds = best_of(encode, 2)
         del after
-        apply = best_of(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests), 1)  # noqa: B023
+        apply = best_of(lambda: patch.apply_with_digests(before, data, digests=digests), 1)  # noqa: B023
         elements = count * old.numel()
         print(
             f"{elements / 2**20:6.0f}M elements: encode {seconds:6.2f} s ({seconds / elements * 1e9:.2f} ns each), "
-            f"verify and apply in place {apply:6.2f} s ({apply / elements * 1e9:.2f} ns each), {len(data) / 1e6:.1f} MB"
+            f"verify and apply {apply:6.2f} s ({apply / elements * 1e9:.2f} ns each), {len(data) / 1e6:.1f} MB"
         )
         count *= 4
 
@@ -231,8 +232,8 @@ def start(arguments: argparse.Namespace) -> None:
     """Print the seconds of import and first use in a new process, with an empty and with a warm cache of kernels."""
     code = (
         "import time; t = time.perf_counter(); import torch; a = time.perf_counter() - t\n"
-        "from protocol import patch; b = time.perf_counter() - t - a\n"
-        "patch.warm_up(); c = time.perf_counter() - t - a - b\n"
+        "from tests.support.measuring.patch_kernels import compile_patch_kernels; b = time.perf_counter() - t - a\n"
+        "compile_patch_kernels(); c = time.perf_counter() - t - a - b\n"
         "print(f'torch {a:.2f} s, protocol.patch {b:.2f} s, kernels {c:.2f} s')"
     )
     import tempfile  # noqa: PLC0415
@@ -262,7 +263,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure each published format once instead of twice")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    patch.warm_up()
+    compile_patch_kernels()
     benchmarks[arguments.benchmark](arguments)
 
 

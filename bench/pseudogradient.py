@@ -24,7 +24,7 @@ from bench.measures import best_of
 from bench.recorded_rounds import Floats, record
 from bench.tables import print_table
 from protocol import pseudogradient
-from protocol.patch.container import varint
+from protocol.patch.fields import varint
 from protocol.pseudogradient import Coding, Inputs, Kind, Part
 from protocol.pseudogradient.chunk_frames import encode_chunks
 from protocol.pseudogradient.contribution import ContributionEncoder, decode_part

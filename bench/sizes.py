@@ -37,7 +37,6 @@ from grailnode.node.loop_watch import LoopWatch
 from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK, return_large_blocks
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
-from protocol import patch
 from protocol.digest import Weights, digest_weights
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -52,6 +51,7 @@ from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import next_version
 from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
 from tests.support.builders.verified_batches import make_group
+from tests.support.measuring.patch_kernels import compile_patch_kernels
 from tests.support.simulation.trio_clock import TrioClock
 
 # vocabulary, width, feed-forward width, layers, heads, key-value heads, width of a head
@@ -244,7 +244,7 @@ def measure(stage: str, size: str, directory: Path, versions: int, completions: 
         nonlocal longest
         longest = max(longest, (seconds, task))
 
-    patch.warm_up()  # the changes of a small model are too few to need its kernels
+    compile_patch_kernels()  # the changes of a small model are too few to need its kernels
     gc.collect()
     gc.freeze()  # as the processes of a node do
     ctypes.CDLL(None).malloc_trim(0)

@@ -233,8 +233,7 @@ class TrainerSection(Section):
     anchor_interval: Count = 50
     keep_patches: Count = 100
     keep_anchors: Count = 10
-    patch_profile: Literal["compact", "fast", "auto"] = "compact"
-    link_mbps: Annotated[float, Field(ge=0)] = 0
+    patch_profile: Literal["compact", "fast"] = "compact"
     seed: int = 0
     poll_seconds: Positive = 0.1
     track: TrackerName | None = None

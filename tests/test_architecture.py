@@ -4,7 +4,9 @@ outside itself; tests and benches share code through tests/support only.
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -276,3 +278,146 @@ def test_an_import_that_bypasses_support_has_a_clear_message(importer: str, targ
 def test_every_module_of_support_lies_in_a_room() -> None:
     flat = {path.name for path in (ROOT / "tests" / "support").glob("*.py")}
     assert flat == {"__init__.py"}
+
+
+CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the library that calls them
+    "grailnode.cli.main": ("click", {"get_command", "format_commands"}),
+    "grailnode.engine.vllm.inside.sampling_v1": ("vLLM", {"validate_params", "is_argmax_invariant", "update_state"}),
+    "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),
+    "grailnode.node.loop_watch": ("trio", {"before_task_step", "after_task_step"}),
+    "grailnode.store.https.addresses": ("httpx", {"connect_tcp", "connect_unix_socket", "handle_async_request"}),
+}
+
+
+@dataclass
+class Uses:
+    """The names that a piece of code uses.
+
+    Attributes:
+        names: that it loads.
+        members: attributes of anything, and keywords of calls and patterns.
+        module_members: attributes of what was imported.
+        words: identifiers in its strings: click, vLLM and entry points import by them.
+        imported: the local name of each import, and its name in the module that it comes from.
+    """
+
+    names: Counter[str] = field(default_factory=Counter)
+    members: Counter[str] = field(default_factory=Counter)
+    module_members: Counter[str] = field(default_factory=Counter)
+    words: Counter[str] = field(default_factory=Counter)
+    imported: dict[str, str] = field(default_factory=dict)
+
+
+def is_list_of_exports(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and any(
+        isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets
+    )
+
+
+def uses_of(code: ast.AST) -> Uses:
+    """Return what a piece of code uses. A name in `__all__` alone is not used."""
+    uses, pending = Uses(), [code]
+    modules: Counter[tuple[str, str]] = Counter()
+    while pending:
+        node = pending.pop()
+        if not is_list_of_exports(node):
+            pending.extend(ast.iter_child_nodes(node))
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                uses.names[name] += 1
+            case ast.Attribute(value=value, attr=name):
+                uses.members[name] += 1
+                if isinstance(value, ast.Name):
+                    modules[value.id, name] += 1
+            case ast.keyword(arg=str(name)):
+                uses.members[name] += 1
+            case ast.MatchClass(kwd_attrs=names):
+                uses.members.update(names)
+            case ast.Constant(value=str(text)):
+                uses.words.update(word for word in text.replace(":", ".").split(".") if word.isidentifier())
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                uses.imported |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in aliases}
+    for (module, name), count in modules.items():
+        uses.module_members[name] += count * (module in uses.imported)
+    return uses
+
+
+@cache
+def product() -> dict[str, tuple[ast.Module, Uses]]:
+    """Return each module of the product, and what it uses."""
+    trees = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    return {name: (tree, uses_of(tree)) for name, tree in trees.items()}
+
+
+def uses_of_all(modules: Iterable[Uses]) -> Uses:
+    """Return what all modules use; of names, only those that they import, as they are called where they come from."""
+    total = Uses()
+    for uses in modules:
+        total.words += uses.words
+        total.members += uses.members
+        total.module_members += uses.module_members
+        for local, name in uses.imported.items():
+            total.names[name] += uses.names[local]
+    return total
+
+
+def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, bool]]:
+    """(name, definition, whether it is a method) for each public function, class, constant and method of a module."""
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node, False
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name, node, False
+        for member in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield member.name, member, True
+
+
+def is_click_command(definition: ast.stmt) -> bool:
+    decorators = [getattr(item, "func", item) for item in getattr(definition, "decorator_list", ())]
+    return any(isinstance(item, ast.Attribute) and item.attr in ("command", "group") for item in decorators)
+
+
+def unused_definitions() -> Iterator[tuple[str, str]]:
+    """(module, name) of each public definition that nothing in the product uses outside of itself.
+
+    Names are compared, types are not: a method counts as used if any object's attribute of its name is used.
+    """
+    total = uses_of_all(uses for _, uses in product().values())
+    for module, (tree, uses) in product().items():
+        for name, definition, is_method in public_definitions(tree):
+            if name.startswith("_") or is_click_command(definition):
+                continue
+            own = uses_of(definition)
+            count = total.words[name] - own.words[name]
+            if is_method:
+                count += total.members[name] - own.members[name]
+            else:
+                count += total.names[name] + total.module_members[name] + uses.names[name] - own.names[name]
+            if not count:
+                yield module, name
+
+
+def test_every_public_definition_of_the_product_has_a_caller_in_the_product() -> None:
+    """What only tests and benches call belongs to tests/support; what nobody calls is deleted."""
+    from_outside = {(module, name) for module, (_, names) in CALLED_BY_LIBRARIES.items() for name in names}
+    assert set(unused_definitions()) == from_outside
+
+
+@pytest.mark.parametrize(
+    ("source", "unused"),
+    [
+        ("def f(): f()", {"f"}),
+        ("def f(): pass\n__all__ = ['f']", {"f"}),
+        ("def f(): pass\nf()", set()),
+        ("def f(): pass\nrun('module:f')", set()),
+        ("@group.command()\ndef f(): pass", set()),
+        ("class A:\n    def f(self): pass\nA()\ndef g(f): return f\ng(1)", {"f"}),
+        ("class A:\n    def f(self): pass\nA().f()", set()),
+    ],
+)
+def test_a_definition_without_a_caller_is_found(source: str, unused: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ast.parse(source)
+    monkeypatch.setattr(f"{__name__}.product", lambda: {"module": (tree, uses_of(tree))})
+    assert {name for _, name in unused_definitions()} == unused

@@ -28,13 +28,13 @@ from grailnode.node.mapped_tensors import MappedTensors
 from grailnode.node.processes import FOLLOWER_BLOCK, return_large_blocks
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
-from protocol import patch
 from protocol.digest import digest_weights
 from protocol.run import RunManifest
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from tests.support.builders.chains import Chain, make_node, small_run
 from tests.support.builders.policies import random_weights, write_policy
+from tests.support.measuring.patch_kernels import compile_patch_kernels
 from tests.support.simulation.network import BEGIN, Log
 
 _VERSIONS: Final = 3
@@ -72,7 +72,7 @@ class PrivateMemory:
 async def memory(python: Path, arguments: argparse.Namespace) -> None:
     """Measure each place of the follower's weights."""
     return_large_blocks(FOLLOWER_BLOCK)
-    patch.warm_up()
+    compile_patch_kernels()
     for size in arguments.sizes:
         with directory() as place:
             policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])

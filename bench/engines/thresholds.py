@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.engines.setting import directory, report
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
 from grailnode.calibration.separation import power
 from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
 from grailnode.engine.models import build
@@ -30,6 +30,7 @@ from protocol.digest import Weights
 from protocol.proof import arithmetic_of
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Engine
+from tests.support.measuring.pair_measurements import measure
 
 _COPY_GROUPS = 64
 _GROUPED = 4

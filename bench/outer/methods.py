@@ -1,4 +1,4 @@
-"""The methods that `bench.outer` compares: those of protocol/pseudogradient/methods.py, and variations of them."""
+"""The methods that `bench.outer` compares: those of protocol/pseudogradient, and variations of them."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -7,7 +7,6 @@ from typing import Final, Literal
 from protocol.outer.round_records import RoundRules
 from protocol.pseudogradient import (
     AVERAGING,
-    DDP,
     DILOCO,
     PULSELOCO_EXACT,
     PULSELOCO_GRID,
@@ -17,6 +16,7 @@ from protocol.pseudogradient import (
     Method,
 )
 
+DENSE: Final = Coding(Kind.DENSE)
 _VALUES: Final[dict[Kind, Literal["dense", "exact", "grid", "chunked"]]] = {
     Kind.DENSE: "dense",
     Kind.EXACT: "exact",
@@ -69,7 +69,7 @@ def _sparse(chosen: int) -> Method:
 
 
 VARIANTS: Final = {
-    "ddp": Variant(DDP),
+    "ddp": Variant(AVERAGING),  # a trial of DDP takes the mean of gradients instead: it makes no outer step
     "diloco": Variant(DILOCO),
     "exact": Variant(PULSELOCO_EXACT),
     "grid": Variant(PULSELOCO_GRID),

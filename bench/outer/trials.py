@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.outer.attacks import ATTACKS, PART_TIME, Scene, length_of
-from bench.outer.methods import VARIANTS, Variant
+from bench.outer.methods import DENSE, VARIANTS, Variant
 from bench.outer.quantizing import requantized
 from bench.outer.task import GROUPS_PER_STEP, Task, new_learner, split
 from protocol import pseudogradient
@@ -23,7 +23,6 @@ from protocol.outer.comparing import SentRounds, compare
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import DDP
 from roles.trainer.learn.learner import Learner
 from roles.trainer.outer.local_learner import begin_round, masters, own_state, without_masters
 from roles.trainer.verified_batch import VerifiedGroup
@@ -121,7 +120,7 @@ class _Sent:
 def run_trial(trial: Trial) -> Outcome:
     """Run a trial."""
     variant = VARIANTS[trial.variant]
-    return _run_ddp(trial) if variant.method == DDP else _run_rounds(trial, variant)
+    return _run_ddp(trial) if trial.variant == "ddp" else _run_rounds(trial, variant)
 
 
 def _run_ddp(trial: Trial) -> Outcome:
@@ -149,7 +148,7 @@ def _run_ddp(trial: Trial) -> Outcome:
 def _payload_of(gradient: Weights) -> bytes:
     """Return the payload of a gradient."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
-    return pseudogradient.encode(gradient, zeros, None, DDP.coding, bytes(32)).payload
+    return pseudogradient.encode(gradient, zeros, None, DENSE, bytes(32)).payload
 
 
 def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
@@ -228,7 +227,7 @@ def _contribute(
         return _Sent(contribution.payload, len(contribution.payload), entries, feedback, inner, ahead)
     values, residual = requantized(shared.weights, contribution, digest, variant.value_bits)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
-    payload = pseudogradient.encode(values, zeros, None, DDP.coding, digest).payload
+    payload = pseudogradient.encode(values, zeros, None, DENSE, digest).payload
     size = len(contribution.payload) + entries * (variant.value_bits - 2) / 8
     return _Sent(payload, size, entries, residual, inner, ahead)
 

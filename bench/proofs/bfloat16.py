@@ -22,12 +22,13 @@ from bench.proofs.rounding import Int8CacheQwen3, to_fp8
 from bench.proofs.setting import TEST_SEED, Setting
 from bench.proofs.sides import Pair, Side
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import GroupMeasurement, measure
+from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.engine.qwen3 import Qwen3Config
 from protocol.environments import Problem
 from protocol.proof import Step, Thresholds
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, Tokens
 from tests.support.adversaries.trading_task import TradingTask
+from tests.support.measuring.pair_measurements import measure
 
 _ORDERS: Final = 20
 _REACHES: Final = (0.0, 0.03, 0.1, 0.3, 1.0)

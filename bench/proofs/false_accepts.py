@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.proofs.honest import describe
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import CalibrationTask, measure_pair
+from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.thresholds import is_refused
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
@@ -22,6 +22,7 @@ from protocol.judging.evidence import surprisal_threshold, window_surprisal
 from protocol.rollout.sampling import SamplingParams
 from tests.support.adversaries.key_histories import MAX_TOKENS
 from tests.support.builders.proofs import packaged_thresholds
+from tests.support.measuring.pair_measurements import measure_pair
 
 _WINDOW_GROUPS = 16  # groups
 

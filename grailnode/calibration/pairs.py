@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from grailnode.calibration.variants import AnyVariant, Pair
+from grailnode.calibration.variants import AnyVariant
 from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
@@ -109,34 +109,6 @@ class Submission:
     logprobs: np.ndarray
 
 
-async def measure_pair(
-    work: CalibrationTask,
-    pair: Pair,
-    weights: Weights,
-    groups: int,
-    *,
-    copy: Weights | None = None,
-    first: int = 0,
-    servers: VllmServers | None = None,
-) -> AsyncIterator[GroupMeasurement]:
-    """Generate groups in one way, check them in the other way, and yield the measurements.
-
-    Args:
-        weights: of the policy, with its adapters if the run trains some.
-        groups: number of groups.
-        copy: other weights without adapters for the generating side, which it passes off as the policy.
-        first: number of the first group; the same numbers have the same prompts, noise and projections.
-        servers: of pairs with vLLM; both sides may have the same one, because all groups are generated first.
-    """
-    lora = work.lora if copy is None else None
-    generating = await serve(work.policy, pair.generating, weights if copy is None else copy, servers, lora)
-    submissions = [part async for part in generate_groups(work, generating, groups, first=first)]
-    checking = await serve(work.policy, pair.checking, weights, servers, work.lora)
-    for part in submissions:
-        for group in await check_groups(work, checking, part):
-            yield group
-
-
 async def serve(
     policy: Policy, side: AnyVariant, weights: Weights, servers: VllmServers | None, lora: LoraSpec | None = None
 ) -> Engine:
@@ -151,20 +123,6 @@ async def serve(
             raise ValueError("a pair with vLLM, and no servers, or adapters")
         return await servers.serve(side, policy, weights)
     return await side.serve(policy, weights, lora)
-
-
-async def measure(
-    work: CalibrationTask, generating: Engine, checking: Engine, groups: int, *, first: int = 0
-) -> AsyncIterator[GroupMeasurement]:
-    """Generate groups with one engine, check them with another, and yield the measurements.
-
-    Args:
-        generating, checking: engines that serve; which versions does not matter.
-        groups, first: as for `measure_pair`.
-    """
-    async for submissions in generate_groups(work, generating, groups, first=first):
-        for group in await check_groups(work, checking, submissions):
-            yield group
 
 
 async def generate_groups(

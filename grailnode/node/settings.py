@@ -62,7 +62,6 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             keep_patches=section.keep_patches,
             keep_anchors=section.keep_anchors,
             profile=section.patch_profile,
-            link_mbps=section.link_mbps or None,
             threads=config.engine.threads,
         ),
         collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),

@@ -1,9 +1,13 @@
-"""Exact values of answers: sums of rational multiples of square roots and symbols such as pi
-(docs/spec/environments.md).
+"""Exact values of answers, so that an answer counts however it is written (docs/spec/environments.md).
 
-1/sqrt(2) and sqrt(2)/2 are the same value, and so are (x+1)^2 and 1+2x+x^2. There is no floating-point arithmetic and
-no search, and every size is bounded, so that all nodes agree and the time is bounded. An expression that exceeds a
-bound has no value.
+A value is a sum of terms. A term is a rational factor times the square root of a whole number times powers of symbols,
+such as pi or x: 3/2 * sqrt(2) * pi^2. Exponents may be negative, so 1/x is a term as well.
+
+Each value has one form: no number under a root has a square factor, and terms with the same root and powers are added
+up. So 1/sqrt(2) and sqrt(2)/2 are the same value, and so are (x+1)^2 and 1+2x+x^2.
+
+All nodes must agree on each answer, and a hostile one must not take long. So there is no floating-point arithmetic and
+no search, and the size of every value is bounded. An expression that exceeds a bound has no value.
 """
 
 import math
@@ -12,26 +16,38 @@ from fractions import Fraction
 from typing import Final
 
 MAX_TERMS: Final = 16
+"""Most terms of a value."""
+
 MAX_BITS: Final = 512
-MAX_RADICAND: Final = 10**8  # largest number under a root; finding its square factors takes 10**4 steps
+"""Most bits of a number under a root, and of the numerator and the denominator of a factor."""
+
+MAX_RADICAND: Final = 10**8
+"""Largest number whose square root is taken: finding its square factors takes at most 10**4 divisions."""
+
 MAX_EXPONENT: Final = 32
+"""Largest exponent, positive or negative, of a power and of a symbol in a term."""
 
 Powers = tuple[tuple[str, int], ...]
+"""The symbols of a term with their exponents, which are not 0, in the order of the symbols."""
+
 Monomial = tuple[int, Powers]
-"""A squarefree radicand (1 for none), and the symbols with their exponents, which are sorted and not 0."""
+"""A term without its factor: the number under its root, which has no square factor (1 for no root), and its powers."""
 
 _ONE: Final[Monomial] = (1, ())
 
 
 class NoValueError(Exception):
-    """The text has no value that this module can represent."""
+    """An expression has no value here: it exceeds a bound, or is no sum of terms."""
 
 
 class Value:
-    """A sum of monomials with rational coefficients. Equal values compare equal.
+    """A sum of terms. Equal values compare equal.
+
+    Args:
+        terms: the factor of each monomial; those with the factor 0 are dropped.
 
     Raises:
-        NoValueError: a bound is exceeded; every operation raises it too.
+        NoValueError: a bound is exceeded. Every operation makes a new value, so each may raise this.
     """
 
     def __init__(self, terms: Mapping[Monomial, Fraction]) -> None:
@@ -44,12 +60,12 @@ class Value:
 
     @classmethod
     def number(cls, value: Fraction | int) -> "Value":
-        """Return a rational number."""
+        """Return a rational number as a value."""
         return cls({_ONE: Fraction(value)})
 
     @classmethod
     def symbol(cls, name: str) -> "Value":
-        """Return a variable, or a constant such as pi."""
+        """Return a variable, or a constant such as pi, as a value."""
         return cls({(1, ((name, 1),)): Fraction(1)})
 
     def __eq__(self, other: object) -> bool:
@@ -59,16 +75,20 @@ class Value:
         return hash(frozenset(self._terms.items()))
 
     def __len__(self) -> int:
-        """Return the number of its terms."""
+        """Return the number of terms."""
         return len(self._terms)
 
     def canonical(self) -> str:
-        """Return a text that equal values share and different ones do not."""
+        """Return a text that is the same for equal values, and another one for different values."""
         terms = sorted((powers, root, str(factor)) for (root, powers), factor in self._terms.items())
         return ";".join(f"{factor}*r{root}*{powers}" for powers, root, factor in terms)
 
     def root_steps(self) -> int:
-        """Return the steps that finding the square root takes; 0 if it has none."""
+        """Return the most divisions that `root` makes for this value; 0 if it refuses the value without any.
+
+        Raises:
+            NoValueError: the value is not rational.
+        """
         value = self.rational()
         radicand = value.numerator * value.denominator
         return math.isqrt(radicand) if 0 <= radicand <= MAX_RADICAND else 0
@@ -86,12 +106,15 @@ class Value:
         terms: dict[Monomial, Fraction] = {}
         for (root, powers), factor in self._terms.items():
             for (other_root, other_powers), other_factor in other._terms.items():
-                common = math.gcd(root, other_root)  # both are squarefree, so no other factor leaves the root
+                # sqrt(a) * sqrt(b) = g * sqrt(ab / g^2) with g = gcd(a, b). Neither a nor b has a square factor, so the
+                # new number has none either.
+                common = math.gcd(root, other_root)
                 monomial = (root * other_root // common**2, _join(powers, other_powers))
                 terms[monomial] = terms.get(monomial, Fraction(0)) + factor * other_factor * common
         return Value(terms)
 
     def __truediv__(self, other: "Value") -> "Value":
+        # The inverse of a single term is a term: 1 / (f sqrt(r) x^n) = sqrt(r) x^-n / (f r). That of a sum is none.
         if len(other._terms) != 1:
             raise NoValueError
         (((root, powers), factor),) = other._terms.items()
@@ -107,21 +130,22 @@ class Value:
         return result if exponent >= 0 else Value.number(1) / result
 
     def rational(self) -> Fraction:
-        """Return the value as a rational number.
+        """Return a value without roots and symbols as a fraction.
 
         Raises:
-            NoValueError: the value is not rational.
+            NoValueError: the value has a root or a symbol.
         """
         if set(self._terms) <= {_ONE}:
             return self._terms.get(_ONE, Fraction(0))
         raise NoValueError
 
     def root(self) -> "Value":
-        """Return the square root of a rational number.
+        """Return the square root of a value without roots and symbols.
 
         Raises:
-            NoValueError: the value is negative or not rational, or exceeds a bound.
+            NoValueError: the value is negative, or has a root or a symbol; or a bound is exceeded.
         """
+        # sqrt(p / q) = sqrt(p q) / q, with the square factors of p q before the root.
         value = self.rational()
         if value < 0:
             raise NoValueError
@@ -130,7 +154,11 @@ class Value:
 
 
 def _squarefree(number: int) -> tuple[int, int]:
-    """Return (a, b) with number = a * a * b and b squarefree."""
+    """Return (a, b) with number = a * a * b, where b has no square factor.
+
+    Raises:
+        NoValueError: the number is larger than MAX_RADICAND.
+    """
     if number > MAX_RADICAND:
         raise NoValueError
     outside, divisor = 1, 2
@@ -143,6 +171,11 @@ def _squarefree(number: int) -> tuple[int, int]:
 
 
 def _join(first: Powers, second: Powers) -> Powers:
+    """Return the powers of a product: the exponents of each symbol are added up.
+
+    Raises:
+        NoValueError: an exponent exceeds MAX_EXPONENT.
+    """
     powers = dict(first)
     for name, exponent in second:
         powers[name] = powers.get(name, 0) + exponent

@@ -258,3 +258,27 @@ def class_mask(_typing: Any, classes: Any, number: Any) -> Any:
         return builder.bitcast(builder.icmp_unsigned("==", own, _broadcast(builder, args[1], _byte)), _word)
 
     return types.uint64(classes, types.uint64), generate
+
+
+@intrinsic
+def float_of(_typing: Any, bits: Any) -> Any:
+    """Return the float32 with a bit pattern (uint32)."""
+    kind = ir.FloatType()
+    return types.float32(types.uint32), lambda _context, builder, _signature, args: builder.bitcast(args[0], kind)
+
+
+@intrinsic
+def bits_of_float(_typing: Any, number: Any) -> Any:
+    """Return the bit pattern (uint32) of a float32."""
+    return types.uint32(types.float32), lambda _context, builder, _signature, args: builder.bitcast(args[0], _index)
+
+
+@intrinsic
+def at_least_mask(_typing: Any, numbers: Any, offset: Any, least: Any) -> Any:
+    """Return a mask of 64 elements of a uint32 array: whether numbers[offset + i] >= least."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        own = _load(context, builder, signature.args[0], args[0], args[1])
+        return builder.bitcast(builder.icmp_unsigned(">=", own, _broadcast(builder, args[2], _index)), _word)
+
+    return types.uint64(numbers, types.uint64, types.uint32), generate

@@ -1,15 +1,50 @@
-"""What a round manifest and a contribution must be, given the manifest that opened the round. No I/O.
+"""Which site trains on which group in a round, and what a round manifest and a contribution must be, given the manifest
+that opened the round (docs/spec/outer-round.md). No I/O.
 
 Order of checks of a round manifest whose envelope is verified: run, number, link, epoch, beacon round, workers, quorum,
 state and version. Of a contribution: run, number, opening, beacon round, state, groups.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from hashlib import sha256
+from typing import Final
 
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError
 from protocol.identity.signing import Signed
-from protocol.outer.dealing import owner, turn_of
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest
+
+_DOMAIN: Final = b"grailnode/1 deal"
+
+DELAYED_TURN: Final = 4
+"""Rounds with a delay that deal groups alike."""
+
+
+def turn_of(number: int, delay: int) -> int:
+    """Return the turn in which the groups of a round are dealt: the round itself, or with a delay some rounds together.
+
+    Args:
+        number: of the round; delay: of its rules.
+    """
+    return number // DELAYED_TURN if delay else number
+
+
+def owner(run: bytes, turn: int, group: bytes, workers: Sequence[bytes]) -> bytes:
+    """Return the key of the worker to which a group belongs in a turn.
+
+    The worker with the lowest hash owns it, so a worker that joins or leaves moves only its own share.
+
+    Args:
+        run: the run's id; turn: of the round (`turn_of`); group: digest of the group.
+        workers: of the manifest that opened the round; at least one.
+    """
+    prefix = sha256(_DOMAIN + run + turn.to_bytes(8, "little") + group)
+
+    def rank(worker: bytes) -> bytes:
+        hasher = prefix.copy()
+        hasher.update(worker)
+        return hasher.digest()
+
+    return min(workers, key=rank)
 
 
 class RefusedContributionError(ProtocolError):

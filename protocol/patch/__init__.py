@@ -2,9 +2,9 @@
 
 from protocol.patch.applying import (
     AppliedPatch,
+    NewTensors,
+    StreamingApply,
     apply,
-    apply_in_place,
-    apply_in_place_with_digests,
     apply_with_digests,
 )
 from protocol.patch.codec import (
@@ -17,12 +17,8 @@ from protocol.patch.codec import (
     encode_with_digests,
     summary,
 )
-from protocol.patch.composition import invert, squash
-from protocol.patch.container import Mode, TensorRow, split_parts
-from protocol.patch.partial import NewTensors, StreamingApply, apply_rows, apply_tensors, row_edges
-from protocol.patch.profiles import PROFILES, LinkConditions, ProfileChoice, Rates, choose_profile, pick_profile
+from protocol.patch.container import PROFILES, Mode, TensorRow, split_parts
 from protocol.patch.self_check import check_container, check_frames
-from protocol.patch.sparse import warm_up
 from protocol.patch.values import copy_bits
 
 __all__ = [
@@ -31,32 +27,19 @@ __all__ = [
     "Digests",
     "EncodedPatch",
     "EncodedTensor",
-    "LinkConditions",
     "Mode",
     "NewTensors",
     "PatchEncoder",
     "PatchSummary",
-    "ProfileChoice",
-    "Rates",
     "StreamingApply",
     "TensorRow",
     "apply",
-    "apply_in_place",
-    "apply_in_place_with_digests",
-    "apply_rows",
-    "apply_tensors",
     "apply_with_digests",
     "check_container",
     "check_frames",
-    "choose_profile",
     "copy_bits",
     "encode",
     "encode_with_digests",
-    "invert",
-    "pick_profile",
-    "row_edges",
     "split_parts",
-    "squash",
     "summary",
-    "warm_up",
 ]

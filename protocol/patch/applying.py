@@ -1,11 +1,11 @@
-"""Apply a patch to weights, into new tensors or in place (docs/spec/patch.md, section 5).
+"""Apply a patch to weights, at once or while it arrives (docs/spec/patch.md, section 5).
 
 Order of checks: the table against the limits, the table against the given tensors (names, dtypes, shapes), the digest
 of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result.
 The digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,11 +16,24 @@ from blake3 import blake3
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
 from protocol.patch.codec import Digests, digest_tensor
-from protocol.patch.container import CHECK_BYTES, Header, Mode, TensorRow, read_header, split_frames
+from protocol.patch.container import (
+    CHECK_BYTES,
+    PREAMBLE,
+    Header,
+    Mode,
+    TensorRow,
+    header_bytes,
+    read_header,
+    split_frames,
+)
+from protocol.patch.fields import BoundedBuffer
 from protocol.patch.frames import decode_frame
-from protocol.patch.values import bits_of, empty_like
+from protocol.patch.values import bits_of, copy_bits, empty_like
 
 T = TypeVar("T")
+
+NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
+"""Returns tensors of the names, dtypes and shapes of others, contiguous and aligned on the CPU, with any elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,7 @@ def apply_frame(
     Args:
         new: where to write it; None for new memory.
     """
+    # Each piece is hashed while it is in the processor's cache: a second pass over the tensor would take as long again.
     new = empty_like(old) if new is None else new
     hasher = blake3()
     for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
@@ -90,15 +104,6 @@ def apply_frame(
     digest = hasher.digest()
     check_tensor(row, digest)
     return new, digest
-
-
-def _check_in_scratch(old: torch.Tensor, row: TensorRow, frame: memoryview) -> bytes:
-    hasher = blake3()
-    for _, piece in decode_frame(row, frame, bits_of(old)):
-        hasher.update(piece.data.cast("B"))
-    digest = hasher.digest()
-    check_tensor(row, digest)
-    return digest
 
 
 def for_each(
@@ -125,6 +130,7 @@ def apply_with_digests(
     Raises:
         MalformedError, LimitError, PatchError: as `apply`.
     """
+    # Everything that the table alone can show is checked before the first frame is decoded.
     header = read_header(patch, len(weights))
     rows = check_fit(weights, header.rows)
     if digests is not None and weights_digest(digests, weights) != header.base:
@@ -140,6 +146,7 @@ def apply_with_digests(
     items = zip(rows, split_frames(patch, header), strict=True)
     pairs = dict(zip((row.name for row in rows), for_each(apply_row, items, threads), strict=True))
     result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
+    # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
     check_result(result.weights, result.digests, header)
     return result
 
@@ -153,53 +160,105 @@ def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
     return apply_with_digests(weights, patch).weights
 
 
-def apply_in_place_with_digests(
-    weights: dict[str, torch.Tensor], patch: bytes, *, digests: Digests | None = None, threads: int = 1
-) -> dict[str, bytes]:
-    """Apply a patch as `apply_in_place` does, and return the BLAKE3 of each new tensor.
+class StreamingApply:
+    """The application of a patch while it arrives. With one thread, only one frame is in memory at a time; with more,
+    those that the bytes fed together complete.
 
     Args:
-        patch: hostile bytes.
+        weights: the weights that the patch is for.
         digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
             the unchanged tensors again.
         threads: how many tensors to decode at the same time.
-
-    Raises:
-        MalformedError, LimitError, PatchError: as `apply`; the weights are then unchanged.
-        ValueError: two changed tensors share memory.
+        new_tensors: where the new weights lie, all of them: it is called once, and none of its tensors is one of
+            `weights`. None for memory of the process, where unchanged tensors are shared with `weights`.
     """
-    header = read_header(patch, len(weights))
-    rows = check_fit(weights, header.rows)
-    if digests is not None and weights_digest(digests, weights) != header.base:
-        raise PatchError("made for other weights than these")
-    addresses = [weights[row.name].data_ptr() for row in rows if row.mode != Mode.UNCHANGED]
-    if len(set(addresses)) != len(addresses):
-        raise ValueError("changed tensors share memory")
 
-    def check(item: tuple[TensorRow, memoryview]) -> bytes:
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        digests: Digests | None = None,
+        threads: int = 1,
+        new_tensors: NewTensors | None = None,
+    ) -> None:
+        self._weights = weights
+        self._base_digests = digests
+        self._threads = threads
+        self._new_tensors = new_tensors
+        self._places: dict[str, torch.Tensor] = {}
+        self._head = bytearray()
+        self._header: Header | None = None
+        self._rows: tuple[TensorRow, ...] = ()
+        self._next = 0
+        self._frame: BoundedBuffer | None = None
+        self._result = AppliedPatch({}, {})
+
+    def feed(self, data: bytes) -> list[str]:
+        """Process the next bytes of the patch, and return the names of the tensors that they complete.
+
+        Args:
+            data: hostile bytes.
+        """
+        # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
+        rest = memoryview(data)
+        if self._header is None:
+            self._head += data
+            if len(self._head) < PREAMBLE.size or len(self._head) < header_bytes(self._head):
+                return []
+            self._header = self._read_table()
+            rest = memoryview(bytes(self._head))[self._header.frames_begin :]
+            self._head.clear()
+        return for_each(self._apply, self._take(rest), self._threads)
+
+    def finish(self) -> AppliedPatch:
+        """Return the new weights after all bytes of the patch were processed.
+
+        Raises:
+            PatchError: the patch is cut off, or does not give the weights that it promises.
+        """
+        result = self._result
+        if self._header is None or len(result.weights) < len(self._rows):
+            raise PatchError("cut off", "patch")
+        check_result(result.weights, result.digests, self._header)
+        return AppliedPatch(
+            {name: result.weights[name] for name in self._weights},
+            {name: result.digests[name] for name in self._weights},
+        )
+
+    def _read_table(self) -> Header:
+        header = read_header(self._head, len(self._weights))
+        self._rows = check_fit(self._weights, header.rows)
+        if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != header.base:
+            raise PatchError("made for other weights than these")
+        if self._new_tensors is not None:
+            self._places = self._new_tensors(self._weights)
+        return header
+
+    def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
+        """Yield the frames that more bytes complete, with their rows."""
+        while self._next < len(self._rows):
+            # A frame may come in many pieces, and one piece may have the ends of many frames.
+            row = self._rows[self._next]
+            self._frame = self._frame or BoundedBuffer(row.size)
+            piece = rest[: row.size - self._frame.size]
+            self._frame.put(piece)
+            rest = rest[len(piece) :]
+            if self._frame.size < row.size:
+                return
+            # Counted before it is decoded: if it is refused, `finish` finds a tensor missing.
+            frame, self._frame = self._frame.frame(), None
+            self._next += 1
+            yield row, frame
+        if len(rest):
+            raise PatchError(f"{len(rest)} bytes behind the end", "patch")
+
+    def _apply(self, item: tuple[TensorRow, memoryview]) -> str:
         row, frame = item
+        old, place = self._weights[row.name], self._places.get(row.name)
         if row.mode == Mode.UNCHANGED:
-            return digests[row.name] if digests is not None else digest_tensor(weights[row.name])
-        return _check_in_scratch(weights[row.name], row, frame)
-
-    def write(item: tuple[TensorRow, memoryview]) -> None:
-        row, frame = item
-        if row.mode != Mode.UNCHANGED:
-            flat = weights[row.name].detach().view(-1)
-            for begin, piece in decode_frame(row, frame, bits_of(flat)):
-                flat[begin : begin + piece.size] = torch.from_numpy(piece.view("u1")).view(flat.dtype)
-
-    items = list(zip(rows, split_frames(patch, header), strict=True))
-    after = dict(zip((row.name for row in rows), for_each(check, items, threads), strict=True))
-    check_result(weights, after, header)
-    for_each(write, items, threads)
-    return after
-
-
-def apply_in_place(weights: dict[str, torch.Tensor], patch: bytes) -> None:
-    """Write a patch into weights. A first pass checks everything, and a second one writes.
-
-    Args:
-        patch: hostile bytes.
-    """
-    apply_in_place_with_digests(weights, patch)
+            new = old if place is None else copy_bits(old, place)
+            digest = self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
+        else:
+            new, digest = apply_frame(old, row, frame, place)
+        self._result.weights[row.name], self._result.digests[row.name] = new, digest
+        return row.name

@@ -9,9 +9,17 @@ import torch
 from blake3 import blake3
 
 from protocol.digest import Weights, outline, raw_bytes, type_name, weights_digest
-from protocol.patch.container import CHECK_BYTES, Mode, Table, TensorRow, check_length, read_header, write_container
+from protocol.patch.container import (
+    CHECK_BYTES,
+    PROFILES,
+    Mode,
+    Table,
+    TensorRow,
+    check_length,
+    read_header,
+    write_container,
+)
 from protocol.patch.frames import encode_frame
-from protocol.patch.profiles import LinkConditions, ProfileChoice, pick_profile
 from protocol.patch.sparse import Scratch
 
 Digests = Mapping[str, bytes]
@@ -20,16 +28,10 @@ Digests = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class EncodedPatch:
-    """A patch, with by-products of its encoding.
-
-    Attributes:
-        digests: BLAKE3 of each tensor of the new weights.
-        choice: the patch's profile, and the reason for it.
-    """
+    """A patch, with the BLAKE3 of each tensor of the new weights."""
 
     patch: bytes
     digests: dict[str, bytes]
-    choice: ProfileChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,14 @@ class PatchEncoder:
     Args:
         profile: "compact" or "fast".
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+
+    Raises:
+        ValueError: there is no such profile.
     """
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
+        if profile not in PROFILES:
+            raise ValueError(f"no profile {profile!r}: {' or '.join(PROFILES)}")
         self._profile = profile
         self._threads = threads
         self._local = local()
@@ -125,10 +132,13 @@ class PatchEncoder:
         check_same_tensors(old, new)
 
         def encode_tensor(name: str) -> EncodedTensor:
+            # Each thread keeps its scratch memory from tensor to tensor.
             if not hasattr(self._local, "scratch"):
                 self._local.scratch = Scratch()
             mode, changes, frame = encode_frame(old[name], new[name], self._profile, self._local.scratch)
             before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
+            # Equal digests and an empty frame say the same thing. If one of them contradicts the other, a digest that
+            # the caller gave belongs to other tensors.
             unchanged = mode == Mode.UNCHANGED
             after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
             if (after == before) != unchanged:
@@ -151,6 +161,7 @@ class PatchEncoder:
         Raises:
             LimitError: its table exceeds a limit.
         """
+        # Tensors may have been added in any order; those of a patch ascend by name.
         tensors = [self._encoded[name] for name in sorted(self._encoded)]
         rows = [tensor.row for tensor in tensors]
         shapes = outline({row.name: (row.dtype, row.shape) for row in rows})
@@ -164,7 +175,6 @@ def encode_with_digests(
     new: Weights,
     *,
     profile: str = "compact",
-    conditions: LinkConditions | None = None,
     base_digests: Digests | None = None,
     digests: Digests | None = None,
     threads: int = 1,
@@ -174,23 +184,20 @@ def encode_with_digests(
     Args:
         old: the last published version.
         new: the version to publish, with the same tensors.
-        profile: "compact", "fast", or "auto" for the one that brings these weights to a follower first.
-        conditions: the measurements for "auto".
+        profile: "compact" or "fast".
         base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
         digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
             the changed tensors, which reads them once more.
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
 
     Raises:
-        ValueError: there is no such profile; "auto" has no conditions; or the tensors differ in name, dtype or shape,
-            are not contiguous or not on the CPU; or a digest is equal for a changed tensor, or differs for an unchanged
-            one.
+        ValueError: there is no such profile; the tensors differ in name, dtype or shape, are not contiguous or not on
+            the CPU; or a digest is equal for a changed tensor, or differs for an unchanged one.
         MalformedError: weights may not have one of the dtypes.
     """
-    choice = pick_profile(profile, sum(tensor.nbytes for tensor in new.values()), conditions)
-    encoder = PatchEncoder(choice.profile, threads=threads)
+    encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)
-    return EncodedPatch(encoder.finish(), {name: item.after for name, item in encoder.tensors.items()}, choice)
+    return EncodedPatch(encoder.finish(), {name: item.after for name, item in encoder.tensors.items()})
 
 
 def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:

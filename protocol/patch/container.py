@@ -22,7 +22,10 @@ from protocol import limits
 from protocol.compression import compress, decompress
 from protocol.digest import dtypes, type_names
 from protocol.errors import LimitError, MalformedError, PatchError
-from protocol.patch.profiles import PROFILES
+from protocol.patch.fields import Cursor, varint
+
+PROFILES: Final = ("compact", "fast")
+"""What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
 
 MAGIC: Final = b"GRP1"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
@@ -85,6 +88,7 @@ class Table:
     """
 
     def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
+        # Every row is parsed once here, so that no later access can fail, and only its offset and its size are kept.
         self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
         self._offsets = array("I")
         self.sizes = array("Q")
@@ -97,13 +101,14 @@ class Table:
         for _ in range(count):
             self._offsets.append(cursor.offset)
             row = _read_row(cursor)
+            # Ascending names: a name cannot occur twice, and a patch has a single form.
             if last_name is not None and row.name <= last_name:
                 raise MalformedError("a tensor twice, or names out of order", row.name)
             last_name = row.name
             self.sizes.append(row.size)
         cursor.finish()
 
-    def _cursor(self, offset: int) -> "Cursor":
+    def _cursor(self, offset: int) -> Cursor:
         return Cursor(self._data, "patch table", offset)
 
     def __len__(self) -> int:
@@ -137,80 +142,6 @@ class Header:
     def patch_bytes(self) -> int:
         """Size of the patch in bytes."""
         return self.frames_begin + sum(self.rows.sizes)
-
-
-def varint(value: int) -> bytes:
-    """Encode an integer as unsigned LEB128."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-class Cursor:
-    """A reader of fields.
-
-    Args:
-        data: hostile bytes.
-        where: the name of the bytes in error messages.
-        offset: where to begin, in bytes.
-
-    Raises:
-        MalformedError: by every method, if the bytes end too early.
-    """
-
-    def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
-        self._data = memoryview(data)
-        self._where = where
-        self.offset = offset
-
-    def take(self, count: int) -> bytes:
-        """Read the next `count` bytes."""
-        end = self.offset + count
-        if end > len(self._data):
-            raise MalformedError(f"cut off at byte {self.offset}", self._where)
-        data = bytes(self._data[self.offset : end])
-        self.offset = end
-        return data
-
-    def byte(self) -> int:
-        """Read the next byte."""
-        if self.offset >= len(self._data):
-            raise MalformedError(f"cut off at byte {self.offset}", self._where)
-        self.offset += 1
-        return self._data[self.offset - 1]
-
-    def varint(self, largest: int) -> int:
-        """Read an unsigned LEB128 integer.
-
-        Raises:
-            LimitError: it is larger than `largest`, or has more than 64 bits.
-            MalformedError: it is not in its shortest form.
-        """
-        byte = self.byte()
-        value, shift = byte & 0x7F, 0
-        while byte >= 0x80:
-            shift += 7
-            if shift > 63:
-                raise LimitError(f"an integer of more than 64 bits at byte {self.offset}", self._where)
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-        if byte == 0 and shift:
-            raise MalformedError(f"an integer that is not in its shortest form at byte {self.offset}", self._where)
-        if value > largest:
-            raise LimitError(f"{value} where at most {largest} is allowed, at byte {self.offset}", self._where)
-        return value
-
-    def finish(self) -> None:
-        """Check that all bytes were read.
-
-        Raises:
-            MalformedError: bytes remain.
-        """
-        if self.offset != len(self._data):
-            raise MalformedError(f"{len(self._data) - self.offset} bytes behind the end", self._where)
 
 
 def _write_row(row: TensorRow) -> bytes:
@@ -259,6 +190,7 @@ def _read_row(cursor: Cursor) -> TensorRow:
     changes = cursor.varint(limits.MAX_ELEMENTS)
     if not 1 <= changes <= elements:
         raise PatchError(f"{changes} of {elements} elements changed", name)
+    # A raw frame is as large as its tensor, so an encoder needs no more. A decoder may thus reserve `size` bytes.
     size = cursor.varint(limits.MAX_PATCH_BYTES)
     if size > elements * dtype.itemsize + FRAME_SLACK:
         raise PatchError(f"a frame of {size} bytes for {elements * dtype.itemsize} bytes of weights", name)
@@ -277,6 +209,7 @@ def write_container(
     Raises:
         LimitError: the table, a name or a rank exceeds its limit.
     """
+    # The limits of a reader, so that nobody signs a patch that every follower refuses.
     table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
@@ -294,6 +227,7 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
     """
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
+    # The reserved bytes must be zeros, so that they can mean something in a later format.
     magic, profile, packed, _, _ = PREAMBLE.unpack_from(data)
     if magic != MAGIC or bytes(data[5:8]) != bytes(3):
         raise MalformedError("not a patch", "patch")
@@ -343,6 +277,7 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
     Raises:
         LimitError, MalformedError: as `check_length`, at the call.
     """
+    # Before the first frame is read: so the table accounts for every byte of the patch.
     check_length(data, header)
     ends = accumulate(header.rows.sizes, initial=header.frames_begin)
     return (memoryview(data)[begin:end] for begin, end in pairwise(ends))
@@ -355,6 +290,7 @@ def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
         part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
             at most MAX_PATCH_PARTS, so those of a very large patch have more.
     """
+    # Of parts that have at least this size, there are at most MAX_PATCH_PARTS.
     header = read_header(patch)
     part_bytes = max(part_bytes, -(-len(patch) // limits.MAX_PATCH_PARTS))
     parts, begin = [], 0

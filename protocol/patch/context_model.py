@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError
 from protocol.kernels.simd import MAX_CLASSES
-from protocol.patch.container import Cursor
 from protocol.patch.entropy_decoding import decoders_for
 from protocol.patch.entropy_encoding import GROUPS, coders_for
+from protocol.patch.fields import Cursor
 from protocol.patch.rans import (
     HALF_LIFE,
     MAX_BUCKETS,
@@ -62,6 +62,7 @@ _WEIGHTS: Final = tuple(map(weight_of, range(MAX_CODE + 1)))  # a frame's tables
 
 def code_of(probability: float) -> int:
     """Return the code whose weight fits a probability of change best."""
+    # 1 - p = 2^(-ticks / HALF_LIFE). A probability near 1 counts as one of 16 half-lives, which is MAX_WEIGHT.
     ticks = -math.log2(max(1.0 - probability, 2.0**-16)) * HALF_LIFE
     return min(MAX_CODE, max(0, round(8 * math.log2(max(ticks, 1.0)))))
 
@@ -105,6 +106,7 @@ class Model:
     @cached_property
     def buckets(self) -> NDArray[np.uint64]:
         """For each group, log2 of the size of a bucket of gaps, and the number of buckets: uint64[GROUPS, 2]."""
+        # Kernels go through all groups that a model can have, so each has a row; those of no group have no changes.
         table = np.zeros((GROUPS, 2), np.uint64)
         for number, group in enumerate(self.groups):
             weight = weight_of(group.code)
@@ -176,6 +178,8 @@ class Statistics:
             first: exponent of the first class.
             classes: number of classes.
         """
+        # A group's table has the symbols up to the last one that is not rare, and one entry for all larger ones: each
+        # symbol costs a byte of the frame.
         steps = self.steps[: classes + 1]
         beyond = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]  # changes with each symbol or a larger one
         table_sizes = np.maximum(1, np.count_nonzero(beyond >= MIN_SYMBOL_COUNT, axis=1)).tolist()
@@ -183,6 +187,7 @@ class Statistics:
         codes, last = _codes(steps), _codes(others)
         groups = []
         for number, symbols in enumerate(table_sizes):
+            # The added constants keep the probability above 0 and below 1 where nothing or everything has changed.
             changes, elements = int(beyond[number, 0]), int(self.elements[number])
             own = codes[number, :symbols].tobytes() + last[number, symbols : symbols + 1].tobytes()
             groups.append(ChangeGroup(code_of((changes + 0.4) / (elements + 1.0)), own))
@@ -191,6 +196,7 @@ class Statistics:
 
 def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the codes of weights in proportion to counts; a count of 0 has a small weight."""
+    # Eighths of a power of two, as `weight_of` reads them. The factor 64 keeps the codes of small counts apart.
     codes: NDArray[np.uint8] = np.clip(np.rint(8 * np.log2(64 * (counts + 0.2))), 0, MAX_CODE).astype(np.uint8)
     return codes
 
@@ -199,6 +205,7 @@ def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], fl
     """Count the changes in a sample by the exponent of their old value; return the counts and the sample's share of the
     tensor.
     """
+    # The exponents differ from row to row, so the sample is spread over the tensor.
     pieces = [slice(0, old.size)]
     if old.size > SAMPLE_ELEMENTS:
         length = SAMPLE_ELEMENTS // SAMPLE_PIECES
@@ -227,10 +234,13 @@ def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int
         share: of the tensor that the sample is.
     """
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
+    # The run of MAX_CLASSES exponents with the most changes, by differences of sums.
     upto = np.concatenate(([0], np.cumsum(changes)))
     count = min(MAX_CLASSES, changes.size)
     first = int(np.argmax(upto[count:] - upto[:-count]))
     last = first + count - 1
+    # An outer class also has all changes beyond it. While these are too few to pay for its part of the model, it joins
+    # its neighbour.
     while first < last and upto[first + 1] < minimum:
         first += 1
     while last > first and upto[-1] - upto[last] < minimum:
@@ -252,6 +262,8 @@ def read_model(cursor: Cursor, layout: Layout) -> Model:
     Raises:
         MalformedError: there are too many classes or symbols, or a code or an exponent is out of range.
     """
+    # The bounds keep the kernels' indices in their arrays: the class of any element has a group, its code a weight, and
+    # each symbol an entry.
     classes, first = cursor.byte(), cursor.byte()
     if classes > MAX_CLASSES:
         raise MalformedError(f"{classes} classes", "sparse frame")

@@ -82,6 +82,7 @@ def fill_rows(widths: Any, table: Any) -> Any:
 @kernel()
 def get_bits(raw: Any, bits: Any, width: Any) -> Any:
     """Read `width` <= 32 bits from bit `bits` on; return them and the number of the next bit."""
+    # 31 bits before the first one and 32 of the value: two integers hold them, wherever they begin.
     place = bits >> U(5)
     window = U(raw[place]) | U(raw[place + U(1)]) << U(32)
     return (window >> (bits & U(31))) & ((U(1) << width) - U(1)), bits + width
@@ -90,6 +91,7 @@ def get_bits(raw: Any, bits: Any, width: Any) -> Any:
 @kernel()
 def check_end(at: Any, end: Any, bits: Any, raw_bits: Any, gap_state: Any, step_state: Any) -> Any:
     """Check that the decoder ends where the sections end, in the initial states of an encoder; return a status."""
+    # An encoder begins where the decoder ends, so all that it wrote is used up, and its states are the initial ones.
     if at > end or bits > raw_bits:
         return I(CUT_OFF)
     if at < end or (bits + U(7)) >> U(3) != raw_bits >> U(3):
@@ -121,9 +123,12 @@ def get_changes(
         gaps, steps: decoder tables: uint32 [GROUPS, SLOTS].
         changes: result: array for all changes and one more for each group: uint64.
     """
+    # Both sections are longer than what is read between two checks. In one change, at most two words are read after
+    # `at` was compared with `end`, and 55 raw bits after `bits` was compared with `raw_bits`.
     end = I(words.size) - I(8)
     if end < I(2 * STATE_WORDS):
         return I(CUT_OFF)
+    # No encoder ends with a state below the range, and `get_symbol` counts on that.
     gap_state, at = get_state(words, I(0))
     step_state, at = get_state(words, at)
     if gap_state < U(MIN_STATE) or step_state < U(MIN_STATE):
@@ -135,6 +140,7 @@ def get_changes(
         for _ in range(counts[group]):
             entry = U(gaps[group, gap_state & U(SLOTS - 1)])
             gap_state, at = get_symbol(gap_state, words, at, entry)
+            # Escapes first. Each adds a run of all buckets to the gap, so the elements of the chunk bound their number.
             gap = U(0)
             while entry >> U(24) == beyond and at <= end and place + gap < U(elements):
                 gap += beyond << shift
@@ -145,11 +151,15 @@ def get_changes(
             step_state, at = get_symbol(step_state, words, at, entry)
             if at > end or bits > U(raw_bits):
                 return I(CUT_OFF)
+            # `place` is what the group has used of the chunk: each change takes its gap and its own element. A class
+            # may have fewer elements than that: `sparse.Decoder` checks that every change was reached.
             low, bits = get_bits(raw, bits, shift + U(1))
             gap += low >> U(1)
             place += gap + U(1)
             if place > U(elements):
                 return I(PAST_THE_END)
+            # The step's size: the leading bits follow from the symbol (the inverse of `rans.symbol_of`), or are a one
+            # at the place that 5 raw bits give; the rest are raw bits.
             symbol = entry >> U(24)
             if symbol < escape:
                 octave = max(symbol, U(3)) - U(3)
@@ -161,27 +171,30 @@ def get_changes(
             fine, bits = get_bits(raw, bits, rest)
             changes[number] = lead << rest | fine | (low & U(1)) << U(32) | gap << U(33)
             number += U(1)
+        # What applies a group's last change looks at the gap of the one behind it: that lies beyond every chunk.
         changes[number] = U(NEVER) << U(33)
         number += U(1)
     return check_end(at, end, bits, U(raw_bits), gap_state, step_state)
 
 
 @kernel()
-def apply_step(bits: Any, change: Any, inverse: Any, order: Any) -> Any:
+def apply_step(bits: Any, change: Any, order: Any) -> Any:
     """Return the bit pattern after a change, and whether it stays within the dtype."""
-    down = U(I(change << U(31)) >> I(63)) ^ inverse
+    # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
+    # is larger than the largest one, as these are 64-bit integers without a sign.
+    down = U(I(change << U(31)) >> I(63))
     key = key_of(bits, order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
     return bits_at(key & order[3], order), key <= order[3]
 
 
-def apply_listed(old: Any, new: Any, order: Any, inverse: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
+def apply_listed(old: Any, new: Any, order: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
     """Copy a piece of the chunk and apply its changes, all of which are listed; return a status.
 
     Args:
-        inverse: 2^64 - 1 to reverse the steps, else 0.
         cursor: index of the next change of each group: int64[GROUPS].
         listed_gap: number of elements before the next listed change: int64[1].
     """
+    # The whole piece first, 64 elements at a time, and then its changes, which are few.
     for block in range(new.size // VECTOR_SIZE):
         begin = U(block) * U(VECTOR_SIZE)
         prefetch(old, begin + U(PREFETCH_DISTANCE))
@@ -189,10 +202,11 @@ def apply_listed(old: Any, new: Any, order: Any, inverse: Any, changes: Any, cur
         copy(old, new, begin)
     for index in range(new.size // VECTOR_SIZE * VECTOR_SIZE, new.size):
         new[U(index)] = old[U(index)]
+    # `listed_gap` and `cursor` go on from piece to piece, so that a gap may lead across pieces.
     at, number, in_dtype = listed_gap[0], U(cursor[0]), True
     while at < new.size:
         change = changes[number]
-        after, fits = apply_step(U(new[U(at)]), change, inverse, order)
+        after, fits = apply_step(U(new[U(at)]), change, order)
         new[U(at)] = after
         in_dtype = in_dtype and fits
         number += U(1)
@@ -207,7 +221,6 @@ def apply_changes(
     new: Any,
     form: Any,
     order: Any,
-    inverse: Any,
     changes: Any,
     cursor: Any,
     classes: Any,
@@ -220,7 +233,7 @@ def apply_changes(
         form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
         classes: scratch memory: uint8[64].
         gaps: number of elements of each class before its next change: int64[MAX_CLASSES].
-        inverse, cursor, listed_gap: as for `apply_listed`.
+        cursor, listed_gap: as for `apply_listed`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
     in_dtype, in_class = True, True
@@ -229,29 +242,35 @@ def apply_changes(
         prefetch(old, begin + U(PREFETCH_DISTANCE))
         prefetch(new, begin + U(PREFETCH_DISTANCE))
         copy(old, new, begin)
+        # 1. Apply the listed changes. The count below will see them in their new classes, so one element is added to
+        #    the gap of each beforehand: a listed element counts for no class.
         listed_mask = U(0)
         while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
             at = U(listed_gap[0])
             change = changes[U(cursor[0])]
-            after, fits = apply_step(U(new[at]), change, inverse, order)
+            after, fits = apply_step(U(new[at]), change, order)
             new[at] = after
             in_dtype = in_dtype and fits
             gaps[class_of(after, shift, mask, first, last)] += I(1)
             listed_mask |= U(1) << (at - begin)
             cursor[0] += I(1)
             listed_gap[0] += I(1) + I(changes[U(cursor[0])] >> U(33))
-        pending = count_classes(new, begin, shift, mask, first, last, classes, gaps)  # that have a change here
+        # 2. Count the elements of each class. A class whose gap is used up has a change in this vector; `pending` has
+        #    a one for it. Many vectors have none, and end here.
+        pending = count_classes(new, begin, shift, mask, first, last, classes, gaps)
         while pending != U(0):
             own = lowest_bit(pending)
             pending &= pending - U(1)
             members = class_mask(classes, own) & ~listed_mask
+            # 3. What was left of the gap before this vector is the index of the changed element among its members here.
             number, count = U(cursor[own + U(1)]), I(popcount(members))
             index = gaps[own] + count
             while index < count:
                 at = begin + nth_one(members, U(index))
-                after, fits = apply_step(U(new[at]), changes[number], inverse, order)
+                after, fits = apply_step(U(new[at]), changes[number], order)
                 new[at] = after
                 in_dtype = in_dtype and fits
+                # An encoder lists a change that leaves its class. If one did so here, a patch could have two forms.
                 in_class = in_class and class_of(after, shift, mask, first, last) == own
                 number += U(1)
                 index += I(1) + I(changes[number] >> U(33))
@@ -279,7 +298,7 @@ def decoders_for(itemsize: int) -> Decoders:
     element, byte, unsigned, integers = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
     table = "uint32[:, ::1]"
     sections = ("uint16[::1]", "uint32[::1]", "int64")
-    state = (unsigned, "uint64", unsigned, integers)
+    state = (unsigned, unsigned, integers)
     return Decoders(
         fill_rows=kernel(table, table)(fill_rows),
         get_changes=kernel("int64", integers, *sections, "uint64[:, ::1]", unsigned, table, table, unsigned)(

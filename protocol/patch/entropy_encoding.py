@@ -39,6 +39,7 @@ GROUPS: Final = MAX_CLASSES + 1
 @kernel()
 def pack_change(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
     """Pack a change from bit pattern `before` to `after` into one integer."""
+    # A step down is a negative number in two's complement: its bits inverted, plus 1, are its size.
     step = key_of(after, order) - key_of(before, order)
     down = step >> U(63)
     size = (step ^ U(I(step) >> I(63))) + down
@@ -59,6 +60,7 @@ def scan_listed(old: Any, new: Any, order: Any, listed_gap: Any, changes: Any, c
         begin = U(block) * U(VECTOR_SIZE)
         prefetch(old, begin + U(PREFETCH_DISTANCE))
         prefetch(new, begin + U(PREFETCH_DISTANCE))
+        # A one for each element that differs. Many vectors have none, and cost two loads and a comparison.
         rest = difference_mask(old, new, begin)
         while rest != U(0):
             at = begin + lowest_bit(rest)
@@ -87,6 +89,7 @@ def scan(
         counts: changes of each group so far: int64[GROUPS].
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
+    # A chunk comes in one or two calls (its tail is padded): go on behind the changes of the first.
     number = U(0)
     for group in range(GROUPS):
         number += U(counts[group])
@@ -95,6 +98,7 @@ def scan(
         prefetch(old, begin + U(PREFETCH_DISTANCE))
         prefetch(new, begin + U(PREFETCH_DISTANCE))
         rest = difference_mask(old, new, begin)
+        # From here on `gaps` includes the whole vector; a change sets it to what lies behind that change.
         count_classes(old, begin, shift, mask, first, last, classes, gaps)
         listed_mask = U(0)
         while rest != U(0):
@@ -103,12 +107,16 @@ def scan(
             before, after = U(old[begin + place]), U(new[begin + place])
             own = class_of(before, shift, mask, first, last)
             if class_of(after, shift, mask, first, last) != own:
+                # Listed, so that a class has the same members before and after. The decoder applies listed changes
+                # first, and on both sides a listed element counts for no class.
                 changes[number] = pack_change(U(0), U(I(begin + place) - listed_gap[0]), before, after, order)
                 listed_gap[0] = I(begin + place) + I(1)
                 counts[0] += I(1)
                 gaps[own] += I(1)
                 listed_mask |= U(1) << place
             else:
+                # The gap: the class's elements from the last change to this vector, -gaps - inside, and those before
+                # this one in the vector. It is right after an earlier change in the vector, too.
                 members = class_mask(classes, own) & ~listed_mask
                 inside, earlier = I(popcount(members)), I(popcount(members & ((U(1) << place) - U(1))))
                 changes[number] = pack_change(own + U(1), U(earlier - inside - gaps[own]), before, after, order)
@@ -125,6 +133,7 @@ def sort(changes: Any, count: Any, ends: Any, target: Any) -> Any:
     Args:
         ends: index at which each group begins in `target`; afterwards the index at which it ends: int64[GROUPS].
     """
+    # Counting sort: the place of each group is known beforehand, so every change is written once.
     for number in range(count):
         change = changes[number]
         group = change >> U(54)
@@ -192,6 +201,8 @@ def put_changes(
         n_gaps, n_steps: how many integers of the tables belong to one group.
         out: words are written from the end: uint16.
     """
+    # rANS is last in, first out: so this goes from the last change to the first, and the decoder reads forwards. Gaps
+    # and steps have a state each, so that neither coder waits for the other's result, and share the words.
     gap_state = step_state = U(MIN_STATE)
     position, number = I(out.size), U(changes.size)
     for reverse in range(GROUPS):
@@ -205,6 +216,8 @@ def put_changes(
             symbol = min(symbol, escape)
             step_state, position = put_entry(step_state, out, position, steps, steps_at + U(2) * symbol)
             bucket = ((change >> U(33)) & U(0x1FFFFF)) >> shift
+            # A gap beyond the buckets is written as escapes, one for each run of all buckets, and the bucket that is
+            # left. The decoder reads the escapes first, so they are written last.
             if bucket < beyond:
                 gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * bucket)
             else:
@@ -214,8 +227,10 @@ def put_changes(
                     if position < I(16):
                         return I(BUFFER_FULL)
                     gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * beyond)
+            # A change writes two words apart from its escapes, and the states take six: 16 words are enough for both.
             if position < I(16):
                 return I(BUFFER_FULL)
+    # In the order in which the decoder begins: the gaps' state comes first in the section, so it is written last.
     position = put_state(step_state, out, position)
     return put_state(gap_state, out, position)
 
@@ -232,6 +247,7 @@ def put_bits(out: Any, position: Any, pending: Any, fill: Any, value: Any, width
     Returns:
         The new position, pending bits and fill.
     """
+    # Fewer than 32 bits are pending, so 32 more fit. The integer is always written, and stays if it is full.
     pending |= value << fill
     fill += width
     out[position] = pending & U(0xFFFFFFFF)
@@ -249,9 +265,11 @@ def put_raw(changes: Any, counts: Any, buckets: Any, symbols: Any, out: Any) -> 
         counts, buckets, symbols: as for `put_changes`.
         out: result: uint32.
     """
+    # Forwards, unlike the words: raw bits have no state, so they are read in the order in which they are written.
     position, pending, fill, number = U(0), U(0), U(0), U(0)
     for group in range(GROUPS):
         shift, escape = buckets[U(group), U(0)], symbols[U(group)]
+        # A bucket has at most 2^18 gaps (`rans.bucket_bits`), so the place in it and the direction are 19 bits at most.
         mask, width = (U(1) << shift) - U(1), shift + U(1)
         for _ in range(counts[U(group)]):
             change = changes[number]
@@ -260,6 +278,7 @@ def put_raw(changes: Any, counts: Any, buckets: Any, symbols: Any, out: Any) -> 
             low = ((change >> U(33)) & mask) << U(1) | ((change >> U(32)) & U(1))
             position, pending, fill = put_bits(out, position, pending, fill, low, width)
             symbol, rest = symbol_of(size)
+            # A rare symbol has no entry in its group's table: its length travels in 5 bits, then all but its upper bit.
             if symbol >= escape:
                 rest = highest_bit(size)
                 position, pending, fill = put_bits(out, position, pending, fill, rest, U(5))

@@ -7,10 +7,16 @@ import numpy as np
 import torch
 
 from protocol.errors import error_context
-from protocol.patch.bounded_buffer import BufferFullError
 from protocol.patch.container import Mode, TensorRow
-from protocol.patch.dense import decode_dense, encode_dense, encode_raw
-from protocol.patch.small_changes import decode_small_changes, encode_small_changes, find_small_changes
+from protocol.patch.fields import BufferFullError
+from protocol.patch.plain_frames import (
+    decode_dense,
+    decode_small_changes,
+    encode_dense,
+    encode_raw,
+    encode_small_changes,
+    find_small_changes,
+)
 from protocol.patch.sparse import Decoder, Scratch, encode_sparse, read_directory
 from protocol.patch.values import Bits, Layout, bits_of, layout_of
 
@@ -51,6 +57,7 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) 
         changes: number of changed elements; 0 if it is unknown.
         best: size of the smallest frame so far, in bytes.
     """
+    # What the best frame so far costs for the probe's share, with a margin and the constant costs of a zstd frame.
     old_probe, new_probe = _probe(old, new)
     share = int(np.count_nonzero(old_probe != new_probe)) / changes if changes else old_probe.size / old.size
     below = int(PROBE_MARGIN * best * share) + 64
@@ -86,6 +93,7 @@ class _SmallestFrame:
             encode: takes the size that the frame must stay below, in bytes; returns the number of changes (0 if it is
                 unknown) and the frame.
         """
+        # The next attempt needs a buffer of the same size, so a large frame would double the peak of memory.
         if self._frame is not None and 2 * len(self._frame) > self._nbytes:
             self._frame = None
         try:
@@ -102,6 +110,7 @@ class _SmallestFrame:
 
     def frame(self) -> memoryview | None:
         """Return the smallest frame, or None if none was smaller than the tensor."""
+        # The best frame was dropped for a later attempt, which failed: the same work gives the same bytes.
         if self._frame is None and self._encode is not None:
             _, self._frame = self._encode(self.below + 1)
         return self._frame
@@ -120,6 +129,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
         The mode, the number of changed elements, and the frame.
     """
     before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
+    # 1. Few changes or none are found in one pass, which ends early if there are more.
     places = find_small_changes(before, after)
     if places is not None and not places.size:
         return Mode.UNCHANGED, 0, memoryview(b"")
@@ -129,6 +139,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
             Mode.SMALL_CHANGES,
             lambda below: (places.size, encode_small_changes(before, after, places, layout, below)),
         )
+    # 2. Sparse frames. Each attempt must stay below the best size so far, so a worse one ends early.
     class_options = (True, False) if profile == "compact" and layout.is_float else (False,)
     for classes in class_options:
         first = classes is class_options[0]
@@ -139,6 +150,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
                     before, after, shape, layout, scratch, below, classes=classes
                 ),
             )
+    # 3. Dense frames, of the modes that a probe shows to be worth a pass of zstd over the whole tensor.
     if best.below > MIN_FRAME_BYTES:
         for mode in _dense_modes(before, after, layout, best.changes, best.below):
             best.offer(
@@ -148,78 +160,49 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
                     encode_dense(before, after, layout, mode, level=ZSTD_LEVEL, below=below),
                 ),
             )
+    # 4. Step planes without compression always fit: no frame is larger than its tensor.
     frame = best.frame()
     changes = best.changes or int(np.count_nonzero(before != after))
     return best.mode, changes, frame if frame is not None else encode_raw(before, after, layout)
 
 
 def decode_frame(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None, *, inverse: bool = False
+    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None
 ) -> Iterator[tuple[int, Bits]]:
     """Yield the new elements of a changed tensor, piece by piece.
 
     Args:
         row: the tensor's row in the table.
         frame: hostile bytes.
-        old: the previous elements, flat. If `inverse`, these are the newer elements, and the previous ones are yielded.
+        old: the previous elements, flat.
         target: an array for the new elements; if None, each piece is valid only until the next one is requested.
 
     Yields:
         The offset of a piece and its new elements.
     """
     with error_context(row.name):
-        yield from _decode(row, frame, old, target, inverse)
+        yield from _decode(row, frame, old, target)
 
 
-def _decode(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None, inverse: bool
-) -> Iterator[tuple[int, Bits]]:
+def _decode(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
     if row.mode != Mode.SPARSE:
-        for begin, new in _blocks(row, frame, old, layout, inverse=inverse):
+        for begin, new in _blocks(row, frame, old, layout):
             if target is not None:
                 np.copyto(target[begin : begin + new.size], new)
             yield begin, new
         return
+    # The directory is checked as a whole; then each chunk is decoded by itself, from its own sections.
     model, chunks = read_directory(frame, row.shape, row.changed, layout)
-    decoder = Decoder(frame, model, inverse=inverse)
+    decoder = Decoder(frame, model)
     for chunk in chunks:
         after = None if target is None else target[chunk.begin : chunk.end]
         for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
             yield chunk.begin + begin, piece
 
 
-def _blocks(
-    row: TensorRow, frame: memoryview, old: Bits, layout: Layout, *, inverse: bool = False, first: int = 0
-) -> Iterator[tuple[int, Bits]]:
-    """Decode a frame that is not sparse, for the elements `old`, which begin with element `first` of the tensor."""
+def _blocks(row: TensorRow, frame: memoryview, old: Bits, layout: Layout) -> Iterator[tuple[int, Bits]]:
+    """Decode a frame that is not sparse."""
     if row.mode == Mode.SMALL_CHANGES:
-        return decode_small_changes(
-            old, frame, row.changed, layout, inverse=inverse, first=first, tensor_elements=row.elements
-        )
-    return decode_dense(old, frame, layout, row.mode, inverse=inverse, first=first, tensor_elements=row.elements)
-
-
-def decode_range(row: TensorRow, frame: memoryview, old: Bits, new: Bits, first: int) -> None:
-    """Decode a range of a changed tensor, which begins and ends at chunk borders.
-
-    Args:
-        row: the tensor's row in the table.
-        frame: hostile bytes.
-        old: the previous elements of the range, flat.
-        new: an array for the new elements of the range, flat.
-        first: index in the tensor of the range's first element.
-    """
-    layout = layout_of(row.dtype)
-    with error_context(row.name):
-        if row.mode != Mode.SPARSE:
-            for begin, block in _blocks(row, frame, old, layout, first=first):
-                np.copyto(new[begin : begin + block.size], block)
-            return
-        model, chunks = read_directory(frame, row.shape, row.changed, layout)
-        decoder = Decoder(frame, model)
-        for chunk in chunks:
-            if chunk.begin >= first and chunk.end <= first + old.size:
-                part = slice(chunk.begin - first, chunk.end - first)
-                for _ in decoder.pieces(chunk, old[part], new[part]):
-                    pass
+        return decode_small_changes(old, frame, row.changed, layout)
+    return decode_dense(old, frame, layout, row.mode)

@@ -30,6 +30,7 @@ def bound_bits(old: torch.Tensor, new: torch.Tensor) -> float:
     changes = int(differs.sum())
     if changes == 0:
         return 0.0
+    # Integers have one exponent, 0, so all their elements are alike.
     shift = layout.mantissa if layout.is_float else 0
     exponents = (before >> before.dtype.type(shift)) & before.dtype.type(layout.exponents - 1)
     total = 0.0
@@ -37,6 +38,7 @@ def bound_bits(old: torch.Tensor, new: torch.Tensor) -> float:
     for exponent in range(layout.exponents):
         members = int((exponents == exponent).sum())
         own = steps[exponents[differs] == exponent]
+        # First whether an element of this exponent changes, then by how much.
         total += _entropy_of_counts(np.array([own.size, members - own.size]))
         total += _entropy_of_counts(np.unique(own, return_counts=True)[1])
     return total / changes

@@ -51,6 +51,7 @@ STEP_SYMBOLS: Final = 123
 @cache
 def _roots() -> tuple[int, ...]:
     """Return floor(2^64 * 2^(-2^-j)) for j = 1, 2, ..., one for each bit of a fraction of a half-life."""
+    # Computed with 128 bits, of which the upper 64 are kept: the errors of the steps add up in the lower ones only.
     roots, root = [], 1 << 127
     for _ in range(HALF_LIFE_BITS):
         root = isqrt(root << 128)
@@ -60,6 +61,8 @@ def _roots() -> tuple[int, ...]:
 
 def survivors(ticks: int) -> int:
     """Compute 2^(32 - ticks / HALF_LIFE) in integer arithmetic: how many of 2^32 gaps are longer than `ticks`."""
+    # The fraction of a half-life bit by bit: the bit of worth 2^-j multiplies by 2^(-2^-j). There is no floating-point
+    # arithmetic, so that all machines build the same tables.
     value = 1 << 64
     for number, root in enumerate(_roots()):
         if ticks >> (HALF_LIFE_BITS - 1 - number) & 1:
@@ -77,6 +80,7 @@ def gap_widths(weight: int) -> tuple[int, ...]:
     """Return the slots of each bucket of gaps, for elements of `weight` ticks, and last those of all longer gaps."""
     span = weight << bucket_bits(weight)
     buckets = max(1, min(MAX_BUCKETS, LAST_HALF_LIFE * HALF_LIFE // span))
+    # A bucket gets the slots of the share of gaps that end in it, but at least one, and so does each that follows.
     edges = [0]
     for number in range(1, buckets + 1):
         edge = SLOTS - (survivors(number * span) >> (32 - SLOT_BITS))
@@ -118,10 +122,13 @@ def put_symbol(state: Any, out: Any, position: Any, inverse: Any, entry: Any) ->
         entry: width (shifted left by 32) and addend of the symbol; see `fill_entries`.
     """
     width = entry >> U(32)
+    # The new state is about state * SLOTS / width, which must stay below 2^48: else 16 bits move to the output first.
+    # There is no branch: the word is always written, and stays if the position moves.
     full = U(state >= width << U(36))
     out[position - I(1)] = state & U(0xFFFF)
     position -= I(full)
     state >>= full << U(4)
+    # (x // width) * SLOTS + begin + x % width, without the remainder: x + begin + (x // width) * (SLOTS - width).
     return state + (entry & U(0xFFFFFFFF)) + upper_product(state, inverse) * (U(SLOTS) - width), position
 
 
@@ -133,6 +140,7 @@ def get_symbol(state: Any, words: Any, position: Any, entry: Any) -> Any:
         entry: the decoder table's entry at the state's slot.
     """
     state = (entry & U(0xFFF)) * (state >> U(SLOT_BITS)) + ((entry >> U(12)) & U(0xFFF))
+    # A state below its range takes back the word that the encoder moved out. The word is always read, and masked.
     short = U(state < U(MIN_STATE))
     state = (state << (short << U(4))) | (U(words[position]) & (U(0) - short))
     return state, position + I(short)
@@ -158,6 +166,8 @@ def get_state(words: Any, position: Any) -> Any:
 @kernel()
 def symbol_of(size: Any) -> Any:
     """Return the symbol of a step's size, and how many of the size's low bits the symbol does not determine."""
+    # Sizes of one or two bits have a symbol each; larger ones share theirs with others of the same upper three bits.
+    # Both results are computed, and a mask picks one: sizes are random, so a branch would be guessed wrong often.
     length = highest_bit(size)
     fine = U(length >= U(2)) * U(0xFFFFFFFFFFFFFFFF)
     rest = (length - U(2)) & fine

@@ -20,6 +20,7 @@ from protocol.patch.values import bits_of
 
 def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weights) -> None:
     """Check that the decoded elements of a changed row are those of the new tensor, complete and in order."""
+    # The pieces must join without a gap, so that no element is left unseen.
     new_elements, end = bits_of(new[row.name]), 0
     for begin, piece in decode_frame(row, frame, bits_of(old[row.name])):
         if begin != end or not np.array_equal(piece, new_elements[begin : begin + piece.size]):
@@ -59,6 +60,7 @@ def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: by
     Raises:
         MalformedError, LimitError, PatchError: a follower would refuse the patch.
     """
+    # The frames were checked before they were joined, so it suffices that these are their bytes, under the same rows.
     header = read_header(patch, len(encoded))
     if (header.base, header.result) != (base, result):
         raise PatchError("made for other weights than these")

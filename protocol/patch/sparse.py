@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from protocol.errors import PatchError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.bounded_buffer import BoundedBuffer, BufferFullError
-from protocol.patch.container import Cursor, varint
 from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
 from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, reasons
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
+from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
 from protocol.patch.rans import STEP_SYMBOLS
 from protocol.patch.values import Bits, Layout
 
@@ -46,6 +45,7 @@ MIN_SHARD_ELEMENTS: Final = 1 << 19
 def shards_of(shape: Sequence[int]) -> int:
     """Return the number of equal ranges of rows that can be decoded independently."""
     elements, rows = math.prod(shape), shape[0] if shape else 1
+    # Halve the number until all shards have the same number of whole rows, and none is small.
     shards = MAX_SHARDS
     while shards > 1 and (rows % shards or elements < shards * MIN_SHARD_ELEMENTS):
         shards //= 2
@@ -54,6 +54,7 @@ def shards_of(shape: Sequence[int]) -> int:
 
 def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the chunks of a tensor as (index of the first element, index behind the last)."""
+    # A shard is cut into chunks of CHUNK_ELEMENTS from its begin on; its last chunk has what is left.
     elements = math.prod(shape)
     shard = elements // shards_of(shape)
     for begin in range(0, elements, max(1, shard)):
@@ -87,6 +88,7 @@ class Scratch:
 
 def _padded_tail(bits: Bits) -> Bits:
     """Return the elements behind the last whole vector, padded with zeros."""
+    # Old and new elements get the same padding, so it has no change.
     vector: Bits = np.zeros(VECTOR_SIZE, bits.dtype)
     vector[: bits.size % VECTOR_SIZE] = bits[bits.size // VECTOR_SIZE * VECTOR_SIZE :]
     return vector
@@ -139,8 +141,10 @@ class _Encoder:
         count = 0
         for old, new in parts:
             count = self._kernels.scan(old, new, *state)
+        # In the order of the elements so far. The coder needs group after group, as each has tables of its own.
         self._kernels.sort(self._scratch.unsorted, count, np.cumsum(counts) - counts, buffer)
         if learn:
+            # The kernel counts elements up to each group's last change; `gaps` has minus the number of those behind.
             self._kernels.tally(buffer, count, self._statistics.elements, self._statistics.steps)
             self._statistics.elements[0] -= listed_gap[0]
             self._statistics.elements[1:] -= gaps
@@ -187,6 +191,7 @@ class _Encoder:
         )
         if begin == BUFFER_FULL:
             raise BufferFullError
+        # The words are copied before the raw bits overwrite them.
         words = out[begin:].astype("<u2", copy=False)
         sections.put(words.data.cast("B"))
         bits = self._kernels.put_raw(changes, counts, model.buckets, model.symbols, raw)
@@ -217,6 +222,7 @@ def encode_sparse(
     """
     encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
+    # 1. Find the changes of the first chunks until they are enough for a model. They are kept, and coded below.
     sample: list[_ChunkChanges] = []
     sample_size, target_size = 0, min(old.size, max(MIN_SAMPLE, int(SAMPLE_SHARE * old.size)))
     buffer = scratch.changes(target_size + min(old.size, CHUNK_ELEMENTS))
@@ -225,11 +231,14 @@ def encode_sparse(
         sample_size += sample[-1].changes.size
         if sample_size >= target_size:
             break
+    # 2. Fit the model. It and the directory come before the sections, but the directory is known after all sections
+    #    are coded: so the sections begin behind the largest possible head, and the head is put right before them.
     model = encoder.model()
     tables = model.encoder_tables()
     max_head = MAX_MODEL_BYTES + MAX_DIRECTORY_BYTES * len(ranges)
     directory, changes, sections = bytearray(write_model(model)), 0, BoundedBuffer(max_head + below)
     sections.size = max_head
+    # 3. Code chunk after chunk. `sections` ends at the size that the frame must stay below.
     for number, (begin, end) in enumerate(ranges):
         if number < len(sample):
             chunk = sample[number]
@@ -237,6 +246,7 @@ def encode_sparse(
             chunk = encoder.find(old[begin:end], new[begin:end], buffer, learn=False)
         directory += encoder.code(chunk, model, tables, sections)
         changes += chunk.changes.size
+        # The first chunks tell what the others will cost: a frame that would lose against another mode ends here.
         if number + 1 == len(sample) and (sections.size - max_head) * old.size > GIVE_UP_RATIO * below * end:
             raise BufferFullError
     frame = sections.frame(directory, max_head)
@@ -276,6 +286,7 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
         raise PatchError(f"{sum(counts)} changes in elements {begin} to {end}")
     if not any(counts):
         return Chunk(begin, end, counts, 0, 0, offset)
+    # No encoder writes sections that are much longer than the elements; the decoder reserves memory for them.
     longest = (end - begin) * model.layout.bits // 8 + 512
     return Chunk(begin, end, counts, cursor.varint(longest), cursor.varint(longest), offset)
 
@@ -299,6 +310,7 @@ def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout
     for begin, end in chunks_of(shape):
         chunks.append(_read_chunk(cursor, begin, end, model, offset))
         offset += chunks[-1].nbytes
+    # All counts and lengths must agree with the table and with the frame, so no section lies outside of it.
     total = sum(sum(chunk.counts) for chunk in chunks)
     if total != changes:
         raise PatchError(f"{total} changes in the chunks where the table says {changes}")
@@ -312,11 +324,10 @@ class Decoder:
 
     Args:
         frame: hostile bytes, whose directory was checked.
-        inverse: whether to decode the previous elements from the newer ones.
     """
 
-    def __init__(self, frame: memoryview, model: Model, *, inverse: bool = False) -> None:
-        self._frame, self._model, self._inverse = frame, model, np.uint64(0xFFFFFFFFFFFFFFFF if inverse else 0)
+    def __init__(self, frame: memoryview, model: Model) -> None:
+        self._frame, self._model = frame, model
         self._kernels = decoders_for(model.layout.bits // 8)
         self._tables = model.decoder_tables()
         self._order = model.layout.order
@@ -328,11 +339,13 @@ class Decoder:
         model = self._model
         counts = np.zeros(GROUPS, np.int64)
         counts[: len(chunk.counts)] = chunk.counts
+        # The kernel reads a little ahead of its checks, so zeros follow both sections (`get_changes`).
         words, raw = np.zeros(chunk.words + 8, np.uint16), np.zeros(chunk.raw // 4 + 5, "<u4")
         words[: chunk.words] = np.frombuffer(self._frame, "<u2", chunk.words, chunk.offset)
         raw.view(np.uint8)[: chunk.raw] = np.frombuffer(
             self._frame, np.uint8, chunk.raw, chunk.offset + 2 * chunk.words
         )
+        # Each group ends with a change of the gap NEVER.
         changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
         raw = raw.astype(np.uint32, copy=False)
         tables = (model.buckets, model.symbols, *self._tables)
@@ -345,7 +358,7 @@ class Decoder:
         return changes, np.cumsum(counts + 1) - counts - 1
 
     def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[tuple[int, Bits]]:
-        """Yield the chunk's new elements (the previous ones if `inverse`), piece by piece.
+        """Yield the chunk's new elements, piece by piece.
 
         Args:
             old: the chunk's elements, flat.
@@ -358,11 +371,13 @@ class Decoder:
         Raises:
             PatchError: the sections do not fit the elements.
         """
+        # All changes are decoded before the first element is written: 8 bytes for each, of at most 2^21. Then a cursor
+        # and a gap for each group go on from piece to piece.
         changes, cursor = self._changes(chunk)
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
         listed_gap, gaps = first[:1].copy(), first[1:].copy()
-        state = (self._order, self._inverse, changes, cursor)
+        state = (self._order, changes, cursor)
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
@@ -371,6 +386,7 @@ class Decoder:
             else:
                 _check(self._kernels.apply_listed(source, target, *state, listed_gap), chunk)
             yield begin, target
+        # A change that no piece has reached lies behind the chunk's last element of its class.
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
@@ -379,6 +395,7 @@ class Decoder:
         form, (order, *rest) = self._model.form, state
         _check(self._kernels.apply_changes(old[:whole], new[:whole], form, order, *rest), chunk)
         if whole < new.size:
+            # In a copy that is padded to a whole vector. A change of the padding would be one behind the end.
             tail = _padded_tail(old)
             _check(self._kernels.apply_changes(tail, tail, form, order, *rest), chunk)
             if tail[new.size - whole :].any():
@@ -389,11 +406,3 @@ class Decoder:
 def _check(status: int, chunk: Chunk) -> None:
     if status:
         raise PatchError(f"{reasons[status]}, in elements {chunk.begin} to {chunk.end}")
-
-
-def warm_up() -> None:
-    """Compile the kernels for BF16, which takes seconds the first time on a machine; later they are loaded from a
-    cache.
-    """
-    coders_for(2)
-    decoders_for(2)

@@ -80,6 +80,7 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     """
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("a patch needs contiguous tensors on the CPU")
+    # numpy has no BF16 and no FP8, so the elements go there as integers of their width.
     width = tensor.dtype.itemsize
     flat = tensor.detach().reshape(-1).view(_unsigned_torch[width]).numpy()
     bits: Bits = flat.view(_unsigned[width])
@@ -107,6 +108,8 @@ def to_keys(bits: Bits, layout: Layout) -> Bits:
     """Convert bit patterns to keys: unsigned integers of the same width, in the order of the elements."""
     if not layout.is_signed:
         return bits.copy()
+    # The top bit inverted puts positive numbers above negative ones. In a negative float all other bits are inverted as
+    # well, since its magnitude grows downwards.
     top = bits.dtype.type(1 << (layout.bits - 1))
     keys: Bits = bits ^ (_fill(bits >> bits.dtype.type(layout.bits - 1)) | top) if layout.is_float else bits ^ top
     return keys
@@ -116,6 +119,7 @@ def from_keys(keys: Bits, layout: Layout) -> Bits:
     """Convert keys back to bit patterns, as the inverse of `to_keys`."""
     if not layout.is_signed:
         return keys.copy()
+    # The top bit of a key is 1 for a positive number and 0 for a negative one; minus 1, that is no bit, or all bits.
     one, top = keys.dtype.type(1), keys.dtype.type(1 << (layout.bits - 1))
     bits: Bits = keys ^ (((keys >> keys.dtype.type(layout.bits - 1)) - one) | top) if layout.is_float else keys ^ top
     return bits

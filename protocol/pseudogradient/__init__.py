@@ -1,4 +1,10 @@
-"""What sites that train together send each other (docs/spec/pseudogradient.md). Imports kernels and the patch codec."""
+"""What sites that train together send each other, and the methods by which they train (docs/spec/pseudogradient.md).
+
+Imports kernels and the patch codec.
+"""
+
+from dataclasses import dataclass
+from typing import Final
 
 from protocol.pseudogradient.arithmetic import Floats, SquaredNorm, add_contribution, divide, nesterov_step, plain_step
 from protocol.pseudogradient.contribution import (
@@ -10,22 +16,12 @@ from protocol.pseudogradient.contribution import (
     encode,
     mean_of,
 )
-from protocol.pseudogradient.methods import (
-    AVERAGING,
-    DDP,
-    DILOCO,
-    PULSELOCO_EXACT,
-    PULSELOCO_GRID,
-    SPARSELOCO,
-    Method,
-)
 from protocol.pseudogradient.parts import Part, parts_of, streams_of
 from protocol.pseudogradient.payload import Coding, Head, Kind, read_head, write_head
 from protocol.pseudogradient.sparse_encoding import Inputs
 
 __all__ = [
     "AVERAGING",
-    "DDP",
     "DILOCO",
     "PULSELOCO_EXACT",
     "PULSELOCO_GRID",
@@ -54,3 +50,42 @@ __all__ = [
     "streams_of",
     "write_head",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How sites train together.
+
+    Attributes:
+        coding: of a contribution's values.
+        feedback_decay: factor of the error feedback; 0 if there is none.
+        momentum: of the outer Nesterov optimizer; 0 for plain averaging.
+        outer_rate: outer learning rate.
+        frozen_share: share of a run's rounds, at its beginning, in which the error feedback stays zero.
+    """
+
+    coding: Coding
+    feedback_decay: float = 0.0
+    momentum: float = 0.0
+    outer_rate: float = 1.0
+    frozen_share: float = 0.0
+
+    def step(self, base: Floats, momentum: Floats, mean: Floats) -> None:
+        """Make the outer step of one part in place; without outer momentum, `momentum` stays as it is.
+
+        Raises:
+            ContributionError: the new weights are not finite.
+        """
+        if self.momentum:
+            nesterov_step(base, momentum, mean, decay=self.momentum, rate=self.outer_rate)
+        else:
+            plain_step(base, mean, rate=self.outer_rate)
+
+
+# The momentum and the rate that DiLoCo was published with; PULSELoCo keeps them.
+DILOCO: Final = Method(Coding(Kind.DENSE), momentum=0.9, outer_rate=0.7)
+AVERAGING: Final = Method(Coding(Kind.DENSE))
+PULSELOCO_EXACT: Final = Method(Coding(Kind.EXACT), feedback_decay=1.0, momentum=0.9, outer_rate=0.7)
+PULSELOCO_GRID: Final = Method(Coding(Kind.GRID, fraction=3), feedback_decay=1.0, momentum=0.9, outer_rate=0.7)
+# SparseLoCo sends 3% of the entries, 128 of 4096, and begins with error feedback after a twentieth of the run.
+SPARSELOCO: Final = Method(Coding(Kind.CHUNKED, chosen=128), feedback_decay=0.95, frozen_share=0.05)

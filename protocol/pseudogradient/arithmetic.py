@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
 from protocol.kernels.jit import kernel
-from protocol.kernels.simd import VECTOR_SIZE, add_squares
-from protocol.pseudogradient.bit_patterns import bits_of_float
+from protocol.kernels.simd import VECTOR_SIZE, add_squares, bits_of_float
 
 Floats = NDArray[np.float32]
 """A part's elements, flat: float32."""
@@ -37,11 +36,16 @@ D: Any = numba.float64
 _FLOATS: Final = "float32[::1]"
 
 
+# Loops without branches or calls, which are compiled to SIMD. numba's defaults keep IEEE arithmetic: nothing is fused,
+# reordered or flushed to zero, and each scalar is a float32.
+
+
 def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
     infinite = W(0)
     for i in range(base.size):
         update = decay * feedback[i] + (base[i] - local[i])
         out[i] = update
+        # Infinities and NaNs have all exponent bits. Counting them needs no branch.
         infinite += W(W(bits_of_float(update) & W(INFINITE)) == W(INFINITE))
     return numba.int64(infinite)
 
@@ -60,6 +64,7 @@ def _divide(total: Any, count: Any) -> Any:
 
 def _nesterov(base: Any, momentum: Any, mean: Any, decay: Any, rate: Any) -> Any:
     for i in range(base.size):
+        # Nesterov: the step looks ahead along the new momentum.
         momentum[i] = decay * momentum[i] + mean[i]
         base[i] = base[i] - rate * (decay * momentum[i] + mean[i])
     return 0
@@ -79,6 +84,7 @@ def _infinite(bits: Any) -> Any:
 
 
 def _squares(values: Any, sums: Any) -> Any:
+    # Eight sums, one for each lane of a vector: so the order of additions is that of the spec on every processor.
     whole = values.size // VECTOR_SIZE * VECTOR_SIZE
     for begin in range(0, whole, VECTOR_SIZE):
         add_squares(values, numba.uint64(begin), sums)
@@ -158,6 +164,7 @@ class SquaredNorm:
 
     def add_lanes(self, sums: Lanes) -> None:
         """Add a part whose squares were added up before."""
+        # The lanes of a part first, then the parts, all in their order: the head states this sum bit for bit.
         own = 0.0
         for lane in sums.tolist():
             own += lane

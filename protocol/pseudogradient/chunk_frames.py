@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError, MalformedError
-from protocol.patch.container import Cursor, varint
 from protocol.patch.entropy_decoding import reasons
+from protocol.patch.fields import Cursor, varint
 from protocol.pseudogradient.arithmetic import Floats
 from protocol.pseudogradient.chunks import LEVELS, Blocks, blocks_of, chunk_coders
 from protocol.pseudogradient.subsets import CHUNK, MAX_NODES, MIN_STATE, slot_tables, subset_coders
@@ -26,6 +26,7 @@ _WHERE: Final = "chunked frame"
 
 def entries_of(blocks: Blocks, chosen: int) -> int:
     """Return how many entries of a tensor are sent."""
+    # At most four sizes of chunks: whole ones, and those at the lower edge, at the right edge and in the corner.
     heights = [min(blocks.height, blocks.rows - top) for top in range(0, blocks.rows, blocks.height)]
     widths = [min(blocks.width, blocks.columns - left) for left in range(0, blocks.columns, blocks.width)]
     sizes: dict[int, int] = {}
@@ -44,6 +45,7 @@ def quantize(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
     Returns:
         The level of each value: uint8 [n], and the value of each level: float32[LEVELS].
     """
+    # Only the encoder computes this. The frame has the values of the levels, so no other machine must agree.
     mean = float(values.mean(dtype=np.float64))
     deviation = float(values.std(dtype=np.float64, ddof=1)) if values.size > 1 else 0.0
     scale = SIGMAS * deviation / LEVELS or 1.0
@@ -53,9 +55,9 @@ def quantize(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
 
 
 def _segments(blocks: Blocks) -> Iterator[NDArray[np.int64]]:
-    """Yield the bounds of each segment (see `chunks.split_chunks`)."""
+    """Yield the bounds of each segment (see `Blocks.bounds`)."""
     for begin in range(0, blocks.count, SEGMENT_CHUNKS):
-        yield np.array((*blocks.numbers, begin, min(begin + SEGMENT_CHUNKS, blocks.count)), np.int64)
+        yield blocks.bounds(begin, min(begin + SEGMENT_CHUNKS, blocks.count))
 
 
 def encode_chunks(
@@ -88,19 +90,23 @@ def encode_chunks(
 def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) -> tuple[int, bytes]:
     kernels, tables, entries = chunk_coders(), slot_tables(chosen), entries_of(blocks, chosen)
     bitmaps, values = np.zeros((blocks.count, CHUNK // 64), np.uint64), np.empty(entries, np.float32)
-    kernels.select(update, *blocks.numbers, chosen, np.empty(CHUNK, np.uint32), bitmaps, values)
+    # The levels are fitted to the values of the whole tensor, so all chunks are chosen before the first is coded.
+    kernels.select(update, blocks.bounds(0, blocks.count), chosen, np.empty(CHUNK, np.uint32), bitmaps, values)
     levels, lookup = quantize(values)
     pieces = [lookup.astype("<f4").tobytes()]
-    nodes, done = np.empty(2 * MAX_NODES, np.uint64), np.zeros(1, np.int64)
-    sums = np.empty(CHUNK // 64 + 1, np.int64)
+    done = np.zeros(1, np.int64)
+    scratch = np.empty(CHUNK // 64 + 1, np.int64), np.empty(2 * MAX_NODES, np.uint64)
+    # A chosen element takes at most a symbol at each of 12 levels, or fewer and then 12 raw bits; and 2 bits of level.
     most = min(blocks.count, SEGMENT_CHUNKS)
     codes = np.empty((most * 12 * chosen, 2), np.uint32)
     raw = np.empty(most * chosen * 14 // 32 + 4, np.uint32)
     for bounds in _segments(blocks):
         filled = np.zeros(3, np.uint64)
-        state = (bitmaps, levels, lookup, sent, sums, nodes, codes, raw, filled, done)
-        symbols = kernels.split_chunks(update, bounds, chosen, tables.offsets, tables.slots, *state)
+        inputs = (update, sent, bounds, chosen, (tables.offsets, tables.slots), (bitmaps, levels, lookup))
+        symbols = kernels.split_chunks(*inputs, scratch, codes, (raw, filled), done)
         out = np.empty(symbols + 2, np.uint32)
+        # rANS is last in, first out: the last symbol is coded first and words are written from the end, so that the
+        # decoder reads forwards.
         words = out[subset_coders().put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()
         position, pending, fill = (int(number) for number in filled)
         raw[position] = pending
@@ -135,22 +141,25 @@ def _decode_tensor(cursor: Cursor, blocks: Blocks, chosen: int, out: Floats) -> 
     if not np.isfinite(lookup).all():
         raise ContributionError("a level that is not finite", _WHERE)
     tables = slot_tables(chosen)
-    nodes, bitmap = np.empty(2 * MAX_NODES, np.uint64), np.empty(CHUNK // 64, np.uint64)
+    scratch = np.empty(2 * MAX_NODES, np.uint64), np.empty(CHUNK // 64, np.uint64)
     for bounds in _segments(blocks):
+        # The lengths are bounded by what an encoder could need, before the bytes are copied.
         most = int(bounds[5] - bounds[4]) * chosen
         count, length = cursor.varint(12 * most + 2), cursor.varint(2 * most + 8)
         if count < 2:
             raise MalformedError("a stream without a state", _WHERE)
         sections = cursor.take(4 * count), cursor.take(length)
+        # One word and two integers more: the kernel reads ahead of its checks.
         words, raw = np.zeros(count + 1, np.uint32), np.zeros(length + -length % 4 + 8, np.uint8)
         words[:count] = np.frombuffer(sections[0], "<u4")
         raw[:length] = np.frombuffer(sections[1], np.uint8)
         state = np.array((int(words[0]) << 32 | int(words[1]), 2, 0), np.uint64)
+        # The encoder's last state, which is the decoder's first, is at least the one that it began with.
         if state[0] < MIN_STATE:
             raise MalformedError("a state that no encoder writes", _WHERE)
-        integers = raw.view("<u4").astype(np.uint32)
-        arguments = (bounds, chosen, tables.offsets, tables.slots, lookup, nodes, words, integers, state, bitmap, out)
-        status = chunk_coders().join_chunks(*arguments)
+        arrays = words, raw.view("<u4").astype(np.uint32)
+        slots = tables.offsets, tables.slots
+        status = chunk_coders().join_chunks(bounds, chosen, slots, lookup, scratch, arrays, state, out)
         if status:
             raise ContributionError(reasons[status], _WHERE)
         _check_end(state, count, raw[:length])

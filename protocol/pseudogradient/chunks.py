@@ -1,30 +1,33 @@
 """SparseLoCo's kernels: the largest entries of each chunk of a tensor (docs/spec/pseudogradient.md, section 6).
 
-A tensor of two or more dimensions is a matrix of its first dimension and all others; it is cut into blocks of 64 x 64
-elements, row by row of blocks. Other tensors are cut into runs of 4096. The last blocks may be smaller. Elements of a
-chunk are numbered row by row.
+A tensor of two or more dimensions is a matrix of its first dimension and all others; it is cut into chunks of 64 x 64
+elements, row by row of chunks. Other tensors are cut into runs of 4096. The last chunks may be smaller. The *place* of
+an element is its number in its chunk, row by row; its *index* is its number in the flat tensor.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from protocol.kernels.jit import kernel
-from protocol.kernels.simd import highest_bit, lowest_bit, popcount
+from protocol.kernels.simd import at_least_mask, bits_of_float, highest_bit, lowest_bit, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, PAST_THE_END, get_bits
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
-from protocol.pseudogradient.bit_patterns import at_least_mask, bits_of_float
-from protocol.pseudogradient.subsets import CHUNK, join, split
+from protocol.pseudogradient.arithmetic import Floats
+from protocol.pseudogradient.subsets import CHUNK, Integers, Masks, Words, join, split
 from protocol.pseudogradient.visibility import W
 
 SIDE: Final = 64
 LEVEL_BITS: Final = 2
 LEVELS: Final = 1 << LEVEL_BITS
-BRACKET: Final = 0x00080000
-"""A chunk's threshold is looked for first within a sixteenth of an octave of that of the chunk before it."""
+SIXTEENTH_OCTAVE: Final = 0x00080000
+"""The difference of the bit patterns of two floats whose ratio is about 2^(1/16)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,12 @@ class Blocks:
         """Number of chunks."""
         return -(-self.rows // self.height) * -(-self.columns // self.width)
 
-    @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        """The attributes, as kernels take them."""
-        return self.rows, self.columns, self.height, self.width
+    def bounds(self, begin: int, end: int) -> Integers:
+        """Return what kernels need to find the chunks from `begin` to before `end`: int64[6].
+
+        These are the attributes, in their order, then `begin` and `end`.
+        """
+        return np.array((self.rows, self.columns, self.height, self.width, begin, end), np.int64)
 
 
 def blocks_of(shape: Sequence[int]) -> Blocks:
@@ -59,15 +64,55 @@ def blocks_of(shape: Sequence[int]) -> Blocks:
     return Blocks(shape[0], prod(shape[1:]), SIDE, SIDE)
 
 
+class Area(NamedTuple):
+    """The elements of one chunk.
+
+    Attributes:
+        begin: index of its first element.
+        height, width: number of its rows and of its columns.
+        stride: by how much the index grows from one row to the next.
+    """
+
+    begin: int
+    height: int
+    width: int
+    stride: int
+
+
 @kernel()
-def chosen_of(size: Any, chosen: Any) -> Any:
-    """Return how many elements of a chunk of `size` are sent, where `chosen` are of a whole one."""
+def area_of(chunk: int, bounds: Integers) -> Area:
+    """Return the elements of a chunk; see `Blocks.bounds`."""
+    rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
+    chunks_across = (columns + width - I(1)) // width
+    top, left = I(chunk) // chunks_across * height, I(chunk) % chunks_across * width
+    return Area(top * columns + left, min(height, rows - top), min(width, columns - left), columns)
+
+
+@kernel()
+def advance_to(place: int, row_end: int, offset: int, area: Area) -> Any:
+    """Go on from one row of a chunk to the row of a later place; return the new `row_end` and `offset`.
+
+    In one row, index and place differ by the same number. So a pass over ascending places needs no division.
+
+    Args:
+        row_end: the place behind the row's last element; for the first row, the area's width.
+        offset: what is added to a place in this row for its index; for the first row, the area's begin.
+    """
+    while place >= row_end:
+        row_end, offset = row_end + area.width, offset + area.stride - area.width
+    return row_end, offset
+
+
+@kernel()
+def chosen_of(size: int, chosen: int) -> Any:
+    """Return how many elements of a chunk of `size` are sent, where `chosen` are of a whole one: int64, at least 1."""
     return max(I(1), I(chosen) * I(size) // I(CHUNK))
 
 
 @kernel()
-def level_of(size: Any) -> Any:
-    """Return log2 of the smallest power of two that is at least `size`."""
+def level_of(size: int) -> Any:
+    """Return log2 of the smallest power of two that is at least `size`: int64."""
+    # The index code halves ranges, so it needs a power of two; what lies behind a smaller chunk is never chosen.
     level = I(0)
     while (I(1) << level) < size:
         level += I(1)
@@ -75,8 +120,12 @@ def level_of(size: Any) -> Any:
 
 
 @kernel()
-def count_at_least(magnitudes: Any, size: Any, least: Any) -> Any:
-    """Count the magnitudes that reach a number; they are followed by zeros up to a multiple of 64."""
+def count_at_least(magnitudes: Words, size: int, least: int) -> Any:
+    """Count the magnitudes that reach a number above 0: int64.
+
+    Args:
+        magnitudes: uint32 [CHUNK]; zeros follow the first `size` up to a multiple of 64.
+    """
     count = I(0)
     for word in range((size + I(63)) >> I(6)):
         count += I(popcount(at_least_mask(magnitudes, U(word) << U(6), W(least))))
@@ -84,204 +133,209 @@ def count_at_least(magnitudes: Any, size: Any, least: Any) -> Any:
 
 
 @kernel()
-def threshold_of(magnitudes: Any, size: Any, chosen: Any, guess: Any) -> Any:
-    """Return the largest number that at least `chosen` magnitudes reach, or one that exactly `chosen` reach: uint32.
+def threshold_of(magnitudes: Words, size: int, chosen: int, guess: int) -> Any:
+    """Return a threshold that keeps the `chosen` largest magnitudes: uint32.
 
-    No number below 1 is tried. The next number lies where a straight line through the counts of the two borders has
-    `chosen`, as long as that halves the distance in two steps, and otherwise in the middle.
+    It is a number that exactly `chosen` magnitudes reach or, if equal magnitudes leave no such number, the largest one
+    that more of them reach. It is found by bisection: a pass over a chunk in the cache costs less than a sort.
 
     Args:
+        magnitudes: see `count_at_least`; they are bit patterns of floats without the sign, so they have their order.
         guess: the result for the chunk before, or 0.
     """
-    low, high, many, few = U(0), U(1) << U(32), size, I(0)
-    probe, reach, step = max(U(guess), U(1)), U(BRACKET), I(0)
-    before = high - low
+    # At every step, at least `chosen` magnitudes reach `low`, and fewer reach `high`, which begins above all of them.
+    low, high, count_low, count_high = U(0), U(1) << U(32), size, I(0)
+    # 0 is never tried: the zeros behind the last magnitude would reach it.
+    probe, jump, step = max(U(guess), U(1)), U(SIXTEENTH_OCTAVE), I(0)
+    distance = high - low
     while high - low > U(1):
         count = count_at_least(magnitudes, size, probe)
         if count >= chosen:
-            low, many = probe, count
+            low, count_low = probe, count
         else:
-            high, few = probe, count
+            high, count_high = probe, count
         if count == chosen:
             high = low
         step += I(1)
-        if low == U(0) and high > reach:  # look for a border near the guess
-            probe, reach = high - reach, reach << U(2)
-        elif high == U(1) << U(32) and low + reach < high:
-            probe, reach = low + reach, reach << U(2)
-        elif step & I(1) == I(0) and (high - low) > before >> U(1):
+        if low == U(0) and high > jump:
+            # The threshold is below the guess: jump down, four times as far each time, until a border is below it too.
+            probe, jump = high - jump, jump << U(2)
+        elif high == U(1) << U(32) and low + jump < high:
+            # The threshold is above the guess: the same upwards.
+            probe, jump = low + jump, jump << U(2)
+        elif step & I(1) == I(0) and (high - low) > distance >> U(1):
+            # The last two steps did not halve the distance, so this one does: the number of steps is bounded.
             probe = (low + high) >> U(1)
         else:
-            probe = low + U(I(high - low) * (many - chosen) // max(I(1), many - few))
+            # A straight line through the counts of the two borders has the count `chosen` here.
+            probe = low + U(I(high - low) * (count_low - chosen) // max(I(1), count_low - count_high))
         if step & I(1) == I(0):
-            before = high - low
+            distance = high - low
         probe = min(max(probe, low + U(1)), high - U(1))
     return W(low)
 
 
 @kernel()
-def take_values(update: Any, begin: Any, columns: Any, wide: Any, bitmap: Any, values: Any, number: Any) -> Any:
-    """Append the chosen values of a chunk to those before; return their number.
+def drop_surplus(bitmap: Masks, magnitudes: Words, threshold: int, surplus: int) -> Any:
+    """Remove the last `surplus` elements whose magnitude is the threshold from those that a bitmap chooses."""
+    for reverse in range(CHUNK // 64):
+        word = CHUNK // 64 - 1 - reverse
+        rest = bitmap[word]
+        while surplus > I(0) and rest != U(0):
+            place = highest_bit(rest)
+            rest ^= U(1) << place
+            if magnitudes[U(word * 64) + place] == threshold:
+                bitmap[word] ^= U(1) << place
+                surplus -= I(1)
+    return I(0)
+
+
+@kernel()
+def take_values(update: Floats, area: Area, bitmap: Masks, values: Floats, count: int) -> Any:
+    """Append the values of a chunk's chosen elements, in ascending order of places; return the new number of values.
 
     Args:
-        begin: index of the chunk's first element; wide: elements of one of its rows.
+        update: the tensor, flat: float32 [n].
+        area: of the chunk.
+        bitmap: a one for each place whose element is chosen: uint64 [CHUNK / 64].
+        values: result: float32; the first `count` have been filled by the chunks before.
     """
-    row_at, row_end = begin, wide
+    row_end, offset = area.width, area.begin
     for word in range(CHUNK // 64):
         rest = bitmap[word]
         while rest != U(0):
             place = I(word * 64) + I(lowest_bit(rest))
             rest &= rest - U(1)
-            while place >= row_end:
-                row_at, row_end = row_at + columns, row_end + wide
-            values[number] = update[U(row_at + wide - row_end + place)]
-            number += I(1)
-    return number
+            row_end, offset = advance_to(place, row_end, offset, area)
+            values[count] = update[U(offset + place)]
+            count += I(1)
+    return count
 
 
-def select(
-    update: Any,
-    rows: Any,
-    columns: Any,
-    height: Any,
-    width: Any,
-    chosen: Any,
-    magnitudes: Any,
-    bitmaps: Any,
-    values: Any,
-) -> Any:
-    """Choose the largest entries of each chunk; of equal ones, those that come first. Return their number.
+def select(update: Floats, bounds: Integers, chosen: int, magnitudes: Words, bitmaps: Masks, values: Floats) -> Any:
+    """Choose the largest entries of each chunk; of equal ones, those that come first. Return their number: int64.
 
     Args:
-        update: the tensor, flat: float32.
-        rows, columns, height, width: see `Blocks`.
+        update: the tensor, flat: float32 [n].
+        bounds: of all of its chunks: see `Blocks.bounds`.
         chosen: entries of a whole chunk.
-        magnitudes: scratch memory: uint32[CHUNK].
-        bitmaps: result: which elements of each chunk are chosen: uint64[chunks, CHUNK / 64]; zeros before.
-        values: result: their values, chunk by chunk in ascending order of elements: float32.
+        magnitudes: scratch memory: uint32 [CHUNK].
+        bitmaps: result: a one for each place whose element is chosen: uint64 [chunks, CHUNK / 64]; zeros before.
+        values: result: the chosen values, chunk by chunk in ascending order of places: float32 [entries].
     """
-    number, chunk, guess = I(0), I(0), W(0)
-    for top in range(0, rows, height):
-        for left in range(0, columns, width):
-            high, wide = min(I(height), rows - top), min(I(width), columns - left)
-            size = high * wide
-            for row in range(high):
-                source, target = (top + row) * columns + left, row * wide
-                own, magnitudes_of_row = update[source : source + wide], magnitudes[target : target + wide]
-                for column in range(own.size):
-                    magnitudes_of_row[column] = W(bits_of_float(own[column]) & W(0x7FFFFFFF))
-            for i in range(size, (size + I(63)) & ~I(63)):
-                magnitudes[i] = W(0)
-            entry_count = chosen_of(size, chosen)
-            guess = threshold_of(magnitudes, size, entry_count, guess)
-            surplus = -entry_count
-            for word in range((size + I(63)) >> I(6)):
-                mask = at_least_mask(magnitudes, U(word) << U(6), guess)
-                if (I(word) + I(1)) << I(6) > size:
-                    mask &= (U(1) << U(size & I(63))) - U(1)
-                bitmaps[chunk, word] = mask
-                surplus += I(popcount(mask))
-            for reverse in range(CHUNK // 64):  # the last of equal ones are dropped
-                word = CHUNK // 64 - 1 - reverse
-                rest = bitmaps[chunk, word]
-                while surplus > I(0) and rest != U(0):
-                    place = highest_bit(rest)
-                    rest ^= U(1) << place
-                    if magnitudes[U(word * 64) + place] == guess:
-                        bitmaps[chunk, word] ^= U(1) << place
-                        surplus -= I(1)
-            number = take_values(update, top * columns + left, columns, wide, bitmaps[chunk], values, number)
-            chunk += I(1)
+    number, guess = I(0), W(0)
+    for chunk in range(bounds[4], bounds[5]):
+        area = area_of(chunk, bounds)
+        size = area.height * area.width
+        # The chunk's magnitudes side by side: bit patterns without the sign, followed by zeros to fill the last vector.
+        for row in range(area.height):
+            source, target = area.begin + row * area.stride, row * area.width
+            values_of_row = update[source : source + area.width]
+            magnitudes_of_row = magnitudes[target : target + area.width]
+            for column in range(values_of_row.size):
+                magnitudes_of_row[column] = W(bits_of_float(values_of_row[column]) & W(0x7FFFFFFF))
+        for place in range(size, (size + I(63)) & ~I(63)):
+            magnitudes[place] = W(0)
+        # Everything that reaches the threshold is chosen, which may be too much if several magnitudes are equal to it.
+        entry_count = chosen_of(size, chosen)
+        guess = threshold_of(magnitudes, size, entry_count, guess)
+        surplus = -entry_count
+        for word in range((size + I(63)) >> I(6)):
+            mask = at_least_mask(magnitudes, U(word) << U(6), guess)
+            if (I(word) + I(1)) << I(6) > size:
+                # A threshold of 0 would choose the zeros behind the last element as well.
+                mask &= (U(1) << U(size & I(63))) - U(1)
+            bitmaps[chunk, word] = mask
+            surplus += I(popcount(mask))
+        drop_surplus(bitmaps[chunk], magnitudes, guess, surplus)
+        number = take_values(update, area, bitmaps[chunk], values, number)
     return number
 
 
 def split_chunks(
-    update: Any,
-    bounds: Any,
-    chosen: Any,
-    offsets: Any,
-    slots: Any,
-    bitmaps: Any,
-    levels: Any,
-    lookup: Any,
-    sent: Any,
-    sums: Any,
-    nodes: Any,
-    codes: Any,
-    raw: Any,
-    filled: Any,
-    done: Any,
+    update: Floats,
+    sent: Floats,
+    bounds: Integers,
+    chosen: int,
+    tables: tuple[Integers, Words],
+    entries: tuple[Masks, NDArray[np.uint8], Floats],
+    scratch: tuple[Integers, Masks],
+    codes: Words,
+    bits: tuple[Words, Masks],
+    done: Integers,
 ) -> Any:
     """List the symbols of some chunks, write their raw bits, and subtract what is sent; return the number of symbols.
 
+    The raw bits of a chunk are those of its places, then the level of each value.
+
     Args:
-        update: the tensor, flat, from which the sent values are subtracted: float32.
-        bounds: rows, columns, height and width of `Blocks`, the first chunk and the one behind the last: int64[6].
-        levels: the level of each value: uint8.
-        lookup: the value of each level: float32[LEVELS].
-        sent: result: the sent values, flat: float32; zeros before.
-        sums, nodes: see `subsets.split`.
-        done: how many values were coded before: int64[1].
+        update: the tensor, flat, from which the sent values are subtracted: float32 [n].
+        sent: result: the sent values, flat: float32 [n]; zeros before.
+        bounds: of these chunks: see `Blocks.bounds`.
+        chosen: entries of a whole chunk.
+        tables, scratch, codes, bits: see `subsets.split`.
+        entries: the bitmaps of all chunks; the level of each value of all chunks: uint8; and the value of each level:
+            float32 [LEVELS].
+        done: how many values were coded before: int64 [1].
     """
-    rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
-    across, symbols, number = (columns + width - I(1)) // width, I(0), U(done[0])
+    (bitmaps, levels, lookup), (raw, filled) = entries, bits
+    symbols, number = I(0), U(done[0])
     for chunk in range(bounds[4], bounds[5]):
-        top, left = I(chunk) // across * height, I(chunk) % across * width
-        high, wide = min(height, rows - top), min(width, columns - left)
-        count, depth = chosen_of(high * wide, chosen), level_of(high * wide)
-        bitmap = bitmaps[chunk]
-        symbols += split(bitmap, depth, count, offsets, slots, sums, nodes, codes[symbols:], raw, filled)
+        area, bitmap = area_of(chunk, bounds), bitmaps[chunk]
+        size = area.height * area.width
+        symbols += split(bitmap, level_of(size), chosen_of(size, chosen), tables, scratch, codes[symbols:], bits)
         position, pending, fill = filled[0], filled[1], filled[2]
-        row_at, row_end = top * columns + left, wide
+        row_end, offset = area.width, area.begin
         for word in range(CHUNK // 64):
             rest = bitmap[word]
             while rest != U(0):
                 place = I(word * 64) + I(lowest_bit(rest))
                 rest &= rest - U(1)
-                while place >= row_end:
-                    row_at, row_end = row_at + columns, row_end + wide
+                row_end, offset = advance_to(place, row_end, offset, area)
                 level = levels[number]
                 number += U(1)
                 position, pending, fill = put_bits(raw, position, pending, fill, U(level), U(LEVEL_BITS))
-                at = U(row_at + wide - row_end + place)
-                update[at] = update[at] - lookup[level]
-                sent[at] = lookup[level]
+                # What the receiver decodes is subtracted, not the exact value: the rest is the error feedback.
+                index = U(offset + place)
+                update[index] = update[index] - lookup[level]
+                sent[index] = lookup[level]
         filled[0], filled[1], filled[2] = position, pending, fill
     done[0] = I(number)
     return symbols
 
 
 def join_chunks(
-    bounds: Any,
-    chosen: Any,
-    offsets: Any,
-    slots: Any,
-    lookup: Any,
-    nodes: Any,
-    words: Any,
-    raw: Any,
-    state: Any,
-    bitmap: Any,
-    out: Any,
+    bounds: Integers,
+    chosen: int,
+    tables: tuple[Integers, Words],
+    lookup: Floats,
+    scratch: tuple[Masks, Masks],
+    sections: tuple[Words, Words],
+    state: Masks,
+    out: Floats,
 ) -> Any:
     """Decode some chunks, the inverse of `split_chunks`; return a status.
 
     Args:
-        words, raw, state: see `subsets.join`.
-        bitmap: scratch memory: uint64[CHUNK / 64].
-        out: the tensor's values, flat: float32; zeros before.
+        bounds, chosen, tables: see `split_chunks`.
+        lookup: the value of each level: float32 [LEVELS].
+        scratch: nodes (see `subsets.split`), and a bitmap: uint64 [CHUNK / 64].
+        sections, state: see `subsets.join`.
+        out: result: the tensor's values, flat: float32 [n]; zeros before.
     """
-    rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
-    across, status = (columns + width - I(1)) // width, I(0)
+    (nodes, bitmap), (_, raw) = scratch, sections
+    status = I(0)
+    # The section ends here or a few bits before: two more integers follow it, as `get_bits` reads an integer ahead.
     last_bit = (U(raw.size) - U(2)) << U(5)
     for chunk in range(bounds[4], bounds[5]):
-        top, left = I(chunk) // across * height, I(chunk) % across * width
-        high, wide = min(height, rows - top), min(width, columns - left)
+        area = area_of(chunk, bounds)
+        size = area.height * area.width
         for word in range(CHUNK // 64):
             bitmap[word] = U(0)
-        count = chosen_of(high * wide, chosen)
-        answer = join(level_of(high * wide), count, offsets, slots, nodes, words, raw, state, bitmap)
+        count = chosen_of(size, chosen)
+        answer = join(level_of(size), count, tables, nodes, sections, state, bitmap)
         bits = state[2]
+        # A sound bitmap has `count` ones, so all levels of the chunk are within the section before the first is read.
         if answer != I(0) or bits + U(LEVEL_BITS * count) > last_bit:
             status = I(CUT_OFF)
             break
@@ -291,10 +345,12 @@ def join_chunks(
                 place = I(word * 64) + I(lowest_bit(rest))
                 rest &= rest - U(1)
                 level, bits = get_bits(raw, bits, U(LEVEL_BITS))
-                if place >= high * wide:
+                # The code's range is a power of two, so places of a smaller chunk at an edge may lie behind its end.
+                if place >= size:
                     status = I(PAST_THE_END)
                 else:
-                    out[(top + place // wide) * columns + left + place % wide] = lookup[level]
+                    index = area.begin + place // area.width * area.stride + place % area.width
+                    out[index] = lookup[level]
         state[2] = bits
     return status
 
@@ -311,14 +367,16 @@ class ChunkCoders:
 @cache
 def chunk_coders() -> ChunkCoders:
     """Compile the kernels, or load them from numba's cache."""
-    floats, words, unsigned, byte = "float32[::1]", "uint32[::1]", "uint64[::1]", "uint8[::1]"
-    integers, maps = "int64[::1]", "uint64[:, ::1]"
-    tables = (integers, "int64", "int64[:, ::1]", words)
-    rows = ("int64",) * 5
+    floats, words, masks, integers = "float32[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]"
+    bitmaps, tables = "uint64[:, ::1]", "Tuple((int64[:, ::1], uint32[::1]))"
+    entries = f"Tuple(({bitmaps}, uint8[::1], {floats}))"
+    scratch, bits = f"Tuple(({integers}, {masks}))", f"Tuple(({words}, {masks}))"
     return ChunkCoders(
-        select=kernel(floats, *rows, words, maps, floats)(select),
+        select=kernel(floats, integers, "int64", words, bitmaps, floats)(select),
         split_chunks=kernel(
-            floats, *tables, maps, byte, floats, floats, integers, unsigned, "uint32[:, ::1]", words, unsigned, integers
+            floats, floats, integers, "int64", tables, entries, scratch, "uint32[:, ::1]", bits, integers
         )(split_chunks),
-        join_chunks=kernel(*tables, floats, unsigned, words, words, unsigned, unsigned, floats)(join_chunks),
+        join_chunks=kernel(
+            integers, "int64", tables, floats, f"UniTuple({masks}, 2)", f"UniTuple({words}, 2)", masks, floats
+        )(join_chunks),
     )

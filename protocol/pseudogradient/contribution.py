@@ -46,6 +46,7 @@ class ContributionEncoder:
         Returns:
             The frame, and the error feedback after sending: float32 [n].
         """
+        # Exact and grid values: one kernel computes update, values, remainder and norm while a block is in the cache.
         squares, residual = np.zeros(LANES), np.empty_like(inputs.base)
         if self._sparse is not None:
             entries, frame = self._sparse.encode(inputs, residual, squares)
@@ -59,6 +60,7 @@ class ContributionEncoder:
     def _whole(self, part: Part, inputs: Inputs) -> tuple[int, bytes, Floats]:
         """Encode the next part of dense or chunked values; return the entries, the frame and the error feedback."""
         values = pseudo_gradient(inputs.base, inputs.local, inputs.feedback, inputs.decay)
+        # `encode_chunks` subtracts what is sent, and leaves the error feedback; dense values leave none.
         if self._coding.kind == Kind.CHUNKED:
             sent = np.zeros_like(values)
             entries, frame = encode_chunks(values, part.shapes, self._coding.chosen, sent)
@@ -97,6 +99,7 @@ def decode_part(
                 raise MalformedError(f"a dense frame of {len(frame)} bytes", part.names[0])
             values = np.frombuffer(frame, "<f4").astype(np.float32)
         case Kind.CHUNKED:
+            # Of chunked values the number follows from the shapes, so the head can only be right or wrong.
             expected = sum(entries_of(blocks_of(shape), coding.chosen) for shape in part.shapes if math.prod(shape))
             if entries != expected:
                 raise ContributionError(f"{entries} entries instead of {expected}", part.names[0])
@@ -166,12 +169,14 @@ def decode(
         MalformedError, LimitError, ContributionError: the payload breaks docs/spec/pseudogradient.md or starts from
             other weights.
     """
+    # Head, size and base first: then the place of each frame is known, and none reaches beyond the payload.
     parts = parts_of({name: tensor.shape for name, tensor in base.items()})
     head = read_head(payload, parts, max_norm=max_norm)
     check_payload(head, len(payload), digest)
     norm, whole = SquaredNorm(), memoryview(payload)
     for part, entries, (begin, end) in zip(parts, head.entries, head.frames, strict=True):
         values = decode_part(whole[begin:end], head.coding, part, part.gather(base), entries, norm)
+        # The norm that was compared with the limit is the head's: so at the end the values must have it, bit for bit.
         if part is parts[-1] and norm.value != head.squared_norm:
             raise ContributionError("values of another norm than the head states", "contribution")
         yield part, values
@@ -196,6 +201,7 @@ def mean_of(contributions: Sequence[Floats], weights: Sequence[float] | None = N
         contributions: the values of each, of the same part; at least one.
         weights: a factor for each, such as that of a clipped norm; None for ones.
     """
+    # A float32 sum depends on its order, and all sites must have the same weights: so the order is the manifest's.
     total = np.zeros_like(contributions[0])
     for values, weight in zip(contributions, weights or [1.0] * len(contributions), strict=True):
         add_contribution(total, values, weight)

@@ -42,6 +42,7 @@ class Part:
         arrays = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = weights[name]
+            # The bytes of the payload are those of the elements in memory, so nothing is converted silently.
             plain = tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == torch.float32
             if not plain or tuple(tensor.shape) != shape:
                 raise ContributionError(f"not a contiguous float32 tensor of the shape {shape} on the CPU", name)
@@ -60,6 +61,7 @@ class Part:
 
 def parts_of(shapes: Mapping[str, Sequence[int]]) -> tuple[Part, ...]:
     """Return the parts of weights with these shapes, by name."""
+    # Names ascend, so all sites cut alike. A tensor is never divided, and small ones share a part.
     parts: list[Part] = []
     names: list[str] = []
     elements = 0
@@ -80,6 +82,7 @@ def streams_of(names: Iterable[str], count: int) -> tuple[tuple[str, ...], ...]:
     name. Of tensors outside of the layers, those whose name contains "head" or "norm" are in the last stream, and
     others, such as the embedding, in the first. A stream without tensors is left out.
     """
+    # By names only, which all sites have: nobody must be told how the tensors are divided.
     names = sorted(names)
     layers = {name: int(match.group(1)) for name in names if (match := re.search(r"(?:^|\.)(\d+)\.", name))}
     total = max(layers.values(), default=-1) + 1

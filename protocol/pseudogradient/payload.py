@@ -14,7 +14,7 @@ from typing import Final
 
 from protocol import limits
 from protocol.errors import ContributionError, LimitError, MalformedError
-from protocol.patch.container import Cursor, varint
+from protocol.patch.fields import Cursor, varint
 from protocol.pseudogradient.parts import Part
 from protocol.pseudogradient.subsets import MAX_CHOSEN
 
@@ -117,6 +117,7 @@ def write_head(head: Head) -> bytes:
 
 
 def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, int, float]:
+    # What the head says of the values is checked as far as it goes alone; the rest, when they are decoded.
     magic, kind, fraction, chosen, count, base, total, squared_norm = _FIXED.unpack(cursor.take(_FIXED.size))
     if magic != MAGIC:
         raise MalformedError("not a contribution", _WHERE)
@@ -147,10 +148,12 @@ def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, ma
         raise LimitError(
             f"values of a norm of {math.sqrt(squared_norm):g} where at most {max_norm:g} is allowed", _WHERE
         )
+    # Each part's numbers are bounded by the part that the receiver has, so no sum can be large.
     entries, sizes = [], []
     for part in parts:
         entries.append(cursor.varint(part.elements))
         sizes.append(cursor.varint(largest_frame(part)))
+        # A dense part has no choice: every entry, in 4 bytes.
         if coding.kind == Kind.DENSE and (entries[-1], sizes[-1]) != (part.elements, 4 * part.elements):
             raise ContributionError("a dense part that is not whole", part.names[0])
     if sum(entries) != total:

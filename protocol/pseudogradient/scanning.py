@@ -21,6 +21,7 @@ from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
     add_squares,
+    bits_of_float,
     class_mask,
     count_classes,
     lowest_bit,
@@ -29,9 +30,8 @@ from protocol.kernels.simd import (
 )
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
-from protocol.pseudogradient.bit_patterns import bits_of_float
-from protocol.pseudogradient.gate import gate_exact, gate_grid
-from protocol.pseudogradient.visibility import S, W, exact_rank, grid_rank
+from protocol.pseudogradient.arithmetic import INFINITE
+from protocol.pseudogradient.visibility import MAX_STEPS, ROUNDER, F, S, W, exact_rank, grid_rank, grid_step, view_of
 
 BLOCK_ELEMENTS: Final = 1 << 12
 """Elements that a kernel takes at a time, of 64 vectors."""
@@ -69,6 +69,64 @@ class BlockScratch:
 
 
 @kernel()
+def gate_exact(base: Any, local: Any, feedback: Any, decay: Any, values: Any, residual: Any, flags: Any) -> Any:
+    """Choose the entries that are sent as exact values; return how many updates are not finite.
+
+    Args:
+        base, local, feedback: float32 [n].
+        values: result: what is sent, zeros elsewhere: float32 [n].
+        residual: result: the error feedback after sending: float32 [n].
+        flags: result: 1 where the entry is sent: uint8 [n].
+    """
+    # No branches, so that the loop is compiled to SIMD: all results are computed, and selected by `visible`.
+    infinite = W(0)
+    for i in range(base.size):
+        weight = base[i]
+        update = decay * feedback[i] + (weight - local[i])
+        visible = view_of(bits_of_float(weight - update)) != view_of(bits_of_float(weight))
+        values[i] = update if visible else F(0)
+        residual[i] = F(0) if visible else update
+        flags[i] = visible
+        infinite += W(W(bits_of_float(update) & W(INFINITE)) == W(INFINITE))
+    return infinite
+
+
+@kernel()
+def gate_grid(
+    base: Any,
+    local: Any,
+    feedback: Any,
+    decay: Any,
+    floor: Any,
+    fraction: Any,
+    values: Any,
+    residual: Any,
+    flags: Any,
+) -> Any:
+    """Choose the entries that are sent as values on the grid; see `gate_exact` and `grid_step`.
+
+    A value is not sent if float32 cannot hold what would remain: then an update is 2^46 times the others.
+    """
+    infinite = W(0)
+    for i in range(base.size):
+        weight = base[i]
+        update = decay * feedback[i] + (weight - local[i])
+        bits = bits_of_float(weight)
+        # The nearest whole number of steps, ties to even: the sum with ROUNDER has no bits behind the point.
+        step, per_step = grid_step(bits, floor, fraction)
+        scaled = min(max(update * per_step, F(-MAX_STEPS)), F(MAX_STEPS))
+        value = ((scaled + F(ROUNDER)) - F(ROUNDER)) * step
+        # The receiver changes its weight by `value`. What it does not get must come back exactly, next time.
+        rest = update - value
+        visible = (view_of(bits_of_float(weight - value)) != view_of(bits)) & (update - rest == value)
+        values[i] = value if visible else F(0)
+        residual[i] = rest if visible else update
+        flags[i] = visible
+        infinite += W(W(bits_of_float(update) & W(INFINITE)) == W(INFINITE))
+    return infinite
+
+
+@kernel()
 def gate_block(
     base: Any, local: Any, feedback: Any, decay: Any, grid: Any, values: Any, residual: Any, flags: Any
 ) -> Any:
@@ -94,6 +152,7 @@ def sample(
         end = min(start + BLOCK_ELEMENTS, base.size)
         own, out = base[start:end], residual[: end - start]
         values, sent = floats[: end - start], flags[: end - start]
+        # The same gate as for the frame, of which only the flags are used: so the sample is true.
         gate_block(own, local[start:end], feedback[start:end], decay, grid, values, out, sent)
         for i in range(end - start):
             counts[W(bits_of_float(own[i]) >> W(23)) & W(0xFF)] += I(sent[i])
@@ -120,6 +179,8 @@ def list_entries(
         while rest != U(0):
             place = lowest_bit(rest)
             rest &= rest - U(1)
+            # As `entropy_encoding.scan` does for changes that stay in their class. An entry does not change its weight,
+            # so none is listed.
             own = U(classes[place])
             members = class_mask(classes, own)
             inside, earlier = I(popcount(members)), I(popcount(members & ((U(1) << place) - U(1))))
@@ -149,6 +210,7 @@ def rank_entries(words: Any, count: Any, grid: Any) -> Any:
 @kernel()
 def put_unranked(words: Any, count: Any, unranked: Any, filled: Any) -> Any:
     """Write the bits of a block's values without a rank, and replace ranks by what size and flag follow from."""
+    # Afterwards words[3] is 2 * (size - 1) + flag of each entry: an unranked value has size 1, ranks begin at size 2.
     position, pending, fill = filled[0], filled[1], filled[2]
     for i in range(count):
         if S(words[3, i]) < S(0):
@@ -196,6 +258,7 @@ def scan(
         filled: position, pending bits and their number in `unranked`: uint64[3].
         squares: the sums of the squares of what is sent (`arithmetic.SquaredNorm`), which are updated: float64[8].
     """
+    # A chunk comes in one or two calls (its tail is padded): go on behind the entries of the first.
     number = U(0)
     for group in range(MAX_CLASSES + 1):
         number += U(counts[group])
@@ -203,15 +266,20 @@ def scan(
         end = min(start + BLOCK_ELEMENTS, base.size)
         own, out = base[start:end], residual[start:end]
         values, sent = floats[: end - start], flags[: end - start]
+        # 1. Which entries are sent, their values, and what remains. An update that is not finite ends the pass.
         infinite = gate_block(own, local[start:end], feedback[start:end], decay, grid, values, out, sent)
         if infinite != W(0):
             return I(NOT_FINITE)
+        # 2. The norm, of all elements in their order: those that are not sent are zeros.
         for vector in range(values.size // VECTOR_SIZE):
             add_squares(values, U(vector * VECTOR_SIZE), squares)
+        # 3. The entries, side by side, so that the next step has no gaps to skip.
         count = list_entries(own.view(np.uint32), values, sent, form, classes, gaps, counts, words, entries)
+        # 4. Ranks, and the bits of values without one, in the order of the elements.
         rank_entries(words, count, grid)
         if grid[2] != U(0):
             put_unranked(words, count, unranked, filled)
+        # 5. Size and flag join the gap and the class.
         for i in range(count):
             rank = U(words[3, i])
             changes[number + U(i)] = entries[i] | ((rank >> U(1)) + U(1)) | (rank & U(1)) << U(32)
@@ -238,3 +306,6 @@ def scans() -> Scans:
         scan=kernel(*inputs, unsigned, unsigned, floats, *scratch, *results)(scan),
         sample=kernel(*inputs, unsigned, floats, floats, byte, integers)(sample),
     )
+
+
+assert int(np.float32(ROUNDER).view(np.uint32)) == 0x4B400000

@@ -1,25 +1,222 @@
-"""Frames of exact and of grid values: the decoder, which mirrors sparse_encoding.py. The bytes may be hostile."""
+"""Frames of exact and of grid values: the decoder, which mirrors scanning.py and sparse_encoding.py.
 
+The bytes may be hostile. The number of entries in a block is at most that of its elements, since each has a place of
+its own; sizes are limited before they become ranks; and the raw bits are counted before they are read.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError, MalformedError
-from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.container import Cursor
+from protocol.kernels.jit import kernel
+from protocol.kernels.simd import (
+    MAX_CLASSES,
+    VECTOR_SIZE,
+    add_squares,
+    bits_of_float,
+    class_mask,
+    count_classes,
+    float_of,
+    lowest_bit,
+    nth_one,
+    popcount,
+)
 from protocol.patch.context_model import Model, form_of, read_model
-from protocol.patch.entropy_decoding import LEAVES_CLASS, LEFT_OVER, PAST_THE_END, decoders_for, reasons
+from protocol.patch.entropy_decoding import (
+    CUT_OFF,
+    LEAVES_CLASS,
+    LEAVES_DTYPE,
+    LEFT_OVER,
+    PAST_THE_END,
+    decoders_for,
+    get_bits,
+    reasons,
+)
 from protocol.patch.entropy_encoding import GROUPS
+from protocol.patch.fields import Cursor
+from protocol.patch.rans import I, U
 from protocol.patch.sparse import CHUNK_ELEMENTS
-from protocol.pseudogradient.arithmetic import Floats, Lanes
-from protocol.pseudogradient.placing import placer
-from protocol.pseudogradient.scanning import UNRANKED_BITS, BlockScratch
+from protocol.pseudogradient.arithmetic import INFINITE, Floats, Lanes
+from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED, UNRANKED_BITS, BlockScratch
 from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, WORDS, SparseCoding
+from protocol.pseudogradient.visibility import MAX_RANK, S, W, exact_rank, exact_value, grid_value, view_of
 
 _WHERE: Final = "sparse frame"
 _reasons: Final = {**reasons, LEAVES_CLASS: "a value that changes no BF16 weight"}
+
+
+@kernel()
+def locate_entries(
+    base: Any, form: Any, bare: Any, classes: Any, gaps: Any, changes: Any, cursor: Any, block: Any
+) -> Any:
+    """Find the entries of a block; return their number.
+
+    Args:
+        base: bit patterns of the weights: uint32 [n].
+        bare: size of the entries that `complete` needs to know, or 0.
+        block: words, entries and masks of `scanning.BlockScratch`; result: places and weights of the entries, the
+            entries, and which elements of each vector have a bare one.
+    """
+    shift, mask, first, last = form[0], form[1], form[2], form[3]
+    words, entries, masks = block
+    count = U(0)
+    for vector in range(base.size // VECTOR_SIZE):
+        begin, bare_ones = U(vector) * U(VECTOR_SIZE), U(0)
+        # `pending` has a one for each class with an entry in this vector: one whose gap ends here.
+        pending = count_classes(base, begin, shift, mask, first, last, classes, gaps)
+        while pending != U(0):
+            own = lowest_bit(pending)
+            pending &= pending - U(1)
+            members = class_mask(classes, own)
+            # What was left of the gap before this vector is the index of the entry among the class's members here. The
+            # gap behind a class's last entry is longer than any chunk.
+            number, size = U(cursor[own + U(1)]), I(popcount(members))
+            index, change = gaps[own] + size, changes[number]
+            while index < size:
+                place = nth_one(members, U(index))
+                words[0, count] = begin + place
+                words[1, count] = base[begin + place]
+                entries[count] = change
+                bare_ones |= U(change & U(0xFFFFFFFF) == bare) << place
+                count += U(1)
+                number += U(1)
+                change = changes[number]
+                index += I(1) + I(change >> U(33))
+            cursor[own + U(1)] = I(number)
+            gaps[own] = index - size
+        masks[vector] = bare_ones
+    return count
+
+
+@kernel()
+def compute_values(words: Any, entries: Any, count: Any, grid: Any) -> Any:
+    """Compute the values of a block's entries; return how many are out of range.
+
+    An exact value without a rank becomes 0, or -0 if it is negative.
+    """
+    # Hostile sizes are cut to MAX_RANK, so that no sum overflows; that is out of range for each weight. Errors are
+    # counted and not acted upon, so that the loops have no branches.
+    weights, values, wrong = words[1], words[2], W(0)
+    if grid[2] != U(0):
+        for i in range(count):
+            size, flag = W(entries[i] & U(0xFFFFFFFF)), W(entries[i] >> U(32)) & W(1)
+            rank = S(W(W(min(size, W(MAX_RANK)) - W(UNRANKED + 1)) << W(1)) | flag)
+            value, fits = exact_value(weights[i], rank)
+            infinite = S(W(value & W(INFINITE)) == W(INFINITE))
+            has_rank = size != W(UNRANKED)
+            values[i] = value if has_rank else W(flag << W(31))
+            wrong += W(has_rank & ((fits == S(0)) | (infinite != S(0))))
+    else:
+        floor, fraction = W(grid[0]), W(grid[1])
+        for i in range(count):
+            size, flag = W(entries[i] & U(0xFFFFFFFF)), W(entries[i] >> U(32)) & W(1)
+            rank = S(W(W(min(size, W(MAX_RANK)) - W(1)) << W(1)) | flag)
+            value, fits = grid_value(weights[i], rank, floor, fraction)
+            values[i] = value
+            wrong += W((fits == S(0)) | (W(value & W(INFINITE)) == W(INFINITE)))
+    return wrong
+
+
+@kernel()
+def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> Any:
+    """Put the exact values of a block that have no rank in their places, in the order of the elements; return a status.
+
+    Args:
+        base: bit patterns of the block's weights: uint32 [n].
+        masks: which elements of each vector have such a value: uint64.
+        unranked: their bits, followed by at least two integers: uint32.
+        state: the number of the next bit, and how many values remain: uint64[2].
+        values: bit patterns of the block's values, which have the sign already: uint32 [n].
+    """
+    bits, remaining, in_range, visible = state[0], state[1], True, True
+    for vector in range(base.size // VECTOR_SIZE):
+        rest = masks[vector]
+        # Counted before the first bit of the vector is read.
+        if U(popcount(rest)) > remaining:
+            return I(CUT_OFF)
+        remaining -= U(popcount(rest))
+        while rest != U(0):
+            at = U(vector) * U(VECTOR_SIZE) + lowest_bit(rest)
+            rest &= rest - U(1)
+            magnitude, bits = get_bits(unranked, bits, U(UNRANKED_BITS))
+            value = W(values[at] | W(magnitude))
+            values[at] = value
+            # A value that has a rank must come as one, and one that nobody sees must not come: a payload has one form.
+            in_range = in_range and W(magnitude) < W(INFINITE) and exact_rank(base[at], value) < S(0)
+            new_weight = bits_of_float(float_of(base[at]) - float_of(value))
+            visible = visible and view_of(new_weight) != view_of(base[at])
+    state[0], state[1] = bits, remaining
+    if not in_range:
+        return I(LEAVES_DTYPE)
+    return I(0) if visible else I(LEAVES_CLASS)
+
+
+def place(
+    base: Any,
+    form: Any,
+    grid: Any,
+    changes: Any,
+    cursor: Any,
+    gaps: Any,
+    words: Any,
+    entries: Any,
+    masks: Any,
+    classes: Any,
+    unranked: Any,
+    state: Any,
+    squares: Any,
+    out: Any,
+) -> Any:
+    """Write the values of a multiple of 64 elements to their places, and zeros elsewhere; return a status.
+
+    Args:
+        base: bit patterns of the weights: uint32 [n].
+        form, grid: see `scanning.scan`.
+        changes: decoded entries by class (`protocol.patch.entropy_decoding.get_changes`).
+        cursor: index of the next entry of each group: int64[GROUPS].
+        gaps: number of elements of each class before its next entry: int64[MAX_CLASSES].
+        words, entries, masks, classes: see `scanning.BlockScratch`.
+        unranked, state: see `complete`.
+        squares: the sums of the squares of the values (`arithmetic.SquaredNorm`), which are updated: float64[8].
+        out: result: float32 [n].
+    """
+    bare, status = U(UNRANKED) if grid[2] != U(0) else U(0), I(0)
+    for start in range(0, base.size, BLOCK_ELEMENTS):
+        end = min(start + BLOCK_ELEMENTS, base.size)
+        own, values = base[start:end], out[start:end]
+        # Zeros first, then the values of the block's entries over them.
+        bits = values.view(np.uint32)
+        for i in range(bits.size):
+            bits[i] = W(0)
+        count = locate_entries(own, form, bare, classes, gaps, changes, cursor, (words, entries, masks))
+        # The entries lie side by side, so ranks become values without a branch; then each goes to its place.
+        if compute_values(words, entries, count, grid) != W(0):
+            status = I(LEAVES_DTYPE)
+        for i in range(count):
+            bits[words[0, i]] = words[2, i]
+        if bare != U(0):
+            answer = complete(own, masks, unranked, state, bits)
+            status = answer if answer != I(0) else status
+        if status != I(0):
+            break
+        # While the block is in the cache; a block with an error has left the loop, so the norm is of sound values.
+        for vector in range(values.size // VECTOR_SIZE):
+            add_squares(values, U(vector) * U(VECTOR_SIZE), squares)
+    return status
+
+
+@cache
+def placer() -> Callable[..., int]:
+    """Compile `place`, or load it from numba's cache."""
+    words, byte, unsigned, integers = "uint32[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
+    scratch = ("uint32[:, ::1]", unsigned, unsigned, byte)
+    results = (unsigned, "float64[::1]", "float32[::1]")
+    return kernel(words, unsigned, unsigned, unsigned, integers, integers, *scratch, words, *results)(place)
 
 
 def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes) -> Floats:
@@ -38,6 +235,7 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
         MalformedError, LimitError, ContributionError: the frame does not have the form in
             docs/spec/pseudogradient.md, or not so many entries.
     """
+    # Without entries the weights are not looked at. With some, each chunk has its own model, and memory stays small.
     if not entries:
         if len(frame):
             raise MalformedError("bytes where nothing was sent", _WHERE)
@@ -64,6 +262,7 @@ class _Output:
 
 def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Output) -> int:
     """Decode a chunk; return the number of its entries."""
+    # Every number is bounded by the size of the chunk before it reserves memory or becomes an index.
     count = cursor.varint(base.size)
     if count == 0:
         out.values[:] = 0
@@ -79,11 +278,13 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
         counts[group] = cursor.varint(base.size)
     if int(counts.sum()) != count:
         raise ContributionError(f"{int(counts.sum())} entries in the classes of {count}", _WHERE)
+    # Sections are no longer than the elements, which an encoder never exceeds.
     longest = 4 * base.size + 512
     words, raw = cursor.varint(longest), cursor.varint(longest)
     unranked = cursor.varint(count) if coding.exact else 0
     changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
     bits = cursor.take((UNRANKED_BITS * unranked + 7) // 8)
+    # The bits that fill up the last byte are zeros: a payload has one form.
     if len(bits) and bits[-1] >> ((UNRANKED_BITS * unranked - 1) % 8 + 1):
         raise MalformedError("bits behind the last value without a rank", _WHERE)
     grid = np.array((reference, coding.fraction, coding.exact), np.uint64)
@@ -97,6 +298,7 @@ def _decode_changes(
 ) -> NDArray[np.uint64]:
     kernels = decoders_for(2)
     sections = cursor.take(2 * lengths[0]), cursor.take(lengths[1])
+    # Zeros follow both sections, as the kernel reads ahead of its checks; each group ends with an entry that is NEVER.
     words, raw = np.zeros(lengths[0] + 8, np.uint16), np.zeros(lengths[1] // 4 + 5, "<u4")
     words[: lengths[0]] = np.frombuffer(sections[0], "<u2")
     raw.view(np.uint8)[: lengths[1]] = np.frombuffer(sections[1], np.uint8)
@@ -132,12 +334,14 @@ def _place(
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
     _check(placer()(base[:whole].view(np.uint32), *state, out.values[:whole]))
     if whole < base.size:
+        # In a copy that is padded to a whole vector. A value in the padding would be one behind the end.
         tail, values = np.zeros(VECTOR_SIZE, np.float32), np.empty(VECTOR_SIZE, np.float32)
         tail[: base.size - whole] = base[whole:]
         _check(placer()(tail.view(np.uint32), *state, values))
         if values[base.size - whole :].any():
             raise ContributionError(_reasons[PAST_THE_END], _WHERE)
         out.values[whole:] = values[: base.size - whole]
+    # Every entry was reached, and every value without a rank was used.
     if (cursor != ends).any():
         raise ContributionError(_reasons[PAST_THE_END], _WHERE)
     if position[1]:

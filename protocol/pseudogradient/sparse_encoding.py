@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.container import varint
 from protocol.patch.context_model import Model, Statistics, classes_of, form_of, write_model
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
+from protocol.patch.fields import varint
 from protocol.patch.sparse import CHUNK_ELEMENTS, Scratch
 from protocol.patch.values import Layout
 from protocol.pseudogradient.arithmetic import Floats, Lanes
@@ -71,6 +71,7 @@ class Inputs:
         """Return evenly spaced pieces, or everything if that is little."""
         if self.base.size <= SAMPLE_PIECES * PIECE_ELEMENTS:
             return self
+        # Spread over the chunk, since tensors differ, and rows too.
         starts = np.linspace(0, self.base.size - PIECE_ELEMENTS, SAMPLE_PIECES).astype(np.int64).tolist()
         pieces = [self.slice(start, start + PIECE_ELEMENTS) for start in starts]
         return Inputs(
@@ -129,6 +130,8 @@ class SparseEncoder:
         """Return the least exponent by which a chunk's grid is made; 0 for exact values."""
         if self._coding.exact:
             return 0
+        # The exponent whose BF16 unit, 2^(r - 134), is the root mean square of the update, rounded down to a power of
+        # two. `frexp` returns an exponent that is larger by 1, as its mantissa is below 1.
         update = (sample.base - sample.local) + np.float32(sample.decay) * sample.feedback
         used = update[update != 0].astype(np.float64)
         root_mean_square = math.sqrt(float(np.mean(used * used))) if used.size else 0.0
@@ -144,6 +147,7 @@ class SparseEncoder:
         block, size = self._block, inputs.base.size
         whole = size // VECTOR_SIZE * VECTOR_SIZE
         count = 0
+        # Whole vectors, then the tail in a copy that is padded with zeros: they are invisible, so no entry is added.
         for begin, end in ((0, whole), (whole, size)):
             if begin == end:
                 continue
@@ -160,15 +164,18 @@ class SparseEncoder:
 
     def _chunk(self, inputs: Inputs, residual: Floats, squares: Lanes) -> tuple[int, bytes]:
         """Encode a chunk; return the number of entries and the bytes."""
+        # 1. What must be known before the pass: the grid and the classes, from a sample.
         sample = inputs.sample()
         reference = self._reference(sample)
         grid = np.array((reference, self._coding.fraction, self._coding.exact), np.uint64)
         changes = self._scratch.unsorted
         first, classes = self._classes(sample, grid)
+        # 2. One pass over the elements collects the entries and leaves the error feedback.
         listing = _EntryList(grid, changes, squares)
         count = self._scan(inputs, residual, form_of(WORDS, first, classes), listing)
         if count == 0:
             return 0, varint(0)
+        # 3. From here on they are coded like the changes of a patch: sorted by class, with a model fitted to all.
         statistics, kernels, ordered = Statistics(), coders_for(2), self._sorted[:count]
         kernels.sort(changes, count, np.cumsum(listing.counts) - listing.counts, ordered)
         kernels.tally(ordered, count, statistics.elements, statistics.steps)
@@ -193,8 +200,10 @@ class SparseEncoder:
         out = self._scratch.words
         flat = (gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1])
         begin = kernels.put_changes(changes, counts, *tables, *flat, out)
+        # A patch's encoder would take another mode here. An entry takes less than the 4 bytes of its element.
         if begin == BUFFER_FULL:
             raise AssertionError("a model that is fitted to all entries of a chunk takes less than the chunk")
+        # The words are copied before the raw bits overwrite them: both sections use the same memory.
         words = out[begin:].astype("<u2").tobytes()
         bits = kernels.put_raw(changes, counts, *tables, self._scratch.raw)
         raw = self._scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numba
 
 from protocol.kernels.jit import kernel
-from protocol.pseudogradient.bit_patterns import bits_of_float, float_of
+from protocol.kernels.simd import bits_of_float, float_of
 
 S: Any = numba.int32
 W: Any = numba.uint32
@@ -39,12 +39,14 @@ UNSIGNED: Final = 0x7FFFFFFF
 @kernel()
 def view_of(bits: Any) -> Any:
     """Return the BF16 bit pattern of a finite float32 bit pattern (uint32), rounded to nearest, ties to even."""
+    # A lower half above 0x8000 carries into the upper one; 0x8000 itself does so if the upper one is odd.
     return W(W(bits + W(0x7FFF)) + W(W(bits >> W(16)) & W(1))) >> W(16)
 
 
 @kernel()
 def exponent_of(bits: Any) -> Any:
     """Return the exponent by which a bit pattern (uint32) has its unit: int32, at least 1."""
+    # Subnormal numbers, of the exponent field 0, are as far apart as the smallest normal ones.
     return max(S(W(bits >> W(23)) & W(0xFF)), S(1))
 
 
@@ -58,6 +60,8 @@ def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
         bits: bit pattern of the weight: uint32.
         floor: the least exponent field by which a grid is made, from MIN_FLOOR + `fraction` on: uint32.
     """
+    # Both are powers of two, which have an exponent field only. A BF16 number has 7 bits behind its leading one, and
+    # the floor keeps the step's exponent field above 0.
     exponent = max(W(W(bits >> W(23)) & W(0xFF)), floor)
     step = float_of(W(W(exponent - W(7)) - fraction) << W(23))
     return step, float_of(W(W(W(261) + fraction) - exponent) << W(23))
@@ -66,6 +70,7 @@ def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
 @kernel()
 def grid_shift(bits: Any, floor: Any, fraction: Any) -> Any:
     """Return log2 of the units of a weight in its grid step: int32, at most 31, which stands for more."""
+    # A step is 2^(max(E, floor) - 134 - fraction), a unit 2^(max(E, 1) - 150). One of 2^31 units leaves every cell.
     shift = S(max(S(W(bits >> W(23)) & W(0xFF)), S(floor)) - exponent_of(bits))
     return min(S(shift + S(S(16) - S(fraction))), S(31))
 
@@ -81,9 +86,11 @@ def distances(bits: Any) -> Any:
         Units to the border away from zero, units to the border towards zero, 1 if a border belongs to the next cell:
         int32.
     """
+    # Within a binade, numbers that follow each other have bit patterns that do: their difference is one of units.
     magnitude = S(bits & W(UNSIGNED))
     middle = S(S(view_of(W(magnitude))) << S(16))
     ahead = S(middle - magnitude)
+    # A cell reaches half a BF16 unit, 0x8000 units, to both sides of its number, but for the two cases above.
     leaves = S(max(middle >> S(23), S(1)) > max(magnitude >> S(23), S(1)))
     enters = S(S(middle & S(0x7F0000)) == S(0)) & S(middle >= S(0x01000000)) & S(ahead <= S(0))
     odd = S(middle >> S(16)) & S(1)
@@ -98,6 +105,7 @@ def least_steps(distance: Any, shift: Any, odd: Any) -> Any:
         distance: in units; shift: log2 of the units in a step.
         odd: 1 if the border itself belongs to the next cell.
     """
+    # A whole number of steps may end at the border itself, which belongs to the number whose bit pattern is even.
     exact = S(S(distance & S(S(S(1) << shift) - S(1))) == S(0))
     return S(S(distance >> shift) + S(S(1) - S(exact & odd)))
 
@@ -122,6 +130,7 @@ def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
         outwards: 1 if it moves the weight away from zero, else 0.
         least_out, least_in: see `borders`.
     """
+    # Below `far` steps only one direction is visible, so each size has one value; from there on each has two.
     near, far = min(least_out, least_in), max(least_out, least_in)
     second = S(outwards != S(least_out <= least_in))
     beyond = S(S(far - near) + S(S(S(steps - far) << S(1)) + second))
@@ -131,6 +140,7 @@ def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
 @kernel()
 def value_at(rank: Any, least_out: Any, least_in: Any) -> Any:
     """Return the visible value of a rank: its size in steps, and 1 if it moves the weight away from zero: int32."""
+    # `rest` counts the values from those of `far` steps on, two of each size; before them it is negative.
     near, far = min(least_out, least_in), max(least_out, least_in)
     rest = S(rank - S(far - near))
     second = S(rest >= S(0)) & S(rest & S(1))
@@ -145,6 +155,8 @@ def exact_rank(bits: Any, code: Any) -> Any:
     A value has none if it is no multiple of the weight's unit, has more than MAX_UNITS units, or does no more than to
     change the sign of a weight near 0.
     """
+    # The value is mantissa * 2^(its exponent - 150); a normal number has a leading one. In units of the weight that is
+    # the mantissa, shifted: left by more than 1, it is over MAX_UNITS, and right, it must lose no bit.
     magnitude = S(code & W(UNSIGNED))
     exponent = S(magnitude >> S(23))
     mantissa = S(S(magnitude & S(0x7FFFFF)) | S(S(exponent > S(0)) << S(23)))
@@ -165,7 +177,9 @@ def exact_value(bits: Any, rank: Any) -> Any:
     least_out, least_in = borders(bits, S(0))
     units, outwards = value_at(rank, least_out, least_in)
     exponent = S(exponent_of(bits) - S(150))
-    first = max(exponent, S(-100))  # two factors, since 2^-149 is not a normal number
+    # Exact: at most 2^24 units fit in float32, and the result is a multiple of 2^-149. Two factors, since that is not a
+    # normal number.
+    first = max(exponent, S(-100))
     scale = float_of(W(first + S(127)) << W(23))
     rest = float_of(W(S(exponent - first) + S(127)) << W(23))
     magnitude = bits_of_float(F(F(units) * scale) * rest)
@@ -176,6 +190,7 @@ def exact_value(bits: Any, rank: Any) -> Any:
 @kernel()
 def grid_rank(bits: Any, value: Any, floor: Any, fraction: Any) -> Any:
     """Return the rank of a visible value on the grid (bit pattern `value`): int32."""
+    # The value is a multiple of the step, a power of two: so the product is a whole number, exactly.
     _, per_step = grid_step(bits, floor, fraction)
     steps = S(float_of(W(value & W(UNSIGNED))) * per_step)
     least_out, least_in = borders(bits, grid_shift(bits, floor, fraction))

@@ -292,7 +292,7 @@ async def test_a_read_that_goes_on_after_a_window_has_closed_is_given_up():
     async with running(collector.run):
         await testbed.clock.sleep_until(closing_time(testbed) + 1.0)
         assert testbed.store.waiting == 1
-        while WINDOW in collector.open_windows or not collector.open_windows:
+        while not await testbed.window_has_closed():
             await trio.sleep(1.0)
         await trio.sleep(1.0)
         assert testbed.store.waiting == 0

@@ -10,7 +10,7 @@ import trio
 
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
 from grailnode.calibration.variants import Variant
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
@@ -18,6 +18,7 @@ from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, 
 from protocol.proof import Thresholds
 from protocol.rollout.sampling import SamplingParams
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, Tokens
+from tests.support.measuring.pair_measurements import measure
 
 GROUPS = 64
 BFLOAT16 = Variant(dtype="bfloat16")

@@ -11,7 +11,7 @@ import torch
 from grailnode.calibration import pairs
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.padding import Padded
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, measure_pair
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
 from grailnode.calibration.variants import ALONE, Pair, Variant, run_pairs, select
 from grailnode.calibration.vllm_variant import SMALL_BATCH, VllmVariant
 from grailnode.engine.hf import TransformersModel
@@ -21,6 +21,7 @@ from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.digest import Weights
 from roles.policy.causal_model import CausalModel
 from tests.support.builders.policies import NOISE, PARAMS, random_weights, requests_of_many_lengths, write_policy
+from tests.support.measuring.pair_measurements import measure_pair
 
 BASE = Variant()
 

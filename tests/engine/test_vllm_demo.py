@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.ui.report import read_report
+from grailnode.ui.report import DemoReport
 from tests.engine.vllm_site import vllm_python
 from tests.support.processes.programs import run_program
 
@@ -20,7 +20,8 @@ def test_miners_with_vllm_are_believed(tmp_path: Path) -> None:
         out = tmp_path / f"out-{windows}"
         result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), *engine)
         assert result.returncode == 0, result.stdout + result.stderr
-        groups = {miner.name: miner for miner in read_report(out / "report.json").groups}
+        report = DemoReport.model_validate_json((out / "report.json").read_bytes())
+        groups = {miner.name: miner for miner in report.groups}
         assert not any(groups[name].rejected for name in HONEST if name in groups)
         assert "cheat" not in groups or groups["cheat"].accepted == 0
         accepted = {name: groups[name].accepted for name in HONEST if name in groups}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.calibration.pairs import CalibrationTask, measure_pair
+from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
@@ -13,6 +13,7 @@ from grailnode.engine.vllm.installation import installed_version
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams
 from tests.engine.vllm_site import vllm_python
+from tests.support.measuring.pair_measurements import measure_pair
 
 
 @pytest.mark.vllm

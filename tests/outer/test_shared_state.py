@@ -13,8 +13,7 @@ from protocol import pseudogradient
 from protocol.digest import digest_weights
 from protocol.errors import ContributionError, MalformedError, ProtocolError
 from protocol.identity.signing import Signed, open_signed, sign
-from protocol.outer.dealing import owner
-from protocol.outer.round_checks import RefusedContributionError, check_contribution
+from protocol.outer.round_checks import RefusedContributionError, check_contribution, owner
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from tests.support.builders import samples
@@ -227,3 +226,9 @@ def test_each_worker_gets_its_share_and_keeps_it_when_another_joins() -> None:
     assert all(400 < count < 600 for count in Counter(four.values()).values())
     assert all(five[group] in (four[group], samples.digest("new")) for group in groups)
     assert {owner(RUN_ID, 2, group, workers) == four[group] for group in groups} == {True, False}
+
+
+def test_the_error_feedback_is_frozen_in_the_first_steps() -> None:
+    rules = samples.round_rules(frozen_steps=2)
+    assert [rules.uses_feedback(step) for step in range(4)] == [False, False, True, True]
+    assert not samples.round_rules(feedback_decay=0.0).uses_feedback(5)

@@ -9,7 +9,7 @@ import trio
 
 from protocol import pseudogradient
 from protocol.errors import ProtocolError
-from protocol.outer.dealing import DELAYED_TURN, owner, turn_of
+from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of

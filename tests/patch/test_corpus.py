@@ -25,7 +25,7 @@ def test_every_parser_answers_with_a_value_or_a_protocol_error(case):
         data = file.read_bytes()
         with pytest.raises(ProtocolError):
             patch.apply(weights, data)
-        for parse in parsers(weights, weights).values():
+        for parse in parsers(weights).values():
             try:
                 parse(data)
             except ProtocolError:

@@ -1,4 +1,4 @@
-"""Each tensor is encoded in its smallest mode, and profiles are chosen by time."""
+"""Each tensor is encoded in its smallest mode, in either profile."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import zstandard
 
 from protocol import patch
 from protocol.patch import Mode
-from protocol.patch.small_changes import MAX_SMALL_CHANGES, encode_small_changes
+from protocol.patch.plain_frames import MAX_SMALL_CHANGES, encode_small_changes
 from protocol.patch.sparse import Scratch, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import rounded_update, same_bits
@@ -113,10 +113,7 @@ def test_compact_is_smaller_than_fast_and_both_give_the_same_weights():
     assert patch.summary(compact).result == patch.summary(fast).result
 
 
-def test_auto_chooses_the_fastest_profile_of_a_link():
-    rates = {"compact": patch.Rates(2e9, 2e9, 0.0045), "fast": patch.Rates(4e9, 4e9, 0.0062)}
-    slow_link, fast_link, slowest = (
-        patch.choose_profile(14_000_000_000, patch.LinkConditions(link / 8, rates)) for link in (400e6, 100e9, 10e6)
-    )
-    assert (slow_link.profile, fast_link.profile, slowest.profile) == ("fast", "fast", "compact")
-    assert "400 Mbit/s" in slow_link.reason
+def test_an_unknown_profile_is_refused():
+    old, new = rounded_update(8, 8, 1.0, seed=6)
+    with pytest.raises(ValueError, match="no profile 'best': compact or fast"):
+        patch.encode({"w": old}, {"w": new}, profile="best")

@@ -12,7 +12,8 @@ import zstandard
 from protocol import limits, patch
 from protocol.compression import compress
 from protocol.errors import ProtocolError
-from protocol.patch.container import PREAMBLE, varint
+from protocol.patch.container import PREAMBLE
+from protocol.patch.fields import varint
 from protocol.patch.inspection import frame_facts
 from tests.patch.weights import rounded_update
 from tests.support.measuring.memory import peak_extra
@@ -109,13 +110,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 PARSERS: dict[str, Callable[[bytes], object]] = {
     "apply": lambda data: patch.apply(WEIGHTS, data),
-    "in place": lambda data: patch.apply_in_place({"w": WEIGHTS["w"].clone()}, data),
     "summary": patch.summary,
     "stream": lambda data: patch.StreamingApply(WEIGHTS).feed(data),
-    "rows": lambda data: patch.apply_rows(WEIGHTS["w"], data, "w", 0, 4096),
-    "tensors": lambda data: patch.apply_tensors(WEIGHTS, data),
-    "invert": lambda data: patch.invert(WEIGHTS, data),
-    "squash": lambda data: patch.squash(WEIGHTS, [data]),
     "inspection": lambda data: all(facts.density <= 1 for facts in frame_facts(data)),
 }
 
@@ -174,8 +170,6 @@ def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
     assert fits(lambda: patch.encode_with_digests(before, after, base_digests=digests), encoding)
     assert fits(lambda: patch.apply_with_digests(before, data, digests=digests), (1 + 2) * nbytes + BLOCKS)
     assert fits(apply_stream, (1 + 2) * nbytes + BLOCKS)
-    in_place = 2 * nbytes + BLOCKS
-    assert fits(lambda: patch.apply_in_place_with_digests(dict(before), data, digests=digests), in_place)
 
 
 @pytest.mark.slow

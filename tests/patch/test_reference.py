@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.patch import rans
-from protocol.patch.bounded_buffer import BufferFullError
 from protocol.patch.context_model import MAX_CODE, weight_of
+from protocol.patch.fields import BufferFullError
 from protocol.patch.sparse import Scratch, encode_sparse, read_directory
 from protocol.patch.values import bits_of, from_keys, layout_of, to_keys
 from tests.patch import reference

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.patch import warm_up
+from tests.support.measuring.patch_kernels import compile_patch_kernels
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -10,4 +10,4 @@ def compiled_kernels() -> None:
     """Compile the patch kernels once, and cache them: else the first versions of a short run come too late to be looked
     at.
     """
-    warm_up()
+    compile_patch_kernels()

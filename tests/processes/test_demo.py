@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.ui.report import DemoReport, read_report
+from grailnode.ui.report import DemoReport
 from tests.support.processes import programs
 from tests.support.processes.deployment import follow_page, make_deployment
 from tests.support.processes.programs import Program, eventually, members, run_program
@@ -27,7 +27,7 @@ def run_demo(out: Path, windows: int, *options: str) -> DemoReport:
     result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}
-    return read_report(out / "report.json")
+    return DemoReport.model_validate_json((out / "report.json").read_bytes())
 
 
 def has_progress(report: DemoReport) -> bool:

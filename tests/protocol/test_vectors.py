@@ -23,8 +23,7 @@ from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances,
 from protocol.judging.points import count_points
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
-from protocol.outer.dealing import owner, turn_of
-from protocol.outer.round_checks import check_next_manifest
+from protocol.outer.round_checks import check_next_manifest, owner, turn_of
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
 from protocol.proof import ProofSpec, Step
 from protocol.rollout import challenge, sampling, sketch

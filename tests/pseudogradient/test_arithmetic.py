@@ -7,7 +7,7 @@ import pytest
 
 from protocol import pseudogradient
 from protocol.errors import ContributionError
-from protocol.pseudogradient import DDP, DILOCO, PULSELOCO_GRID, SPARSELOCO, SquaredNorm, streams_of
+from protocol.pseudogradient import DILOCO, PULSELOCO_GRID, SPARSELOCO, SquaredNorm, streams_of
 from protocol.pseudogradient.arithmetic import pseudo_gradient
 
 F = np.float32
@@ -50,8 +50,6 @@ def test_an_outer_step_to_infinity_is_refused() -> None:
     base = np.full(5, 3e38, F)
     with pytest.raises(ContributionError, match="not finite"):
         PULSELOCO_GRID.step(base, np.zeros(5, F), -base)
-    with pytest.raises(ValueError, match="inner optimizer"):
-        DDP.step(base, base, base)
 
 
 def test_a_norm_has_eight_lanes() -> None:
@@ -67,12 +65,6 @@ def test_a_norm_has_eight_lanes() -> None:
     norm.add(values)
     assert norm.value == own + own
     assert math.isclose(own, float((values.astype(np.float64) ** 2).sum()))
-
-
-def test_feedback_is_frozen_at_the_beginning() -> None:
-    assert [SPARSELOCO.uses_feedback(number, 40) for number in (0, 1, 2, 39)] == [False, False, True, True]
-    assert PULSELOCO_GRID.uses_feedback(0, 40)
-    assert not DILOCO.uses_feedback(10, 40)
 
 
 def test_streams_divide_the_layers() -> None:

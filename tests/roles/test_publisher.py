@@ -185,6 +185,18 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
     assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])
 
 
+@pytest.mark.parametrize("profile", patch.PROFILES)
+@simulated
+async def test_patches_have_the_profile_that_is_set(profile: str):
+    testbed = PublisherTestbed()
+    await testbed.snapshot(0, 1, 2)
+    await testbed.publish(settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
+    patches = [item.path async for item in testbed.store.list(paths.patches(TRAINER.public))]
+    assert len(patches) == 2
+    for path in patches:
+        assert patch.summary(await testbed.store.get(path, 1 << 20)).profile == profile
+
+
 # A version's patch on its way from the snapshot to the store: each tensor is hashed once, by whoever comes first
 
 

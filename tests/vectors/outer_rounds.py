@@ -5,7 +5,7 @@ from typing import Any
 from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.identity.signing import sign
-from protocol.outer.dealing import owner, turn_of
+from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import Refusal, RoundManifest, RoundPointer
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, TRAINER, WORKERS

@@ -130,11 +130,6 @@ class ChildServer:
         return self._launcher.server_id
 
     @property
-    def launcher_id(self) -> int | None:
-        """The id of the process that forks servers; None if it does not run."""
-        return self._launcher.process_id
-
-    @property
     def socket(self) -> str:
         """The path of the Unix socket of the server that was started last."""
         return self._socket

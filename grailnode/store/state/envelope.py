@@ -128,11 +128,3 @@ def decode(head: bytes, file_size: int) -> Envelope:
     if end + _DIGEST_BYTES + length != file_size:
         raise EnvelopeError(f"{file_size} bytes long instead of {end + _DIGEST_BYTES + length}")
     return Envelope(head[_fixed.size : end].decode(), run, length, digest)
-
-
-def open_file(contents: bytes) -> bytes:
-    """Return the data of a whole file, checked against its envelope, whichever object it is."""
-    envelope = decode(contents, len(contents))
-    data = contents[len(contents) - envelope.length :]
-    envelope.check_data(data)
-    return data

@@ -1,4 +1,4 @@
-"""Writes report.json and report.html, each completely or not at all, and reads report.json."""
+"""Writes report.json and report.html, each completely or not at all."""
 
 from pathlib import Path
 
@@ -22,8 +22,3 @@ def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
     write_whole(as_json, f"{report.model_dump_json(indent=2, exclude=absent)}\n".encode())
     write_whole(as_html, page(report).encode())
     return as_json, as_html
-
-
-def read_report(file: Path) -> DemoReport:
-    """Read a report.json."""
-    return DemoReport.model_validate_json(file.read_bytes())

@@ -166,11 +166,6 @@ class Collector:
         proven_window = node.run.schedule.window_at(node.time.newest_round)
         await self._outcome_log.delete_before(proven_window - self._settings.outcome_windows)
 
-    @property
-    def open_windows(self) -> set[int]:
-        """Windows for which verdicts may still come."""
-        return set(self._readers)
-
     def _reader(self, window: int) -> VerdictReader:
         if window not in self._readers:
             canaries = self._monitor.canaries

@@ -6,7 +6,7 @@ again reads it again.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from protocol.outer.dealing import owner
+from protocol.outer.round_checks import owner
 from roles.ports import ObjectStore
 from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
@@ -56,7 +56,7 @@ class GroupPool:
         """Return the digests of the groups that belong to a worker in each of some turns, the newest versions first.
 
         Args:
-            turns: of the rounds (`protocol.outer.dealing.turn_of`).
+            turns: of the rounds (`protocol.outer.round_checks.turn_of`).
             without: digests of groups to leave out.
         """
         own = [

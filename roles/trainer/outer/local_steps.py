@@ -7,7 +7,7 @@ import trio
 
 from protocol import limits
 from protocol.digest import Weights
-from protocol.outer.dealing import owner, turn_of
+from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node

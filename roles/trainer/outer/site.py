@@ -14,8 +14,7 @@ from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.dealing import turn_of
-from protocol.outer.round_checks import check_next_manifest
+from protocol.outer.round_checks import check_next_manifest, turn_of
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of

@@ -7,7 +7,7 @@ names them once they are complete.
 """
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -19,13 +19,12 @@ from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.objects import ObjectRef
-from protocol.patch import pick_profile, split_parts
+from protocol.patch import split_parts
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.history import HeadStamp, History, make_head
 from roles.trainer.publish.key_migration import migrate
-from roles.trainer.publish.rate_meter import PatchMeasurement, RateMeter
 from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import (
     PublicationMoment,
@@ -51,8 +50,7 @@ class PublisherSettings:
         takeover_seconds: how long a start waits for the head of another trainer under its key.
         expiry_offset_ms: milliseconds by which this start's heads expire earlier. It is random at each start, so that
             two trainers that start at the same moment do not write equal heads.
-        profile: of the patches: "compact", "fast" or "auto".
-        link_mbps: megabits a second of the followers' links, for "auto"; None: the rate of this node's uploads.
+        profile: of the patches: "compact" or "fast".
         threads: how many tensors to encode at the same time.
     """
 
@@ -64,7 +62,6 @@ class PublisherSettings:
     takeover_seconds: float = 1.0
     expiry_offset_ms: int = 0
     profile: str = "compact"
-    link_mbps: float | None = None
     threads: int = 1
     part_bytes: int = 4 << 20
 
@@ -92,7 +89,6 @@ class Publisher:
         self._head_version = history.published_version
         self._head_expiry = 0.0  # seconds since the Unix epoch, without the offset
         self._deletions = DeletionSchedule(node.run.head_ttl)
-        self._meter = RateMeter(settings.link_mbps * 1e6 / 8 if settings.link_mbps else None)
 
     async def run(self) -> None:
         """Publish for ever."""
@@ -234,8 +230,7 @@ class Publisher:
         for the patch if the codec is at fault. Encoding and checking are measured.
         """
         run_sync, settings = self._node.run_sync, self._settings
-        choice = pick_profile(settings.profile, previous.nbytes, self._meter.conditions())
-        build = VersionBuild(version, previous, choice.profile, settings.threads)
+        build = VersionBuild(version, previous, settings.profile, settings.threads)
         old_reader = self._reader(previous.version, previous.shards)
         encode_seconds = apply_seconds = 0.0
         patch: tuple[bytes, int] | None = None
@@ -257,9 +252,15 @@ class Publisher:
             await self._read(build, reader)
         weights: VersionWeights = await run_sync(build.weights)
         if patch is not None:
-            measurement = PatchMeasurement(choice.profile, weights.nbytes, len(patch[0]), encode_seconds, apply_seconds)
-            self._meter.add_patch(measurement)
-            self._node.telemetry.event("patch", version=version, reason=choice.reason, **asdict(measurement))
+            self._node.telemetry.event(
+                "patch",
+                version=version,
+                profile=settings.profile,
+                weight_bytes=weights.nbytes,
+                patch_bytes=len(patch[0]),
+                encode_seconds=encode_seconds,
+                apply_seconds=apply_seconds,
+            )
         return weights, patch
 
     async def _anchored(self, weights: VersionWeights) -> VersionObjects:
@@ -277,13 +278,11 @@ class Publisher:
         """Upload a part of a patch; return whether one of the attempts succeeded."""
         path = paths.patch(self._node.key.public, await self._node.run_sync(content_digest, part))
         for _ in range(self._settings.patch_attempts):
-            began = trio.current_time()
             try:
                 await self._node.store.put(path, part)
             except StoreError as error:
                 self._node.telemetry.event("put-failed", path=path, error=str(error))
             else:
-                self._meter.add_upload(len(part), trio.current_time() - began)
                 if await self._node.is_readable(path, part):
                     return True
         return False

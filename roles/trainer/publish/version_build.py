@@ -63,7 +63,6 @@ class VersionBuild:
     def __init__(
         self, version: int, previous: VersionWeights | None = None, profile: str = "compact", threads: int = 1
     ) -> None:
-        self.profile = profile
         self._version = version
         self._previous = previous
         self._encoder = patch.PatchEncoder(profile, threads=threads) if previous is not None else None

@@ -13,10 +13,10 @@ from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
-from roles.ports import StoreError
+from roles.ports import NotFoundError, StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.spool import INBOX, OUTCOMES
-from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
+from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
@@ -137,6 +137,14 @@ class AttackedTrainer:
         closing_time = self.run.beacon.round_time(self.run.schedule.verdict(WINDOW)) + 2.0 if until is None else until
         with trio.move_on_after(closing_time - self.clock.now()):
             await collector.run()
+
+    async def window_has_closed(self) -> bool:
+        """Whether the collector has noted that no more verdicts on the window count."""
+        try:
+            data = await self.state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
+        except NotFoundError:
+            return False
+        return CollectorProgress.from_bytes(data).oldest_window > WINDOW
 
     async def group_outcomes(self) -> dict[bytes, str]:
         """Return the statuses of the miner's judged groups by digest; none before the collector decides."""

@@ -29,19 +29,10 @@ def corpus() -> dict[str, tuple[Weights, bytes]]:
     return {name: (a, patch.encode(a, b, profile=profile)) for name, (a, b, profile) in cases.items()}
 
 
-def parsers(weights: Weights, newer: Weights) -> dict[str, Callable[[bytes], object]]:
-    """Return all functions that parse patches, by name, for a node with the weights before and after."""
-    rows = weights["a"]
-
-    def rows_of(mutation: bytes) -> bytes:
-        return digest_weights(weights | {"a": patch.apply_rows(rows, mutation, "a", 0, len(rows))})
-
+def parsers(weights: Weights) -> dict[str, Callable[[bytes], object]]:
+    """Return all functions that parse patches, by name, for a node with these weights."""
     return {
         "apply": lambda mutation: digest_weights(patch.apply(weights, mutation)),
         "summary": patch.summary,
         "stream": lambda mutation: patch.StreamingApply(weights).feed(mutation),
-        "rows": rows_of,
-        "tensors": lambda mutation: digest_weights(weights | patch.apply_tensors({"a": rows}, mutation)),
-        "invert": lambda mutation: patch.invert(newer, mutation),
-        "squash": lambda mutation: patch.squash(weights, [mutation]),
     }

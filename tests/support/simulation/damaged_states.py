@@ -97,10 +97,18 @@ def _empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+def data_of_file(contents: bytes) -> bytes:
+    """Return the data of a whole file, checked against its envelope, whichever object it is."""
+    head = envelope.decode(contents, len(contents))
+    data = contents[len(contents) - head.length :]
+    head.check_data(data)
+    return data
+
+
 def _without_envelope(file: Path) -> None:
     """As a program without envelopes wrote it."""
     try:
-        file.write_bytes(envelope.open_file(file.read_bytes()))
+        file.write_bytes(data_of_file(file.read_bytes()))
     except envelope.EnvelopeError:  # the list of names
         file.write_bytes(b"\n".join(line[9:] for line in file.read_bytes().splitlines()))
 

@@ -16,7 +16,8 @@ import torch
 from protocol import patch
 from protocol.compression import compress, decompress
 from protocol.digest import type_name
-from protocol.patch.container import PREAMBLE, read_header, varint
+from protocol.patch.container import PREAMBLE, read_header
+from protocol.patch.fields import varint
 
 HERE = Path(__file__).parent
 

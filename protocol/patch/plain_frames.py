@@ -1,0 +1,219 @@
+"""Frames without a model: small changes, and dense frames (docs/spec/patch.md, section 4).
+
+A frame of small changes has the gap and the step of each of a few changes, without the cost of a model.
+
+A dense frame has planes of bytes, each element's most significant byte first, in one zstd frame. Step planes contain
+the zigzag of the step from the previous value, modulo the dtype's width, so that small updates leave the upper planes
+zero. XOR planes contain the bits that differ, for changes that are no steps (a flipped sign). Value planes contain the
+new bit patterns, for tensors that do not resemble their previous values.
+
+All work goes block by block: in addition to the frame, an encoder needs the memory of one block, a decoder that of the
+planes and one block.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from protocol.compression import decompress
+from protocol.errors import MalformedError, PatchError
+from protocol.patch.container import Mode
+from protocol.patch.fields import Cursor, gather, varint
+from protocol.patch.values import Bits, Layout, from_keys, to_keys
+
+BLOCK_ELEMENTS: Final = 1 << 16
+
+MAX_SMALL_CHANGES: Final = 32
+"""Changed elements of a small-change frame."""
+_WHERE: Final = "small-change frame"
+
+
+def find_small_changes(old: Bits, new: Bits) -> NDArray[np.int64] | None:
+    """Return the indices of all changed elements, ascending, or None if there are more than MAX_SMALL_CHANGES.
+
+    Args:
+        old, new: the previous and the new elements, flat.
+    """
+    blocks: list[NDArray[np.int64]] = []
+    count = 0
+    for begin in range(0, old.size, BLOCK_ELEMENTS):
+        block = slice(begin, begin + BLOCK_ELEMENTS)
+        differs = old[block] != new[block]
+        if differs.any():
+            blocks.append(np.flatnonzero(differs) + begin)
+            count += blocks[-1].size
+            if count > MAX_SMALL_CHANGES:
+                return None
+    return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
+
+
+def encode_small_changes(old: Bits, new: Bits, places: NDArray[np.int64], layout: Layout, below: int) -> memoryview:
+    """Encode the frame of the changes at `places`.
+
+    Args:
+        old, new: the previous and the new elements, flat.
+        places: indices of the changed elements, ascending.
+        below: size that the frame must stay below, in bytes.
+    """
+    # Gaps before the changes, and steps with their sign in the lowest bit: small numbers take one byte.
+    gaps = np.diff(places, prepend=-1) - 1
+    steps = to_keys(new[places], layout).astype(np.int64) - to_keys(old[places], layout).astype(np.int64)
+    zigzags = np.where(steps < 0, -2 * steps - 1, 2 * steps)
+    pairs = zip(gaps.tolist(), zigzags.tolist(), strict=True)
+    return gather((varint(number) for pair in pairs for number in pair), below - 1)
+
+
+def _read(
+    frame: memoryview, elements: int, changes: int, layout: Layout
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices and the steps of the changes."""
+    if changes > MAX_SMALL_CHANGES:
+        raise MalformedError(f"{changes} changes where at most {MAX_SMALL_CHANGES} are allowed", _WHERE)
+    # Each gap leads forwards, so no place occurs twice.
+    cursor = Cursor(frame, _WHERE)
+    places, steps, place = [], [], -1
+    for _ in range(changes):
+        place += 1 + cursor.varint(elements)
+        if place >= elements:
+            raise PatchError("a gap past the end", _WHERE)
+        # A key has `bits` bits, so a step between two of them has a sign more.
+        zigzag = cursor.varint((1 << (layout.bits + 1)) - 1)
+        if not zigzag:
+            raise PatchError("a step of size 0", _WHERE)
+        places.append(place)
+        steps.append(-(zigzag + 1 >> 1) if zigzag & 1 else zigzag >> 1)
+    cursor.finish()
+    return np.array(places, np.int64), np.array(steps, np.int64)
+
+
+def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Layout) -> Iterator[tuple[int, Bits]]:
+    """Yield the new elements of a tensor, block by block.
+
+    Args:
+        old: the previous elements, flat.
+        frame: hostile bytes.
+        changes: number of changed elements in the table.
+
+    Yields:
+        The offset of a block in `old`, and its elements.
+
+    Raises:
+        MalformedError, LimitError: the frame does not have the form in docs/spec/patch.md.
+        PatchError: a gap leads past the end, or a step has size 0 or leaves the dtype.
+    """
+    places, steps = _read(frame, old.size, changes, layout)
+    keys = to_keys(old[places], layout).astype(np.int64) + steps
+    # Keys are compared as 64-bit integers, before they are cut to the width of the dtype.
+    if ((keys < 0) | (keys >> layout.bits != 0)).any():
+        raise PatchError("a step out of the dtype", _WHERE)
+    elements = from_keys(keys.astype(old.dtype), layout)
+    for begin in range(0, old.size, BLOCK_ELEMENTS):
+        block: Bits = old[begin : begin + BLOCK_ELEMENTS].copy()
+        inside = (places >= begin) & (places < begin + BLOCK_ELEMENTS)
+        block[places[inside] - begin] = elements[inside]
+        yield begin, block
+
+
+ONE_SHOT_BYTES: Final = 1 << 22
+"""Planes of at most so many bytes are compressed in one call: a stream ends with an empty block of 3 bytes."""
+
+DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode.RAW_STEP_PLANES)
+
+
+def _zigzag(steps: Bits, bits: int) -> Bits:
+    # The sign moves to the lowest bit, and a negative step is inverted: steps near 0 become numbers near 0.
+    one, top = steps.dtype.type(1), steps.dtype.type(bits - 1)
+    doubled: Bits = (steps << one) ^ (steps.dtype.type(0) - (steps >> top))
+    return doubled
+
+
+def _unzigzag(values: Bits) -> Bits:
+    one = values.dtype.type(1)
+    steps: Bits = (values >> one) ^ (values.dtype.type(0) - (values & one))
+    return steps
+
+
+def _to_payload(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Bits:
+    """Return the integer that a dense mode sends for each element."""
+    if mode == Mode.VALUE_PLANES:
+        return new
+    if mode == Mode.XOR_PLANES:
+        return old ^ new
+    return _zigzag(to_keys(new, layout) - to_keys(old, layout), layout.bits)
+
+
+def _planes(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Iterator[bytes]:
+    """Yield the planes of a dense mode in pieces; to save memory, the elements are computed again for each plane."""
+    for plane in range(old.itemsize):
+        shift = old.dtype.type(8 * (old.itemsize - 1 - plane))
+        for begin in range(0, old.size, BLOCK_ELEMENTS):
+            block = slice(begin, begin + BLOCK_ELEMENTS)
+            yield (_to_payload(old[block], new[block], layout, mode) >> shift).astype(np.uint8).tobytes()
+
+
+def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview:
+    """Encode a dense frame of the given mode.
+
+    Args:
+        old, new: the previous and the new elements, flat.
+        level: of zstd.
+        below: size that the frame must stay below, in bytes.
+    """
+    return gather(_compress(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
+
+
+def encode_raw(old: Bits, new: Bits, layout: Layout) -> memoryview:
+    """Encode a frame of step planes without compression, which is as large as the tensor."""
+    return gather(_planes(old, new, layout, Mode.RAW_STEP_PLANES), old.nbytes)
+
+
+def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
+    # The size in the frame's header lets a decoder refuse a frame of another size before it decompresses it.
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    if nbytes <= ONE_SHOT_BYTES:
+        yield compressor.compress(b"".join(pieces))
+        return
+    engine = compressor.compressobj(size=nbytes)
+    yield from map(engine.compress, pieces)
+    yield engine.flush()
+
+
+def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> Iterator[tuple[int, Bits]]:
+    """Yield the new bit patterns of a tensor, block by block.
+
+    Args:
+        old: the previous elements, flat.
+        frame: hostile bytes.
+
+    Yields:
+        The offset of a block in `old`, and its bit patterns.
+
+    Raises:
+        PatchError: the planes do not have the tensor's size.
+        MalformedError, LimitError: the frame is no zstd frame of that size.
+    """
+    if mode not in DENSE_MODES:
+        raise MalformedError(f"{mode.name} is not a dense mode")
+    # The tensor's size is known, so no frame makes the decoder reserve more.
+    data = frame if mode == Mode.RAW_STEP_PLANES else decompress(frame, old.nbytes)
+    if len(data) != old.nbytes:
+        raise PatchError(f"planes of {len(data)} bytes for a tensor of {old.nbytes}")
+    planes = np.frombuffer(data, np.uint8).reshape(old.itemsize, -1)
+    for begin in range(0, old.size, BLOCK_ELEMENTS):
+        block = slice(begin, begin + BLOCK_ELEMENTS)
+        # The planes of a block side by side are its elements, most significant byte first.
+        packed = np.ascontiguousarray(planes[:, block].T).reshape(-1)
+        payload: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
+        yield begin, _from_payload(old[block], payload, layout, mode)
+
+
+def _from_payload(old: Bits, payload: Bits, layout: Layout, mode: Mode) -> Bits:
+    """Return the new bit patterns, as the inverse of `_to_payload`."""
+    if mode == Mode.VALUE_PLANES:
+        return payload
+    if mode == Mode.XOR_PLANES:
+        return old ^ payload
+    return from_keys(to_keys(old, layout) + _unzigzag(payload), layout)

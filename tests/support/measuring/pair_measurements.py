@@ -1,0 +1,51 @@
+"""Measurements of one pair: groups are generated in one way and checked in another."""
+
+from collections.abc import AsyncIterator
+
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups, serve
+from grailnode.calibration.variants import Pair
+from grailnode.calibration.vllm_variant import VllmServers
+from protocol.digest import Weights
+from roles.ports import Engine
+
+
+async def measure_pair(
+    work: CalibrationTask,
+    pair: Pair,
+    weights: Weights,
+    groups: int,
+    *,
+    copy: Weights | None = None,
+    first: int = 0,
+    servers: VllmServers | None = None,
+) -> AsyncIterator[GroupMeasurement]:
+    """Generate groups in one way, check them in the other way, and yield the measurements.
+
+    Args:
+        weights: of the policy, with its adapters if the run trains some.
+        groups: number of groups.
+        copy: other weights without adapters for the generating side, which it passes off as the policy.
+        first: number of the first group; the same numbers have the same prompts, noise and projections.
+        servers: of pairs with vLLM; both sides may have the same one, because all groups are generated first.
+    """
+    lora = work.lora if copy is None else None
+    generating = await serve(work.policy, pair.generating, weights if copy is None else copy, servers, lora)
+    submissions = [part async for part in generate_groups(work, generating, groups, first=first)]
+    checking = await serve(work.policy, pair.checking, weights, servers, work.lora)
+    for part in submissions:
+        for group in await check_groups(work, checking, part):
+            yield group
+
+
+async def measure(
+    work: CalibrationTask, generating: Engine, checking: Engine, groups: int, *, first: int = 0
+) -> AsyncIterator[GroupMeasurement]:
+    """Generate groups with one engine, check them with another, and yield the measurements.
+
+    Args:
+        generating, checking: engines that serve; which versions does not matter.
+        groups, first: as for `measure_pair`.
+    """
+    async for submissions in generate_groups(work, generating, groups, first=first):
+        for group in await check_groups(work, checking, submissions):
+            yield group
