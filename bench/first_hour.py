@@ -1,4 +1,4 @@
-"""How long a stranger waits: the commands of docs/deploy.md on this machine, and when each stage is reached.
+"""How long a stranger waits: the commands of docs/guide/deploy.md on this machine, and when each stage is reached.
 
     python -m bench.first_hour
 

@@ -155,7 +155,7 @@ class EngineSection(VllmSettings, Section):
 
 
 class OuterSection(Section):
-    """How the sites of a run train one policy together (docs/many-trainers.md).
+    """How the sites of a run train one policy together (docs/guide/many-trainers.md).
 
     All of it is the trainer's, whose coordinator puts it into the rounds' rules, but `upload_seconds`: so long before
     the end of a round a site stops its local steps. `momentum` and `outer_rate` are the method's own where they are
@@ -188,7 +188,7 @@ class TrainerSection(Section):
     such bound). The learning rate rises over `warmup_steps`, and a schedule that is not constant takes it down to
     `final_share` of itself at `training_steps`, where training ends (0: it never ends).
     `logits_chunk` tokens have their logits in memory at once, and `recompute` trades the activations of layers for a
-    second computation. `gpus` processes share the masters and the work (docs/training.md).
+    second computation. `gpus` processes share the masters and the work (docs/guide/train.md).
     `track` names the tracker that shows curves and samples (grailnode/track).
     A checkpoint is written every `checkpoint_versions` versions (0: 1 with fewer than 100 million parameters, 20 with
     more), and with the next version after `checkpoint_seconds` (0: never for that reason).

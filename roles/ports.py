@@ -47,7 +47,7 @@ class StateError(Exception):
         self.what = what
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.what}; run `grailnode repair` (docs/state.md)"
+        return f"{self.place}: {self.what}; run `grailnode repair` (docs/guide/operate.md)"
 
 
 class RepairError(Exception):

@@ -31,7 +31,7 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with the run's constants: docs/training.md. Options of this command line replace its rules.",
+    help="TOML file with the run's constants: docs/guide/train.md. Options of this command line replace its rules.",
 )
 @click.option("--environment", help="The task: docs/spec/environments.md. Default: addition.")
 @click.option(
@@ -123,7 +123,7 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
     type=click.IntRange(1, MAX_WORKERS),
     default=1,
     show_default=True,
-    help="Sites that train together (docs/many-trainers.md).",
+    help="Sites that train together (docs/guide/many-trainers.md).",
 )
 @click.option(
     "--validators", type=click.IntRange(0, 16), default=1, show_default=True, help="Keys of validators to make."

@@ -57,8 +57,8 @@ def _check_names(
             if names
         ]
         raise PolicyError(
-            f"{directory}: the tensors in the files are not those of the model ({'; '.join(texts)}); docs/models.md "
-            "lists the families that work"
+            f"{directory}: the tensors in the files are not those of the model ({'; '.join(texts)}); "
+            "docs/guide/models.md lists the families that work"
         )
     for name, shape in shapes.items():
         if shape != expected[name]:

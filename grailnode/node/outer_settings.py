@@ -28,7 +28,7 @@ def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSetting
     """
     section = config.trainer.outer
     if section is None:
-        raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/many-trainers.md)")
+        raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
     return CoordinatorSettings(
         rules=_round_rules(section),
         beacon_rounds=section.round_windows * run.schedule.rounds,

@@ -119,7 +119,8 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
         requirements.files_to_publish(node.run, data_file(config))
     if role == "trainer" and authority.workers and config.trainer.outer is None and not node.run.sites_refusal:
         raise ConfigError(
-            "trainer.outer: missing, and this run has workers, whose rounds its trainer closes (docs/many-trainers.md)"
+            "trainer.outer: missing, and this run has workers, whose rounds its trainer closes "
+            "(docs/guide/many-trainers.md)"
         )
     if role in ("miner", "validator") or (role == "trainer" and config.trainer.canaries):
         requirements.open_sandbox(node.run)

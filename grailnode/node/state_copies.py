@@ -1,4 +1,5 @@
-"""`grailnode backup` and `grailnode restore`: copies of a stopped node's state, each object checked (docs/state.md).
+"""`grailnode backup` and `grailnode restore`: copies of a stopped node's state, each object checked
+(docs/guide/operate.md).
 
 A backup has a directory for each state (the node's, and its canary's), which holds the same files as the state. The
 list of names is written last, so a backup that was interrupted is not taken for a whole one.

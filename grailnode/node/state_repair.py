@@ -1,4 +1,4 @@
-"""`grailnode repair`: rebuild what a node's state has lost, from storage and from what is left (docs/state.md).
+"""`grailnode repair`: rebuild what a node's state has lost, from storage and from what is left (docs/guide/operate.md).
 
 All of it is rebuilt in memory first. If a part cannot be rebuilt, nothing is written.
 """

@@ -34,7 +34,7 @@ ROUND_WINDOWS: Final = 2
 ADAPTERS: Final = "adapters"
 """The directory beside run.toml with the adapters of version 0, for a LoRA run."""
 
-_LORA_RATE_FACTOR: Final = 30  # the learning rate of adapters, as a multiple of that of all weights (docs/training.md)
+_LORA_RATE_FACTOR: Final = 30  # the learning rate of adapters, a multiple of that of all weights (docs/guide/train.md)
 _UPLOAD_SHARE: Final = 0.2  # of a round: the time for the uploads of the sites
 _RATE_DIVISOR: Final = 3.5  # of a site's learning rate: the outer momentum makes 7 steps of each
 

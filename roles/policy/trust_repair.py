@@ -1,5 +1,5 @@
 """Rebuilds the trust of a node that follows a chain: from the trainer's signed head, and never behind what the node has
-used (docs/state.md).
+used (docs/guide/operate.md).
 """
 
 from protocol.errors import ChainError

@@ -1,4 +1,4 @@
-"""Rebuilds a validator's ledger from the summaries that it has published (docs/state.md).
+"""Rebuilds a validator's ledger from the summaries that it has published (docs/guide/operate.md).
 
 A window that was judged here and is not published yet is kept if everything that its reveal needs is there or in
 storage. Otherwise it is given up, with the windows after it: they are never sealed again.
@@ -81,7 +81,7 @@ class LedgerRepair:
                     raise RepairError(
                         f"{LEDGER}: the published summary of window {after} follows one that is neither here nor in "
                         "storage, so nobody can check this ledger any more; give this validator another key "
-                        "(docs/operate.md)"
+                        "(docs/guide/operate.md)"
                     )
                 return after
         for window in sorted(entries):

@@ -13,7 +13,7 @@ from tests.deployment.commands import parse
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OPERATOR_PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("deploy", "operate", "threat-model"))]
+OPERATOR_PAGES = [ROOT / "README.md", *sorted((DOCS / "guide").glob("*.md")), DOCS / "understand" / "threat-model.md"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 FOLDERS = ("protocol", "roles", "grailnode", "bench", "tests", "docs", "docker")
@@ -100,7 +100,7 @@ def test_a_cited_test_exists(path: str, name: str) -> None:
 
 
 def test_every_attack_of_the_table_names_a_test() -> None:
-    page = (DOCS / "threat-model.md").read_text(encoding="utf-8")
+    page = (DOCS / "understand" / "threat-model.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| attacker")]
     assert len(rows) >= 40
     for row in rows:
@@ -112,7 +112,7 @@ def test_every_event_of_the_incident_table_is_logged_by_the_program() -> None:
     source = "\n".join(
         file.read_text() for folder in ("grailnode", "roles", "protocol") for file in (ROOT / folder).rglob("*.py")
     )
-    page = (DOCS / "operate.md").read_text(encoding="utf-8")
+    page = (DOCS / "guide" / "operate.md").read_text(encoding="utf-8")
     table = page[page.index("## Incidents") :].partition("\n## Metrics")[0]
     events = [event for cell in re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE) for event in cell.split(", ")]
     assert len(events) >= 20
@@ -128,7 +128,7 @@ def test_every_name_of_the_tour_is_defined_in_its_file() -> None:
 
 
 def test_every_metric_of_the_alert_table_is_exposed() -> None:
-    page = (DOCS / "operate.md").read_text(encoding="utf-8")
+    page = (DOCS / "guide" / "operate.md").read_text(encoding="utf-8")
     names = set(re.findall(r"^\| `(grailnode_\w+)", page, re.MULTILINE))
     assert len(names) >= 3
     exposed = set(re.findall(rb"^# TYPE (\w+)", Metrics("trainer").exposition(), re.MULTILINE))

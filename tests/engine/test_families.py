@@ -1,4 +1,4 @@
-"""Models against transformers: every family of docs/models.md, our Qwen3, and the models that are refused."""
+"""Models against transformers: every family of docs/guide/models.md, our Qwen3, and the models that are refused."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.support.builders.families import FAMILIES, Family, difference, write_
 from tests.support.builders.policies import RECIPE, random_weights, write_policy
 from tests.support.processes.command_line import run_command
 
-MODELS_PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+MODELS_PAGE = Path(__file__).parents[2] / "docs" / "guide" / "models.md"
 LARGEST_DIFFERENCE = 2e-5
 """Of logits of a few units, by the order of float32 additions; measured: 4e-6."""
 
@@ -129,7 +129,7 @@ class TestRefusals:
         weights = load_file(tmp_path / "model.safetensors")
         renamed = {name.replace("block_sparse_moe", "experts_of_another_name"): t for name, t in weights.items()}
         save_file(renamed, tmp_path / "model.safetensors")
-        with pytest.raises(PolicyError, match=r"missing: .*docs/models\.md"):
+        with pytest.raises(PolicyError, match=r"missing: .*docs/guide/models\.md"):
             check_model(Policy.load(tmp_path))
 
     def test_init_refuses_and_writes_nothing(self, tmp_path: Path) -> None:

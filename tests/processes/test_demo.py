@@ -89,7 +89,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
     assert "Traceback" not in (tmp_path / "terminal").read_text()
 
 
-# docs/deploy.md: its commands lead to a verified window of strangers
+# docs/guide/deploy.md: its commands lead to a verified window of strangers
 
 
 def test_the_page_leads_to_a_verified_window(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def refusal(root: Path, path: str = "ledger/5") -> str:
     if isinstance(error.value, IntactStateError):
         return line
     assert "it holds a window of this validator's ledger" in line
-    assert line.endswith("run `grailnode repair` (docs/state.md)")
+    assert line.endswith("run `grailnode repair` (docs/guide/operate.md)")
     return line
 
 

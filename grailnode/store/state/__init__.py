@@ -1,1 +1,1 @@
-"""A node's own state on disk: objects in envelopes, and a list of their names (docs/state.md)."""
+"""A node's own state on disk: objects in envelopes, and a list of their names (docs/guide/operate.md)."""

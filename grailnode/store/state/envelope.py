@@ -1,4 +1,4 @@
-"""The envelope around each object of a node's state: its name, length and digest (docs/state.md).
+"""The envelope around each object of a node's state: its name, length and digest (docs/guide/operate.md).
 
     magic            8 bytes
     form             4 bytes, little-endian: the version of the form of this state

@@ -1,4 +1,4 @@
-"""The list of the names in a node's state, so that an object which disappears is noticed (docs/state.md).
+"""The list of the names in a node's state, so that an object which disappears is noticed (docs/guide/operate.md).
 
 A file of lines, to which every process of the node appends: "+path" after an object was stored, "-path" before one is
 deleted. The list is locked meanwhile, because one process may delete what another one has just stored. Each line begins

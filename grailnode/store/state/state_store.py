@@ -1,8 +1,8 @@
 """The store of a node's own state: files in envelopes, and a list of their names. A state that lies ends the node.
 
-This is the one place where state is written and read (docs/state.md). It notices every object that is damaged, cut off,
-missing, unreadable, of another run, or under another's name, and raises StateError with the name of the file, what
-depends on it, and what to do.
+This is the one place where state is written and read (docs/guide/operate.md). It notices every object that is damaged,
+cut off, missing, unreadable, of another run, or under another's name, and raises StateError with the name of the file,
+what depends on it, and what to do.
 """
 
 import errno

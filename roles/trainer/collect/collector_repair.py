@@ -1,4 +1,4 @@
-"""Repairs what the download process keeps, so that no group is trained on twice (docs/state.md)."""
+"""Repairs what the download process keeps, so that no group is trained on twice (docs/guide/operate.md)."""
 
 from collections.abc import Set
 

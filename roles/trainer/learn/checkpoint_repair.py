@@ -1,4 +1,4 @@
-"""Rebuilds the checkpoint of the training process from the newest weights (docs/state.md)."""
+"""Rebuilds the checkpoint of the training process from the newest weights (docs/guide/operate.md)."""
 
 from collections.abc import Sequence
 from contextlib import suppress

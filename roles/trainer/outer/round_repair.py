@@ -1,4 +1,4 @@
-"""Rebuilds what a coordinator or a site has lost of its rounds (docs/state.md).
+"""Rebuilds what a coordinator or a site has lost of its rounds (docs/guide/operate.md).
 
 A coordinator's manifests, and a state from which its newest one follows, are in its own space: the rounds are applied
 again, and their digests must be those that it signed. What the sites sent in a round is kept if it is whole; otherwise

@@ -1,4 +1,4 @@
-"""Rebuilds the publisher's record from the chain that it has published (docs/state.md).
+"""Rebuilds the publisher's record from the chain that it has published (docs/guide/operate.md).
 
 Storage shows what followers trust, so the record continues there: head, manifests, weights. Nothing is continued that
 is behind what this state is known to have published, because the followers would see two histories.
@@ -138,7 +138,7 @@ class ChainRepair:
             if local is not None and local.digest != digest:
                 raise RepairError(
                     f"{MANIFESTS}{version:010d}: storage shows another manifest than this state has signed; another "
-                    "trainer uses this key: revoke it (docs/operate.md)"
+                    "trainer uses this key: revoke it (docs/guide/operate.md)"
                 )
             path = paths.manifest(key, version, digest)
             data = await fetch_envelope(node, Manifest, path)

@@ -1,4 +1,4 @@
-"""Takes back versions of one's own that the roots have taken back (docs/state.md).
+"""Takes back versions of one's own that the roots have taken back (docs/guide/operate.md).
 
 The trainer's head in storage becomes that of the last valid version, under the revision with the rewind. Followers go
 back to it, the weights are rebuilt from it, and training continues there.

@@ -46,7 +46,7 @@ class NodeDisk:
 
 
 class DiskStore(DecoratedStore):
-    """Decorates the state of a node's process with the node's disk. To delete takes space as well: docs/state.md.
+    """Decorates the state of a node's process with the node's disk. Deletions take space too: docs/guide/operate.md.
 
     Attributes:
         fills: those of this process that are still to come, in order.

@@ -1,4 +1,4 @@
-"""docs/deploy.md, carried out: its commands, in its order, for a founder, a validator and a miner with a home each.
+"""docs/guide/deploy.md, carried out: its commands, in order, for a founder, a validator and a miner with a home each.
 
 The buckets of the three are served by a real S3 server on loopback. What differs from the page is in `replaced` alone:
 the addresses of buckets, directories, the public beacon (there is no internet here), and the length of a window.
@@ -21,7 +21,7 @@ from tests.support.servers.rclone import serving
 Moments = Callable[[str], None]
 """Is told the name of each stage of the page when it is reached."""
 
-PAGE: Final = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+PAGE: Final = (ROOT / "docs" / "guide" / "deploy.md").read_text(encoding="utf-8")
 OWNERS: Final = {"founder": "", "judge": "2", "mine": "3"}
 """The bucket of each party, and the digit of its account on the page."""
 
