@@ -1,4 +1,4 @@
-"""The families of models that this program computes, beside transformers: the table of docs/guide/models.md.
+"""The families of models that this program computes, beside transformers (docs/guide/models.md).
 
     python -m bench.families
 

@@ -14,7 +14,7 @@ from tests.deployment.commands import parse
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OPERATOR_PAGES = [ROOT / "README.md", *sorted((DOCS / "guide").glob("*.md")), DOCS / "understand" / "threat-model.md"]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 FOLDERS = ("protocol", "roles", "grailnode", "bench", "tests", "docs", "docker")
 PACKAGES = ("protocol", "roles", "grailnode", "bench", "tests")
