@@ -1,0 +1,61 @@
+"""The recipes of CONTRIBUTING.md, carried out word for word in a copy of the repository."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+KINDS = ("environment", "store", "engine", "adversary")
+COPIED = ("protocol", "roles", "grailnode", "tests", "pyproject.toml")
+
+
+def recipe(kind: str) -> str:
+    """Return the section of the page that says how to add something of this kind."""
+    (section,) = re.findall(rf"^## Add an? {kind}\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
+    return str(section)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a copy of what a recipe changes and runs."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_of_a_recipe_add_a_copy_that_passes_its_contract(kind: str, repository: Path) -> None:
+    (commands,) = re.findall(r"^```\n(.*?)^```$", recipe(kind), re.MULTILINE | re.DOTALL)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(repository),
+        "PYTEST_ADDOPTS": "-n 0 -p no:cacheprovider",
+    }
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        check=False,
+        cwd=repository,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"\b[1-9]\d* passed", result.stdout), result.stdout
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "adversary"])
+def test_a_recipe_names_all_members_of_its_interface(kind: str) -> None:
+    ((name, path, members),) = re.findall(r"implements `(\w+)` of `([\w/]+)\.py`: ((?:`\w+`,?\s*)+)\.", recipe(kind))
+    interface = getattr(importlib.import_module(path.replace("/", ".")), name)
+    assert set(re.findall(r"\w+", members)) == {member for member in vars(interface) if not member.startswith("_")}
