@@ -31,7 +31,7 @@ _WORK_BITS = 20  # the price of a miner's key of an open run: about a million ha
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with the run's constants: docs/guide/train.md. Options of this command line replace its rules.",
+    help="TOML file with the run's constants: docs/guide/own-task.md. Options of this command line replace its rules.",
 )
 @click.option("--environment", help="The task: docs/spec/environments.md. Default: addition.")
 @click.option(

@@ -1,7 +1,7 @@
 """A recipe: a TOML file with the constants of a run, for `grailnode init --recipe FILE`.
 
 Its section [rules] has what all nodes must agree on, which `init` signs in the manifest; its other sections go to
-run.toml as they are. docs/guide/train.md explains each key, docs/examples has recipes.
+run.toml as they are. docs/reference/config.md lists each key, docs/examples has recipes.
 """
 
 from pathlib import Path

@@ -81,7 +81,7 @@ threads = 1         # of torch, for each process
 data = "data.jsonl"       # the problems, as named in the manifest
 adapters = "adapters"     # of version 0, for a run of LoRA adapters on the policy
 policy = "genesis"        # the packaged policy, or a directory with a Hugging Face checkpoint
-loss = "token-mean"       # or grpo, dr-grpo, gspo, cispo; docs/guide/train.md has this and every other constant
+loss = "token-mean"       # or grpo, dr-grpo, gspo, cispo; docs/reference/config.md has every constant
 learning_rate = 7e-6
 warmup_steps = 10         # over which the learning rate rises to that
 groups_per_step = 16      # groups of one optimizer step
@@ -94,7 +94,7 @@ patch_profile = "compact" # or "fast": encoded and applied in less time, in more
 """
 
 _SITES: Final = """
-[trainer.outer]  # the run's workers train; docs/guide/many-trainers.md has this and every other key
+[trainer.outer]  # the run's workers train; docs/reference/config.md has every key
 method = "pulseloco"   # or pulseloco-exact, sparseloco, diloco, averaging
 local_steps = 4        # of a site in a round
 quorum = 1             # contributions that a round needs
