@@ -33,8 +33,5 @@ async def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
     finally:
         await servers.close()
 
-    honest, copied = (
-        max(float(group.shifts.max()) for group in honest),
-        max(float(group.shifts.max()) for group in copied),
-    )
-    assert honest < 1e-3 < copied
+    assert max(float(group.shifts.max()) for group in honest) < 0.001
+    assert max(float(group.shifts.max()) for group in copied) > 0.001
