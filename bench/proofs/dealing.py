@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.proofs.timed_network import TimedNetwork
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import Choices
@@ -22,7 +23,6 @@ from protocol.judging.roster import Roster
 from protocol.limits import MAX_KEYS
 from protocol.proof import Thresholds
 from tests.support.simulation.network_runs import run_nodes
-from tests.support.simulation.timed_network import TimedNetwork
 from tests.support.simulation.virtual_clock import simulate
 
 _VALIDATORS = (1, 2, 4, 8)

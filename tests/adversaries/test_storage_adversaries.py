@@ -1,25 +1,141 @@
-"""Miners that compute honestly and cheat with storage, in a whole network: none of their work counts, and the work of
-honest miners does.
-"""
+"""Miners that compute honestly and cheat with storage, in a whole network: none of their work counts."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
 from grailnode.node.wiring import run_miner
 from grailnode.run.creation import Choices
+from protocol import limits, paths
+from protocol.digest import content_digest
+from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.verdict import Reason, Verdict
+from protocol.rollout.batch import Commitment
 from roles.miner.miner import MinerSettings
-from tests.support.adversaries import storage_adversaries
+from roles.ports import ObjectInfo, ObjectStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
+
+
+class HonestStore:
+    """Changes nothing.
+
+    Args:
+        store: the shared store.
+        key: the miner's key.
+        neighbour: public key of another miner.
+    """
+
+    def __init__(self, store: ObjectStore, key: SigningKey, neighbour: bytes) -> None:
+        self.store = store
+        self.key = key
+        self.neighbour = neighbour
+        self.own_puts: dict[str, bytes] = {}
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Implements ObjectStore.put for the miner itself; `put_for_others` decides what the others see."""
+        self.own_puts[path] = data
+        await self.put_for_others(path, data)
+
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put what the other participants see."""
+        await self.store.put(path, data)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get; the miner reads its own puts unchanged."""
+        if path in self.own_puts:
+            return self.own_puts[path][offset:][: size if size is not None else max_bytes]
+        return await self.store.get(path, max_bytes, offset=offset, size=size)
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self.store.list(prefix, after=after)
+
+    async def delete(self, path: str) -> None:
+        await self.store.delete(path)
+
+    def open_commitment(self, path: str, data: bytes) -> Commitment | None:
+        """Return the commitment in a put, or None for another object."""
+        if "/commitments/" not in f"/{path}":
+            return None
+        return open_signed(data, Commitment, [self.key.public]).record
+
+
+class LateStore(HonestStore):
+    """Puts every commitment when the next one is due, after its own deadline."""
+
+    pending_put: tuple[str, bytes] | None = None
+
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put the previous commitment in place of this one."""
+        if self.open_commitment(path, data) is None:
+            return await self.store.put(path, data)
+        if self.pending_put is not None:
+            await self.store.put(*self.pending_put)
+        self.pending_put = path, data
+        return None
+
+
+class OverQuotaStore(HonestStore):
+    """Commits to more groups than a miner may deliver."""
+
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put a commitment that lists each group four times."""
+        commitment = self.open_commitment(path, data)
+        if commitment is not None:
+            data = sign(commitment.model_copy(update={"groups": commitment.groups * 4}), self.key)
+        await self.store.put(path, data)
+
+
+class ForeignKeyStore(HonestStore):
+    """Commits in the name of another miner, whose key it does not have."""
+
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put a commitment that names the neighbour at the miner's own path."""
+        commitment = self.open_commitment(path, data)
+        if commitment is None:
+            return await self.store.put(path, data)
+        false_commitment = sign(commitment.model_copy(update={"miner": self.neighbour}), self.key)
+        await self.store.put(path, false_commitment)
+        return None
+
+
+class SwappingStore(HonestStore):
+    """Replaces the batch by another of the same size as soon as the commitment is put."""
+
+    async def put_for_others(self, path: str, data: bytes) -> None:
+        """Put other bytes at the path of the batch after the commitment."""
+        await self.store.put(path, data)
+        commitment = self.open_commitment(path, data)
+        if commitment is not None:
+            batch_path = paths.batch(self.key.public, commitment.window, commitment.batch)
+            await self.store.put(batch_path, bytes(reversed(await self.store.get(batch_path, limits.MAX_BATCH_BYTES))))
+
+
+class LateSwappingStore(HonestStore):
+    """A store of the whole network that replaces a miner's batch when a validator puts a verdict on it."""
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Put other bytes at the path of the batch after a verdict on the miner."""
+        await self.store.put(path, data)
+        if "/verdicts/" in f"/{path}" and self.key.public.hex() in path:
+            window = paths.window_of(path)
+            commitment = open_signed(
+                await self.store.get(paths.commitment(self.key.public, window), limits.MAX_COMMITMENT_BYTES),
+                Commitment,
+                [self.key.public],
+            ).record
+            batch_path = paths.batch(self.key.public, window, commitment.batch)
+            other = bytes(reversed(await self.store.get(batch_path, limits.MAX_BATCH_BYTES)))
+            assert content_digest(other) != commitment.batch
+            await self.store.put(batch_path, other)
+
 
 CHOICES = Choices(groups=4, group_size=8)
 WINDOWS = range(2, 5)
 
 
-async def run_adversary(network: Network, store_type: type[storage_adversaries.HonestStore]) -> None:
+async def run_adversary(network: Network, store_type: type[HonestStore]) -> None:
     """Run a miner whose store cheats, until cancelled."""
     store = store_type(network.store, key("adversary"), key("miner-1").public)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
@@ -27,66 +143,46 @@ async def run_adversary(network: Network, store_type: type[storage_adversaries.H
     await run_miner(node, network.task(node), network.compute, settings)
 
 
-def run_with_adversary(
-    store_type: type[storage_adversaries.HonestStore], check: Callable[[Network], Awaitable[None]]
-) -> None:
-    """Run a network with one honest miner and one adversary until the end of the windows, then the check."""
-
-    async def scenario() -> None:
-        network = Network(CHOICES)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(run_adversary, network, store_type)
-            await network.until_window(WINDOWS.stop + 1)
-        assert network.events("adversary", "delivered")
-        honest = await verdicts(network, "miner-1", WINDOWS)
-        assert len(honest) >= len(WINDOWS) - 1
-        assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
-        await check(network)
-
-    simulate(scenario)
-
-
-async def adversary_verdicts(network: Network) -> dict[int, Verdict]:
-    """Return the verdicts on the adversary, by window."""
+async def verdicts_on_adversary(store_type: type[HonestStore]) -> dict[int, Verdict]:
+    """Run a network with an honest miner and an adversary until the end of the windows, and return the verdicts on the
+    adversary. The honest miner's work must have been accepted.
+    """
+    network = Network(CHOICES)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(run_adversary, network, store_type)
+        await network.until_window(WINDOWS.stop + 1)
+    assert network.events("adversary", "delivered")
+    honest = await verdicts(network, "miner-1", WINDOWS)
+    assert len(honest) >= len(WINDOWS) - 1
+    assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
     return await verdicts(network, "adversary", WINDOWS)
 
 
-def test_a_miner_with_an_honest_store_is_accepted() -> None:
-    async def check(network: Network) -> None:
-        miner_verdicts = await adversary_verdicts(network)
-        assert miner_verdicts
-        assert all(judgement.accepted for verdict in miner_verdicts.values() for judgement in verdict.judgements)
-
-    run_with_adversary(storage_adversaries.HonestStore, check)
+@simulated
+async def test_a_miner_with_an_honest_store_is_accepted() -> None:
+    miner_verdicts = await verdicts_on_adversary(HonestStore)
+    assert miner_verdicts
+    assert all(judgement.accepted for verdict in miner_verdicts.values() for judgement in verdict.judgements)
 
 
-@pytest.mark.parametrize("store_type", [storage_adversaries.LateStore, storage_adversaries.ForeignKeyStore])
-def test_a_late_commitment_or_one_by_another_key_is_not_judged(
-    store_type: type[storage_adversaries.HonestStore],
-) -> None:
-    async def check(network: Network) -> None:
-        assert not await adversary_verdicts(network)
-
-    run_with_adversary(store_type, check)
+@pytest.mark.parametrize("store_type", [LateStore, ForeignKeyStore])
+@simulated
+async def test_a_late_commitment_or_one_by_another_key_is_not_judged(store_type: type[HonestStore]) -> None:
+    assert not await verdicts_on_adversary(store_type)
 
 
-@pytest.mark.parametrize(
-    ("store_type", "reason"),
-    [(storage_adversaries.OverQuotaStore, Reason.QUOTA), (storage_adversaries.SwappingStore, Reason.MALFORMED)],
-)
-def test_every_group_is_rejected(store_type: type[storage_adversaries.HonestStore], reason: Reason) -> None:
-    async def check(network: Network) -> None:
-        miner_verdicts = await adversary_verdicts(network)
-        assert miner_verdicts
-        assert {item.reason for verdict in miner_verdicts.values() for item in verdict.judgements} == {reason.value}
-
-    run_with_adversary(store_type, check)
+@pytest.mark.parametrize(("store_type", "reason"), [(OverQuotaStore, Reason.QUOTA), (SwappingStore, Reason.MALFORMED)])
+@simulated
+async def test_every_group_is_rejected(store_type: type[HonestStore], reason: Reason) -> None:
+    miner_verdicts = await verdicts_on_adversary(store_type)
+    assert miner_verdicts
+    assert {item.reason for verdict in miner_verdicts.values() for item in verdict.judgements} == {reason.value}
 
 
 @simulated
 async def test_a_batch_that_is_swapped_after_its_verdict_is_not_trained_on() -> None:
     network = Network(CHOICES)
-    network.store = storage_adversaries.LateSwappingStore(network.store, key("miner-2"), b"")  # type: ignore[assignment]
+    network.store = LateSwappingStore(network.store, key("miner-2"), b"")  # type: ignore[assignment]
     async with run_nodes(network, miners=2):
         await network.until_window(WINDOWS.stop + 2)
     for miner, is_swapped in (("miner-1", False), ("miner-2", True)):

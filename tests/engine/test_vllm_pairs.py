@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import trio
 
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.variants import Variant, run_pairs
@@ -17,7 +16,7 @@ from tests.support.measuring.pair_measurements import measure_pair
 
 
 @pytest.mark.vllm
-def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
+async def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
     """vLLM in float32 is as far from torch as another batch is, and serves a copy as well as the policy."""
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     prompts = environments.get("addition")
@@ -26,18 +25,13 @@ def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
     pair = run_pairs(VllmVariant(python, tmp_path, installed_version(python)), Variant(), policy)[0]
     assert str(pair.generating).startswith("vllm 0.")
 
-    async def scenario() -> tuple[float, float]:
-        servers = VllmServers()
-        try:
-            honest = [group async for group in measure_pair(work, pair, weights, 8, servers=servers)]
-            other = {name: tensor * 1.05 for name, tensor in weights.items()}
-            copied = [group async for group in measure_pair(work, pair, weights, 8, copy=other, servers=servers)]
-        finally:
-            await servers.close()
-        return (
-            max(float(group.shifts.max()) for group in honest),
-            max(float(group.shifts.max()) for group in copied),
-        )
+    servers = VllmServers()
+    try:
+        honest = [group async for group in measure_pair(work, pair, weights, 8, servers=servers)]
+        other = {name: tensor * 1.05 for name, tensor in weights.items()}
+        copied = [group async for group in measure_pair(work, pair, weights, 8, copy=other, servers=servers)]
+    finally:
+        await servers.close()
 
-    honest, copied = trio.run(scenario)
-    assert honest < 1e-3 < copied
+    assert max(float(group.shifts.max()) for group in honest) < 0.001
+    assert max(float(group.shifts.max()) for group in copied) > 0.001

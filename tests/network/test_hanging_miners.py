@@ -20,7 +20,7 @@ from tests.support.builders.chains import MINER
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
 
@@ -171,7 +171,8 @@ async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
     assert errors and all("none from other storage" in error for error in errors)
 
 
-def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
+@simulated
+async def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
     order: list[tuple[Reputation, int]] = []
     used = {Reputation.KNOWN: 0.0, Reputation.STRANGER: 1.0, Reputation.REJECTED: 2.0}
 
@@ -180,39 +181,36 @@ def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
             order.append((reputation, version))
             await trio.sleep(1.0)
 
-    async def scenario() -> None:
-        slot = EngineSlot(used.__getitem__)
-        cases = [
-            (Reputation.STRANGER, 4),
-            (Reputation.STRANGER, 5),
-            (Reputation.STRANGER, 4),
-            (Reputation.REJECTED, 5),
-        ]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(use, slot, Reputation.STRANGER, 4)
-            await trio.sleep(0.1)
-            for case in cases:
-                nursery.start_soon(use, slot, *case)
-            await trio.sleep(0.1)
-            with trio.move_on_after(0.1):
-                await use(slot, Reputation.KNOWN, 3)  # gives up
-            nursery.start_soon(use, slot, Reputation.KNOWN, 5)
-        assert trio.current_time() >= 6.0
-        assert order == [
-            (Reputation.STRANGER, 4),
-            (Reputation.KNOWN, 5),  # of all that wait, it has had least
-            (Reputation.STRANGER, 5),
-            (Reputation.STRANGER, 4),
-            (Reputation.STRANGER, 4),
-            (Reputation.REJECTED, 5),
-        ]
-        # A case that is cancelled while it gets the engine passes it on.
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(use, slot, Reputation.STRANGER, 1)
-            await trio.sleep(0.1)
-            with trio.move_on_after(0.9):
-                await use(slot, Reputation.KNOWN, 2)
-            await use(slot, Reputation.STRANGER, 3)
-        assert order[-1] == (Reputation.STRANGER, 3)
-
-    simulate(scenario)
+    slot = EngineSlot(used.__getitem__)
+    cases = [
+        (Reputation.STRANGER, 4),
+        (Reputation.STRANGER, 5),
+        (Reputation.STRANGER, 4),
+        (Reputation.REJECTED, 5),
+    ]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use, slot, Reputation.STRANGER, 4)
+        await trio.sleep(0.1)
+        for case in cases:
+            nursery.start_soon(use, slot, *case)
+        await trio.sleep(0.1)
+        with trio.move_on_after(0.1):
+            await use(slot, Reputation.KNOWN, 3)  # gives up
+        nursery.start_soon(use, slot, Reputation.KNOWN, 5)
+    assert trio.current_time() >= 6.0
+    assert order == [
+        (Reputation.STRANGER, 4),
+        (Reputation.KNOWN, 5),  # of all that wait, it has had least
+        (Reputation.STRANGER, 5),
+        (Reputation.STRANGER, 4),
+        (Reputation.STRANGER, 4),
+        (Reputation.REJECTED, 5),
+    ]
+    # A case that is cancelled while it gets the engine passes it on.
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use, slot, Reputation.STRANGER, 1)
+        await trio.sleep(0.1)
+        with trio.move_on_after(0.9):
+            await use(slot, Reputation.KNOWN, 2)
+        await use(slot, Reputation.STRANGER, 3)
+    assert order[-1] == (Reputation.STRANGER, 3)

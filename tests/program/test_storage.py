@@ -137,17 +137,15 @@ def _punctual(config: Config, name: str) -> Node:
     return replace(node, beacon=PunctualBeacon())
 
 
-def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
+async def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
     node = _punctual(_apart(run_toml), "miner-1")
     assert node.space == "https://m.example.org"
 
-    async def write() -> None:
-        await node.store.put(paths.head(node.key.public), b"x")
-        await node.announce("miner", 60.0)
-        with pytest.raises(PermanentError):
-            await node.store.put(paths.head(b"k" * 32), b"x")
+    await node.store.put(paths.head(node.key.public), b"x")
+    await node.announce("miner", 60.0)
+    with pytest.raises(PermanentError):
+        await node.store.put(paths.head(b"k" * 32), b"x")
 
-    trio.run(write)
     directory = run_toml.parent
     assert (directory / "mine" / paths.head(node.key.public)).is_file()
     announcement = (directory / "square" / paths.participant(node.key.public)).read_bytes()

@@ -107,18 +107,14 @@ def test_a_beacon_that_does_not_answer_is_waited_for(date_error: float | None, w
 
 
 @pytest.mark.parametrize("offset", [-100.0, 0.0, 100.0])
-def test_the_date_of_a_server_tells_the_time(offset: float):
+async def test_the_date_of_a_server_tells_the_time(offset: float):
     def answer(request: HttpRequest) -> Reply:
         return Reply(403, b"", {"Date": formatdate(time.time() - offset, usegmt=True)})
 
-    async def scenario() -> ClockError | None:
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(serve, answer)
-            error = await date_reader(["http://127.0.0.1:1", url])()
-            nursery.cancel_scope.cancel()
-        return error
-
-    error = trio.run(scenario)
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(serve, answer)
+        error = await date_reader(["http://127.0.0.1:1", url])()
+        nursery.cancel_scope.cancel()
     assert error is not None
     assert offset - 60 < error.seconds < offset + 60  # whole seconds, and a machine that may be slow
     assert bool(error.seconds) == bool(offset)

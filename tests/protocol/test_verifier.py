@@ -186,60 +186,55 @@ def test_manifests_are_accepted_in_any_order() -> None:
 # The chain verifier plans how to build a version: by patches from the weights in memory, or from an anchor
 
 
-def test_fast_and_slow_path() -> None:
-    node = follow(verifier(), chain(5))
-    assert steps(node.plan(2, 4)) == (None, [3, 4])
-    assert steps(node.plan(4, 4)) == (None, [])
-    assert steps(node.plan(None, 4)) == (0, [1, 2, 3, 4])
-    assert steps(node.plan(4, 2)) == (0, [1, 2])
-    assert steps(node.slow_plan(4)) == (0, [1, 2, 3, 4])
+ANCHOR = samples.manifest().anchor
+PLANS: dict[str, tuple[Trainer, dict[str, Any], dict[tuple[int | None, int], Any]]] = {
+    # a chain, fields of its head, and by (version in memory, version to build): the plan's steps, or None for a gap
+    "patches forwards, the anchor backwards": (
+        chain(5),
+        {},
+        {(2, 4): (None, [3, 4]), (4, 4): (None, []), (None, 4): (0, [1, 2, 3, 4]), (4, 2): (0, [1, 2])},
+    ),
+    "the newest anchor": (
+        chain(2).add(anchor=ANCHOR).add().add(anchor=ANCHOR).add(),
+        {"anchors": (0, 2, 4)},
+        {(None, 5): (4, [5]), (None, 3): (2, [3]), (0, 5): (None, [1, 2, 3, 4, 5])},
+    ),
+    "an anchor that is not complete": (chain(2).add(anchor=ANCHOR), {}, {(None, 2): (0, [1, 2])}),
+    "an anchor that is not in its manifest": (chain(3), {"anchors": (0, 2)}, {(None, 2): (0, [1, 2])}),
+    "a version without a patch": (
+        chain(2).add(patch=None, anchor=ANCHOR).add(),
+        {"anchors": (0, 2)},
+        {(1, 3): (2, [3]), (1, 2): (2, []), (2, 3): (None, [3])},
+    ),
+    "a version without a patch, whose anchor is not complete": (
+        chain(2).add(patch=None, anchor=ANCHOR).add(),
+        {},
+        {(1, 3): None, (0, 1): (None, [1])},
+    ),
+    "deleted patches": (
+        chain(3).add(anchor=ANCHOR).add().add(),
+        {"anchors": (0, 3), "oldest_patch": 4},
+        {(2, 5): (3, [4, 5]), (3, 5): (None, [4, 5]), (None, 0): (0, []), (None, 2): None},
+    ),
+    "a new node begins at the base": (chain(3).add(anchor=ANCHOR).add(), {"base": 3}, {(None, 4): (3, [4])}),
+    "versions outside the chain": (chain(5), {}, {(2, -1): None, (2, 6): None, (2, 1 << 40): None}),
+    "a long chain": (chain(300), {}, {(None, 299): (0, list(range(1, 300)))}),
+}
 
 
-def test_the_slow_path_begins_at_the_newest_anchor() -> None:
-    trainer = chain(2)
-    trainer.add(anchor=samples.manifest().anchor).add().add(anchor=samples.manifest().anchor).add()
-    node = follow(verifier(), trainer, trainer.head(anchors=(0, 2, 4)))
-    assert steps(node.plan(None, 5)) == (4, [5])
-    assert steps(node.plan(None, 3)) == (2, [3])
-    assert steps(node.plan(0, 5)) == (None, [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("trainer", "head", "plans"), PLANS.values(), ids=PLANS)
+def test_plans(trainer: Trainer, head: dict[str, Any], plans: dict[tuple[int | None, int], Any]) -> None:
+    node = follow(verifier(), trainer, trainer.head(**head))
+    for (current, target), expected in plans.items():
+        if expected is None:
+            with pytest.raises(GapError):
+                node.plan(current, target)
+        else:
+            assert steps(node.plan(current, target)) == expected
 
 
-def test_an_incomplete_anchor_is_not_used() -> None:
-    trainer = chain(2).add(anchor=samples.manifest().anchor)
-    assert steps(follow(verifier(), trainer).plan(None, 2)) == (0, [1, 2])
-
-
-def test_an_anchor_that_is_not_in_its_manifest_is_not_used() -> None:
-    trainer = chain(3)
-    assert steps(follow(verifier(), trainer, trainer.head(anchors=(0, 2))).plan(None, 2)) == (0, [1, 2])
-
-
-def test_plans_around_a_version_without_a_patch() -> None:
-    trainer = chain(2).add(patch=None, anchor=samples.manifest().anchor).add()
-    node = follow(verifier(), trainer, trainer.head(anchors=(0, 2)))
-    assert steps(node.plan(1, 3)) == (2, [3])
-    assert steps(node.plan(1, 2)) == (2, [])
-    assert steps(node.plan(2, 3)) == (None, [3])
-    gap = follow(verifier(), trainer)  # version 2's anchor is not complete
-    with pytest.raises(GapError):
-        gap.plan(1, 3)
-    assert steps(gap.plan(0, 1)) == (None, [1])
-
-
-def test_plans_without_deleted_patches() -> None:
-    trainer = chain(3).add(anchor=samples.manifest().anchor).add().add()
-    node = follow(verifier(), trainer, trainer.head(anchors=(0, 3), oldest_patch=4))
-    assert steps(node.plan(2, 5)) == (3, [4, 5])
-    assert steps(node.plan(3, 5)) == (None, [4, 5])
-    assert steps(node.plan(None, 0)) == (0, [])
-    with pytest.raises(GapError):
-        node.plan(None, 2)
-
-
-@pytest.mark.parametrize("target", [-1, 6, 1 << 40])
-def test_a_version_outside_the_chain_is_a_gap(target: int) -> None:
-    with pytest.raises(GapError):
-        follow(verifier(), chain(5)).plan(2, target)
+def test_the_slow_path_uses_no_weights_in_memory() -> None:
+    assert steps(follow(verifier(), chain(5)).slow_plan(4)) == (0, [1, 2, 3, 4])
 
 
 def test_a_verifier_without_a_head_has_no_plan() -> None:
@@ -261,12 +256,6 @@ def test_manifests_older_than_the_base_are_forgotten() -> None:
     assert steps(node.plan(None, 3)) == (3, [])
 
 
-def test_a_new_node_begins_at_the_base() -> None:
-    trainer = chain(3).add(anchor=samples.manifest().anchor).add()
-    node = follow(verifier(), trainer, trainer.head(base=3))
-    assert steps(node.plan(None, 4)) == (3, [4])
-
-
 def test_the_version_of_a_window() -> None:
     trainer = Trainer()
     for first_window in (0, 4, 4, 9):
@@ -286,13 +275,6 @@ def test_a_node_with_missing_manifests_does_not_know_the_version_of_a_window() -
         node.version_for(5)
     node.accept_manifest(2, trainer.data(2))
     assert node.version_for(5) == 2
-
-
-def test_a_plan_for_a_long_chain() -> None:
-    versions = 300
-    trainer = chain(versions)
-    node = follow(verifier(), trainer)
-    assert steps(node.plan(None, versions - 1)) == (0, list(range(1, versions)))
 
 
 @given(st.data())

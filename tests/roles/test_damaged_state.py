@@ -31,7 +31,7 @@ from tests.support.simulation.damaged_states import (
 )
 from tests.support.simulation.disk_network import Death, DiskNetwork
 from tests.support.simulation.network import key
-from tests.support.simulation.virtual_clock import running, simulate
+from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 BITS = 3
 MAY_GO_ON = {".names", "inbox", "outcomes", "pending"}
@@ -160,23 +160,21 @@ def puts_of_seal(network: DiskNetwork, window: int) -> int:
 
 
 @pytest.mark.parametrize("damage", SOME_DAMAGES.values(), ids=SOME_DAMAGES)
-def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
+@simulated
+async def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
     network: DiskNetwork, tmp_path: Path, damage: Damage
 ):
-    async def scenario() -> tuple[Outcome, Outcome, list[int]]:
-        other = network.copy(tmp_path / "states")
-        window = await lose_sealed_window(other)
-        damage(other.root / "validator-0" / FLOOR_PATH)
-        refusal = await outcome(other, "validator-0")
-        await repair(other, "validator-0")
-        ledger = await Ledger.open(other.durable("validator-0", ""), other.run)
-        assert ledger.closed_window == window
-        assert ledger.newest < window
-        result = await outcome(other, "validator-0")
-        assert puts_of_seal(other, window) == 1
-        return refusal, result, await sealed_windows(other)
-
-    refusal, result, windows = simulate(scenario)
+    other = network.copy(tmp_path / "states")
+    window = await lose_sealed_window(other)
+    damage(other.root / "validator-0" / FLOOR_PATH)
+    refusal = await outcome(other, "validator-0")
+    await repair(other, "validator-0")
+    ledger = await Ledger.open(other.durable("validator-0", ""), other.run)
+    assert ledger.closed_window == window
+    assert ledger.newest < window
+    result = await outcome(other, "validator-0")
+    assert puts_of_seal(other, window) == 1
+    windows = await sealed_windows(other)
     assert refusal.fault is None
     assert refusal.line is not None
     assert FLOOR_PATH in refusal.line
@@ -186,24 +184,24 @@ def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
 
 
 @pytest.mark.parametrize("damage", SOME_DAMAGES.values(), ids=SOME_DAMAGES)
-def test_a_validator_stays_distrusted_when_the_reason_is_damaged(network: DiskNetwork, tmp_path: Path, damage: Damage):
+@simulated
+async def test_a_validator_stays_distrusted_when_the_reason_is_damaged(
+    network: DiskNetwork, tmp_path: Path, damage: Damage
+):
     distrusted = key("validator-9").public
     path = DISTRUSTED + distrusted.hex()
 
-    async def scenario() -> tuple[Outcome, Outcome]:
-        other = network.copy(tmp_path / "states")
-        state = StateStore(other.root / "trainer", other.signed.digest, inline=True)
-        await state.put(path, b"the verdict that shows it")
-        damage(other.root / "trainer" / path)
-        refusal = await outcome(other, "trainer")
-        lines = await repair(other, "trainer")
-        assert f"{path}: stays distrusted; the verdict that shows why is in storage" in lines
-        monitor = ValidatorMonitor(other.node("trainer", "/download"), 0)
-        await monitor.open()
-        assert monitor.distrusted_validators == {distrusted}
-        return refusal, await outcome(other, "trainer")
-
-    refusal, result = simulate(scenario)
+    other = network.copy(tmp_path / "states")
+    state = StateStore(other.root / "trainer", other.signed.digest, inline=True)
+    await state.put(path, b"the verdict that shows it")
+    damage(other.root / "trainer" / path)
+    refusal = await outcome(other, "trainer")
+    lines = await repair(other, "trainer")
+    assert f"{path}: stays distrusted; the verdict that shows why is in storage" in lines
+    monitor = ValidatorMonitor(other.node("trainer", "/download"), 0)
+    await monitor.open()
+    assert monitor.distrusted_validators == {distrusted}
+    result = await outcome(other, "trainer")
     assert refusal.fault is None
     if refusal.line is not None:
         assert path in refusal.line
@@ -266,14 +264,12 @@ def alarms(copied_network: DiskNetwork) -> list[str]:
 
 @pytest.mark.parametrize("name", NODES)
 @pytest.mark.parametrize("copy", [None, *range(COPIES)])
-def test_an_old_copy_of_a_state_contradicts_nothing(
+@simulated
+async def test_an_old_copy_of_a_state_contradicts_nothing(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
 ):
-    async def scenario() -> tuple[DiskNetwork, Outcome]:
-        other = restored(copied_network, tmp_path / "states", name, copy)
-        return other, await outcome(other, name, windows=3)
-
-    other, result = simulate(scenario)
+    other = restored(copied_network, tmp_path / "states", name, copy)
+    result = await outcome(other, name, windows=3)
     assert result.fault is None
     if result.line is not None:
         assert "`grailnode repair`" in result.line
@@ -283,31 +279,29 @@ def test_an_old_copy_of_a_state_contradicts_nothing(
 
 @pytest.mark.parametrize("name", NODES)
 @pytest.mark.parametrize("copy", [None, *range(0, COPIES, 3)])
-def test_a_repaired_old_copy_continues_what_was_published(
+@simulated
+async def test_a_repaired_old_copy_continues_what_was_published(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
 ):
-    async def scenario() -> tuple[DiskNetwork, Outcome]:
-        other = restored(copied_network, tmp_path / "states", name, copy)
-        print(*await repair(other, name), sep="\n")
-        return other, await outcome(other, name, windows=7)
-
-    other, result = simulate(scenario)
+    other = restored(copied_network, tmp_path / "states", name, copy)
+    print(*await repair(other, name), sep="\n")
+    result = await outcome(other, name, windows=7)
     assert result == Outcome()
     assert contradictions(other) == []
     assert alarms(other) == []
     assert work_after(copied_network.run.window_at(copied_network.end), other, name)
 
 
-def test_an_old_snapshot_in_the_outbox_is_not_taken_for_the_newest_weights(copied_network: DiskNetwork, tmp_path: Path):
+@simulated
+async def test_an_old_snapshot_in_the_outbox_is_not_taken_for_the_newest_weights(
+    copied_network: DiskNetwork, tmp_path: Path
+):
     """The backup was made between a version's head and the deletion of its snapshot."""
 
-    async def scenario() -> tuple[DiskNetwork, Outcome]:
-        other = restored(copied_network, tmp_path / "states", "trainer", 0)
-        await put_snapshot(other.durable("trainer", ""), 0, other.weights)
-        await repair(other, "trainer")
-        return other, await outcome(other, "trainer", windows=7)
-
-    other, result = simulate(scenario)
+    other = restored(copied_network, tmp_path / "states", "trainer", 0)
+    await put_snapshot(other.durable("trainer", ""), 0, other.weights)
+    await repair(other, "trainer")
+    result = await outcome(other, "trainer", windows=7)
     assert result == Outcome()
     assert contradictions(other) == []
     assert other.events("trainer/upload", "published")
@@ -323,11 +317,12 @@ def work_after(window: int, copied_network: DiskNetwork, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["trainer", "validator-0"])
-def test_the_line_says_what_is_published_and_not_in_the_state(copied_network: DiskNetwork, tmp_path: Path, name: str):
-    async def scenario() -> Outcome:
-        return await outcome(restored(copied_network, tmp_path / "states", name, 0), name)
+@simulated
+async def test_the_line_says_what_is_published_and_not_in_the_state(
+    copied_network: DiskNetwork, tmp_path: Path, name: str
+):
 
-    line = simulate(scenario).line
+    line = (await outcome(restored(copied_network, tmp_path / "states", name, 0), name)).line
     assert line is not None
     if name == "trainer":
         assert re.search(r"storage shows version \d, which this node.s state did not publish", line)

@@ -2,7 +2,7 @@
 
 An adversary is a function from (harness, window, numbers of groups) to the groups that it delivers, in the module of
 what it falsifies: `sketches`, `policies`, `tokens` or `claims`. Adversaries that use storage or deadlines are in
-`tests.support.adversaries.storage_adversaries`.
+`tests/adversaries/test_storage_adversaries.py`.
 """
 
 from tests.support.adversaries.miners import claims, policies, sketches, tokens
