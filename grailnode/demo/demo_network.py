@@ -19,7 +19,7 @@ from grailnode.node import node_makers, processes
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
-from grailnode.observe.state import NetworkState, NodeRow
+from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from grailnode.ui.report import DemoReport, RunFacts, write_report
@@ -123,7 +123,8 @@ class _Demo:
         self._config: Config = load(created.config)
         self._logs = _Logs(self._config.at(self._config.node.logs))
         self._node = node_makers.make_spectator(self._config)
-        kinds = {created.keys[name]: "honest" for name in HONEST} | {created.keys[CHEAT]: "cheating"}
+        kinds: dict[bytes, MinerKind] = {created.keys[CHEAT]: "cheating"}
+        kinds |= {created.keys[name]: "honest" for name in HONEST}
         names = {created.keys[name]: name for name in (*settings.sites, *HONEST, CHEAT)}
         self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
         weights = load_weights(PACKAGED_POLICY)

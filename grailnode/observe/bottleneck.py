@@ -74,7 +74,7 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
     """
     if time.data >= _MUCH:
         submitted = sum(miner.submitted for miner in state.miners)
-        judged = sum(miner.accepted + sum(miner.rejected.values()) for miner in state.miners)
+        judged = sum(miner.judged for miner in state.miners)
         if submitted and judged < _MOST_JUDGED * audit_share * submitted:
             what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
         else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from grailnode.observe.round_history import RoundHistory
-from grailnode.observe.state import MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
+from grailnode.observe.state import MinerKind, MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
@@ -39,7 +39,7 @@ class OperatorKnowledge:
     """Facts that only the operator of a network knows: names and kinds by public key, and the number of windows."""
 
     names: Mapping[bytes, str] = field(default_factory=dict)
-    kinds: Mapping[bytes, str] = field(default_factory=dict)
+    kinds: Mapping[bytes, MinerKind] = field(default_factory=dict)
     windows_planned: int | None = None
 
 

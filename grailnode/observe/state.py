@@ -1,9 +1,21 @@
 """The state of a run as `status`, the demo's live view and its report show it.
 
 It is read from public objects alone (grailnode/observe/observer.py): every stranger can check what these views show.
+Rows of miners, rounds and sites stand in report.json as they are, so they are checked when one is read.
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+MinerKind = Literal["honest", "cheating", "unknown"]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""A misspelt key must not pass silently, and JSON has no NaN."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +80,39 @@ class WindowRow:
     strata: tuple[StratumRow, ...] = ()
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class MinerRow:
     """One miner over the windows that were read.
 
     Attributes:
         key: its public key, lower-case hex.
         name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
-        kind: 'honest', 'cheating', or 'unknown' (only the demo knows the kind of a miner).
+        kind: only the demo knows it.
         submitted: groups committed to; accepted: groups that validators accepted.
         rejected: groups rejected, by reason code.
         score: share of the window rewards, in [0, 1].
     """
 
-    key: str
+    key: Hex
     name: str
-    kind: str
-    submitted: int
-    accepted: int
-    rejected: dict[str, int]
-    score: float
+    kind: MinerKind
+    submitted: Count
+    accepted: Count
+    rejected: dict[str, Count]
+    score: Share
+
+    @property
+    def rejections(self) -> int:
+        """Groups rejected, for any reason."""
+        return sum(self.rejected.values())
+
+    @property
+    def judged(self) -> int:
+        """Groups that were judged."""
+        return self.accepted + self.rejections
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class RoundRow:
     """One closed round of sites that train together.
 
@@ -101,17 +123,17 @@ class RoundRow:
         local_steps, groups, payload_bytes: of the contributions that count.
     """
 
-    number: int
-    step: int
-    version: int
-    counted: int
-    sites: int
-    local_steps: int
-    groups: int
-    payload_bytes: int
+    number: Count
+    step: Count
+    version: Count
+    counted: Count
+    sites: Count
+    local_steps: Count
+    groups: Count
+    payload_bytes: Count
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class SiteRow:
     """One site over the rounds that were read.
 
@@ -123,13 +145,13 @@ class SiteRow:
         steps, groups, payload_bytes: of the contributions that counted.
     """
 
-    key: str
+    key: Hex
     name: str
-    rounds: int
-    refused: dict[str, int]
-    steps: int
-    groups: int
-    payload_bytes: int
+    rounds: Count
+    refused: dict[str, Count]
+    steps: Count
+    groups: Count
+    payload_bytes: Count
 
 
 @dataclass(frozen=True)

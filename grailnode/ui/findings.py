@@ -5,7 +5,7 @@ from statistics import median
 from typing import Self
 
 from grailnode.ui.formatting import percent_text
-from grailnode.ui.report_data import DemoReport, MinerGroups
+from grailnode.ui.report_data import DemoReport
 from grailnode.ui.series import Change, mean, without_gaps
 from grailnode.ui.tallies import Tally
 
@@ -43,8 +43,8 @@ class Findings:
             sparsity=mean(report.sparsity),
             patch_bytes=round(median(patches)) if patches else None,
             groups=Tally.of(report.groups),
-            false_rejections=Tally.of(_of_kind(report, "honest")).rejected,
-            false_acceptances=Tally.of(_of_kind(report, "cheating")).accepted,
+            false_rejections=sum(miner.rejections for miner in report.groups if miner.kind == "honest"),
+            false_acceptances=sum(miner.accepted for miner in report.groups if miner.kind == "cheating"),
             equal_nodes=sum(digest == reference for digest in report.weights_digest.values()),
             nodes=len(report.weights_digest),
         )
@@ -60,7 +60,7 @@ def reference_digest(report: DemoReport) -> str | None:
 
 def judgement_text(report: DemoReport, findings: Findings) -> str:
     """Say in a sentence whether verification told cheaters from honest miners; empty if nobody knows who cheats."""
-    if not _of_kind(report, "cheating") or not findings.groups.judged:
+    if not any(miner.kind == "cheating" for miner in report.groups) or not findings.groups.judged:
         return ""
     if not findings.false_rejections and not findings.false_acceptances:
         return "Every judged group of a cheating miner was rejected, and no group of an honest one."
@@ -74,7 +74,3 @@ def trainer_wait_text(report: DemoReport) -> str:
     """Say which shares of its time the trainer waited: '0.3% for I/O, 31% for data'."""
     io, data = percent_text(report.trainer_io_wait_fraction), percent_text(report.trainer_data_wait_fraction)
     return f"{io} for I/O, {data} for data"
-
-
-def _of_kind(report: DemoReport, kind: str) -> list[MinerGroups]:
-    return [miner for miner in report.groups if miner.kind == kind]

@@ -4,82 +4,19 @@ The plots are drawn over two lists of indexes: `pass_at_1` and `reward` have one
 `sparsity` and `patch_bytes` one for each of `version_index`. An entry is null where nothing was measured.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grailnode.observe.state import MinerRow, NetworkState, RoundRow, SiteRow
+from grailnode.observe.state import STRICT, Count, Hex, MinerRow, NetworkState, RoundRow, Share, SiteRow
 
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
-Kind = Literal["honest", "cheating", "unknown"]
-
-# A misspelt key must not pass silently, and JSON has no NaN.
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class MinerGroups(BaseModel):
-    """One miner's groups: committed to, accepted, and rejected by reason code."""
-
-    model_config = _STRICT
-
-    name: str
-    key: Hex
-    kind: Kind
-    submitted: Count
-    accepted: Count
-    rejected: dict[str, Count]
-
-    @classmethod
-    def of(cls, row: MinerRow) -> Self:
-        """Return the part of a miner's row that a report keeps."""
-        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
-
-
-class SiteWork(BaseModel):
-    """One site's rounds: counted, and refused by reason code; local steps, groups and bytes of those that counted."""
-
-    model_config = _STRICT
-
-    name: str
-    key: Hex
-    rounds: Count
-    refused: dict[str, Count]
-    steps: Count
-    groups: Count
-    payload_bytes: Count
-
-    @classmethod
-    def of(cls, row: SiteRow) -> Self:
-        """Return a site's row as a report keeps it."""
-        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
-
-
-class RoundResult(BaseModel):
-    """One round of sites that train together: its contributions, and what those that counted used and sent."""
-
-    model_config = _STRICT
-
-    number: Count
-    step: Count
-    version: Count
-    counted: Count
-    sites: Count
-    local_steps: Count
-    groups: Count
-    payload_bytes: Count
-
-    @classmethod
-    def of(cls, row: RoundRow) -> Self:
-        """Return a round's row as a report keeps it."""
-        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
+_FROZEN = ConfigDict(**STRICT, frozen=True)
 
 
 class TokensPerSecond(BaseModel):
     """Completion tokens per second over the whole run, all miners or all validators together."""
 
-    model_config = _STRICT
+    model_config = _FROZEN
 
     generated: Annotated[float, Field(ge=0)]
     verified: Annotated[float, Field(ge=0)]
@@ -98,7 +35,7 @@ class RunFacts(BaseModel):
         trainer_data_wait_fraction: share of it spent waiting for verified groups to exist.
     """
 
-    model_config = _STRICT
+    model_config = _FROZEN
 
     command: str
     verify_command: str = "grailnode verify --run run.toml"
@@ -141,23 +78,22 @@ class DemoReport(RunFacts):
     patch_bytes: list[Count | None]
     anchor_bytes: Count
     full_bytes: Count
-    groups: list[MinerGroups]
+    groups: tuple[MinerRow, ...]
     tokens_per_second: TokensPerSecond
-    sites: list[SiteWork] = Field(default_factory=list)
-    rounds: list[RoundResult] = Field(default_factory=list)
+    sites: tuple[SiteRow, ...] = ()
+    rounds: tuple[RoundRow, ...] = ()
 
     @model_validator(mode="after")
     def _lists_match(self) -> Self:
-        for index, values in (("window_index", "pass_at_1"), ("window_index", "pass_at_k"), ("window_index", "reward")):
-            self._same_length(index, values)
-        for index, values in (("version_index", "sparsity"), ("version_index", "patch_bytes")):
-            self._same_length(index, values)
+        for index, names in (
+            ("window_index", ("pass_at_1", "pass_at_k", "reward")),
+            ("version_index", ("sparsity", "patch_bytes")),
+        ):
+            for name in names:
+                sizes = len(getattr(self, name)), len(getattr(self, index))
+                if sizes[0] != sizes[1]:
+                    raise ValueError(f"{name} has {sizes[0]} entries, {index} has {sizes[1]}: one is needed for each")
         return self
-
-    def _same_length(self, index: str, values: str) -> None:
-        index_size, size = len(getattr(self, index)), len(getattr(self, values))
-        if index_size != size:
-            raise ValueError(f"{values} has {size} entries, {index} has {index_size}: one is needed for each")
 
     @classmethod
     def of(cls, state: NetworkState, facts: RunFacts) -> Self:
@@ -180,8 +116,8 @@ class DemoReport(RunFacts):
             patch_bytes=[row.patch_bytes for row in state.versions],
             anchor_bytes=anchors[-1] if anchors else 0,
             full_bytes=state.full_bytes,
-            groups=[MinerGroups.of(row) for row in state.miners],
-            sites=[SiteWork.of(row) for row in state.sites],
-            rounds=[RoundResult.of(row) for row in state.rounds],
+            groups=state.miners,
+            sites=state.sites,
+            rounds=state.rounds,
             tokens_per_second=TokensPerSecond(generated=state.generated_per_second, verified=state.verified_per_second),
         )

@@ -3,23 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from rich.cells import cell_len
 
+from grailnode.observe.state import MinerRow
 from grailnode.ui.formatting import clean
-
-
-class JudgedGroups(Protocol):
-    """A row with a miner's judged groups: `MinerRow` of a running network, `MinerGroups` of a report."""
-
-    @property
-    def accepted(self) -> int:
-        """Groups that validators accepted."""
-
-    @property
-    def rejected(self) -> Mapping[str, int]:
-        """Groups that validators rejected, by reason code."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,7 @@ class Tally:
         return self.accepted + self.rejected
 
     @classmethod
-    def of(cls, rows: Iterable[JudgedGroups]) -> Self:
+    def of(cls, rows: Iterable[MinerRow]) -> Self:
         """Add up the groups of some miners."""
         accepted = 0
         reasons: Counter[str] = Counter()

@@ -1,10 +1,11 @@
 """The tables of report.html: miners, sites, digests, and the numbers behind the plots."""
 
+from grailnode.observe.state import MinerRow, SiteRow
 from grailnode.ui.findings import reference_digest
 from grailnode.ui.formatting import byte_text, clean, decimal_text, part_text, share_text
 from grailnode.ui.report.markup import Child, Markup, element, join
-from grailnode.ui.report_data import DemoReport, MinerGroups, SiteWork
-from grailnode.ui.tallies import Tally, by_count
+from grailnode.ui.report_data import DemoReport
+from grailnode.ui.tallies import by_count
 
 
 def miners(report: DemoReport) -> Markup:
@@ -21,7 +22,7 @@ def miners(report: DemoReport) -> Markup:
     return _table(heads, [_miner(miner) for miner in report.groups], "No miner took part.")
 
 
-def _miner(miner: MinerGroups) -> Markup:
+def _miner(miner: MinerRow) -> Markup:
     why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(miner.rejected))
     return element(
         "tr",
@@ -30,7 +31,7 @@ def _miner(miner: MinerGroups) -> Markup:
         element("td", miner.kind, class_=f"{miner.kind} wide"),
         element("td", f"{miner.submitted:,}", class_="n wide"),
         element("td", f"{miner.accepted:,}", class_="n"),
-        element("td", f"{Tally.of([miner]).rejected:,}", class_="n"),
+        element("td", f"{miner.rejections:,}", class_="n"),
         element("td", why or "-", class_="why"),
     )
 
@@ -52,7 +53,7 @@ def sites(report: DemoReport) -> Markup:
     return join([element("section", element("h2", "Sites"), _table(heads, rows, "")), Markup("")], "\n")
 
 
-def _site(site: SiteWork) -> Markup:
+def _site(site: SiteRow) -> Markup:
     why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(site.refused))
     return element(
         "tr",

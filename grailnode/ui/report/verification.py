@@ -2,13 +2,14 @@
 
 from typing import Final
 
+from grailnode.observe.state import MinerRow
 from grailnode.ui.findings import Findings
 from grailnode.ui.formatting import clean
 from grailnode.ui.report.charts import figure, legend
 from grailnode.ui.report.markup import Markup, element
 from grailnode.ui.report.plot import HEIGHT, RIGHT, drawing, empty_message
-from grailnode.ui.report_data import DemoReport, MinerGroups
-from grailnode.ui.tallies import Tally, by_count
+from grailnode.ui.report_data import DemoReport
+from grailnode.ui.tallies import by_count
 
 MOST_MINERS: Final = 12  # the rest are in the table
 COLOURS: Final = 7  # reasons with a colour of their own; the rarer ones share the last
@@ -53,11 +54,11 @@ def _legend(findings: Findings, css: dict[str, str]) -> Markup:
     return legend(*entries)
 
 
-def _row(miner: MinerGroups, place: int, widest: int, css: dict[str, str]) -> Markup:
+def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Markup:
     """Draw a miner's name, its counts, and its bar."""
     top = _EDGE + _ROW * place
     scale = (RIGHT - _EDGE) / widest if widest else 0.0
-    open_groups = max(0, miner.submitted - Tally.of([miner]).judged)
+    open_groups = max(0, miner.submitted - miner.judged)
     parts = [("ok", "accepted", miner.accepted)]
     parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]
     parts.append(("open", "not judged", open_groups))
@@ -78,10 +79,10 @@ def _row(miner: MinerGroups, place: int, widest: int, css: dict[str, str]) -> Ma
     )
 
 
-def _counts(miner: MinerGroups) -> str:
-    return f"{miner.accepted:,} accepted, {Tally.of([miner]).rejected:,} rejected"
+def _counts(miner: MinerRow) -> str:
+    return f"{miner.accepted:,} accepted, {miner.rejections:,} rejected"
 
 
-def _whole(miner: MinerGroups) -> int:
+def _whole(miner: MinerRow) -> int:
     """Return the length of a miner's bar: more groups may be judged than this view read commitments for."""
-    return max(miner.submitted, Tally.of([miner]).judged)
+    return max(miner.submitted, miner.judged)

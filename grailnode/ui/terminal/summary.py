@@ -8,7 +8,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from grailnode.observe.state import MinerRow
 from grailnode.ui.findings import Findings, judgement_text, reference_digest, trainer_wait_text
 from grailnode.ui.formatting import byte_part_text, clean, duration_words, rate_text, share_text
 from grailnode.ui.report_data import DemoReport
@@ -35,10 +34,9 @@ class _Summary:
         width = min(options.max_width, _WIDEST)
         findings = Findings.of(self._report)
         inside = width - 4
-        rows = [MinerRow(**miner.model_dump(), score=0.0) for miner in self._report.groups]
         parts: list[RenderableType] = [_figures(self._report, findings, inside)]
-        if rows:
-            parts += [Text(""), miners(rows, inside, len(rows) + 1, scored=False)]
+        if rows := self._report.groups:
+            parts += [Text(""), miners(rows, inside, len(rows) + 1)]
         if judgement := judgement_text(self._report, findings):
             good = not findings.false_rejections and not findings.false_acceptances
             parts += [Text(""), Text(judgement, style="green" if good else "red")]

@@ -27,9 +27,7 @@ class Column:
     right: bool = True
 
 
-def miners(
-    rows: Sequence[MinerRow], width: int, most: int, *, scored: bool = True, keyed: bool = False
-) -> RenderableType:
+def miners(rows: Sequence[MinerRow], width: int, most: int, *, keyed: bool = False) -> RenderableType:
     """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines
     with the heading.
 
@@ -41,9 +39,9 @@ def miners(
     kind, submitted, barred = width >= 72, width >= 58, width >= 46
     keyed = keyed and submitted
     bar_width = (12 if width >= 100 else 4) if barred else 0
-    score = (bar_width + 5 if barred else 5) if scored else 0
+    score = bar_width + 5 if barred else 5
     fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
-    gaps = _GAP * (2 + keyed + kind + submitted + scored)
+    gaps = _GAP * (3 + keyed + kind + submitted)
     why = max(width - fixed - gaps, 4)
     table = fitted(
         [
@@ -53,7 +51,7 @@ def miners(
             Column("sent", 6) if submitted else None,
             Column("accepted", 8),
             Column("rejected", why, right=False),
-            Column("score", score, right=False) if scored else None,
+            Column("score", score, right=False),
         ],
         [_miner(row, why, has_kind=kind, bar_width=bar_width) for row in included],
     )
