@@ -5,13 +5,11 @@ page.html.
 from importlib.resources import files
 from string import Template
 
-from grailnode.ui.findings import Findings, judgement_text, trainer_wait_text
 from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
-from grailnode.ui.report.charts import learning, patches, sparsity
+from grailnode.ui.report.charts import groups, learning, patches, sparsity
 from grailnode.ui.report.html_tables import data, digests, miners, sites
 from grailnode.ui.report.markup import Markup, element, join, text
-from grailnode.ui.report.verification import groups
-from grailnode.ui.report_data import DemoReport
+from grailnode.ui.report_data import DemoReport, Findings, judgement_text, trainer_wait_text
 from grailnode.ui.series import Change
 
 
@@ -112,7 +110,7 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
 def _change_tile(name: str, change: Change | None, note: str) -> tuple[str, str, str]:
     if change is None:
         return name, "-", "not measured"
-    return name, change.ends_text, f"{change.gain_text}, {note}"
+    return name, change.ends_text, f"{change.gain:+.2f}, {note}"
 
 
 def _how(report: DemoReport) -> Markup:

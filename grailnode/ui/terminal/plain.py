@@ -20,12 +20,11 @@ class PlainView:
 
     Args:
         title: begins the first line.
-        console: the output; standard output by default.
     """
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str, console: Console) -> None:
         self._title = title
-        self._console = console or Console()
+        self._console = console
         self._state: NetworkState | None = None
         self._last_window = -1
         self._alarms: set[str] = set()

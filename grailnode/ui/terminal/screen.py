@@ -2,25 +2,73 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState
-from grailnode.ui.terminal.glyphs import columns
-from grailnode.ui.terminal.sections import alarms, heading, line, rates, rounds, trend_rows, verification
+from grailnode.ui.terminal.glyphs import AsciiFallback, columns
+from grailnode.ui.terminal.sections import (
+    Trend,
+    alarms,
+    heading,
+    learning,
+    line,
+    publication,
+    rates,
+    rounds,
+    trend_rows,
+    verification,
+)
 from grailnode.ui.terminal.text_tables import lines_of, miners, nodes, sites
-from grailnode.ui.terminal.trends import Trend, learning, publication
 
 # Terminals of this size or more get frames and tall charts; on smaller ones every line counts.
 _SPACIOUS_WIDTH: Final = 100
 _SPACIOUS_HEIGHT: Final = 34
 _MOST_ALARMS: Final = 3
 _LEAST_TABLE: Final = 3  # lines: a heading, a row, and the number of further rows
+
+
+class LiveView:
+    """Draws on the terminal's alternate screen, so that resizing leaves no torn lines and the user's scrollback stays
+    clean.
+
+    If its block ends with an exception (Ctrl-C too), the view prints its last picture to the normal screen: what the
+    user saw when it happened stays on the terminal.
+
+    Args:
+        title: at the top left.
+        console: a terminal.
+    """
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title = title
+        self._console = console
+        # There is no refreshing thread: a picture changes only when a state arrives, so that tests see each of them.
+        self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
+        self._last: Screen | None = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if error is not None and self._last is not None:
+            self._console.print(AsciiFallback(self._last))
+
+    def update(self, state: NetworkState) -> None:
+        """Draw a newer state."""
+        self._last = Screen(self._title, state)
+        self._live.update(AsciiFallback(self._last), refresh=True)
 
 
 @dataclass(frozen=True)
