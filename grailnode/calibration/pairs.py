@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from grailnode.calibration.variants import AnyVariant
-from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
+from grailnode.calibration.variants import AnyVariant, VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions

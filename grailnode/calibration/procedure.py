@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from grailnode.calibration import separation, thresholds
-from grailnode.calibration.adapters import ADAPTER_SHARE, random_adapters
-from grailnode.calibration.copies import quantized
+from grailnode.calibration.copies import ADAPTER_SHARE, quantized, random_adapters
 from grailnode.calibration.pairs import (
     CalibrationTask,
     GroupMeasurement,
@@ -30,8 +29,7 @@ from grailnode.calibration.proof_file import (
     Subject,
 )
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
-from grailnode.calibration.variants import AnyVariant, Pair
-from grailnode.calibration.vllm_variant import VllmServers
+from grailnode.calibration.variants import AnyVariant, Pair, VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.models import build
