@@ -11,8 +11,8 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ExpiredError, ProtocolError
+from protocol.judging.binomial import pass_at_k
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
-from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority

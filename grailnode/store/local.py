@@ -17,9 +17,8 @@ from typing import Final, TypeVar
 
 import trio
 
+from grailnode.store.checks import check_path, check_prefix, check_range, is_path
 from grailnode.store.disk import disk_errors, locked_file, make_folder, sweep, sync_folder, write_through
-from grailnode.store.names import check_path, check_prefix, is_path
-from grailnode.store.ranges import check_range
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 PAGE: Final = 1000

@@ -13,8 +13,8 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
+from protocol.judging.binomial import pass_at_k
 from protocol.judging.evidence import CountedWindow, Counts
-from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import Arithmetic, OptionalArithmetic, ProofSpec, Thresholds

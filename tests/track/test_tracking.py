@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from grailnode.track.training_log import LogFollower, curves
 
 from grailnode.config import Config, load
 from grailnode.node import tracking
@@ -15,9 +16,7 @@ from grailnode.node.role_processes import process_kinds
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from grailnode.track.log_follower import LogFollower
 from grailnode.track.tracker import Sample, TrackerError, check_tracker, open_tracker
-from grailnode.track.training_curves import curves
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
 

@@ -3,10 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
+from grailnode.store.checks import PermanentError, check_path, check_prefix, check_range, slice_object
 from grailnode.store.decorators.space_directory import SpaceDirectory
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.permanent_error import PermanentError
-from grailnode.store.ranges import check_range, slice_object
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore

@@ -15,11 +15,9 @@ from urllib.parse import quote, urlsplit
 import httpx
 import trio
 
+from grailnode.store.checks import PermanentError, check_path, check_prefix, check_range
 from grailnode.store.https.addresses import PublicTransport
 from grailnode.store.https.listing import list_bucket
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.permanent_error import PermanentError
-from grailnode.store.ranges import check_range
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 _content_range: Final = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.page_check import PageCheck
-from grailnode.store.ranges import check_range
+from grailnode.store.checks import PageCheck, check_path, check_prefix, check_range
 from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
 from grailnode.store.s3.s3_upload import Uploads

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from grailnode.store.ranges import slice_object
+from grailnode.store.checks import slice_object
 from grailnode.store.state.state_store import StateStore
 from roles.ports import NotFoundError, ObjectInfo
 
