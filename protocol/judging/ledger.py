@@ -234,7 +234,6 @@ class Summary(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.summary(self.validator, self.window)
 
     @property
@@ -258,7 +257,6 @@ class Seal(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.seal(self.validator, self.window)
 
     @classmethod
@@ -282,7 +280,6 @@ class Witness(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.witness(self.validator, self.window)
 
 

@@ -63,7 +63,6 @@ class ValidatorReport(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.report(self.trainer, self.window)
 
 

@@ -158,7 +158,6 @@ class Verdict(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.verdict(self.validator, self.window, self.miner)
 
 
@@ -172,7 +171,6 @@ class ReauditVerdict(Verdict):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.reaudit(self.validator, self.window, self.miner)
 
 

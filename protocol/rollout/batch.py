@@ -164,7 +164,6 @@ class Commitment(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.commitment(self.miner, self.window)
 
 
