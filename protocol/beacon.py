@@ -61,7 +61,6 @@ class ChainInfo(Record):
 
     Attributes:
         public_key: compressed G2 point, 96 bytes.
-        period_ms: milliseconds between rounds.
         genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
         group_hash: drand's genesis seed.
         beacon_id: drand's name of the beacon; 'default' is hashed as no name.
@@ -228,12 +227,7 @@ class LocalKey:
         return compressed
 
     def chain(self, period_ms: int, genesis_ms: int) -> ChainInfo:
-        """Return the chain that this key signs.
-
-        Args:
-            period_ms: milliseconds between rounds.
-            genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
-        """
+        """Return the chain that this key signs."""
         public_key = self.public_key
         return ChainInfo(
             public_key=public_key,

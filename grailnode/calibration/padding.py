@@ -14,11 +14,7 @@ Side = Literal["left", "right"]
 
 
 class WrappedModel:
-    """A CausalModel (roles/policy/causal_model.py) that computes another one. Subclasses override what differs.
-
-    Args:
-        model: the model that is computed.
-    """
+    """A CausalModel (roles/policy/causal_model.py) that computes another one. Subclasses override what differs."""
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
@@ -64,7 +60,6 @@ class Padded(WrappedModel):
     """A model that is computed with pads at other places.
 
     Args:
-        model: the model that is computed.
         side: the side of the pads; those of prompts that are continued are always on the left.
         multiple: the width of every call is rounded up to a multiple of this, except for single tokens.
     """

@@ -38,7 +38,6 @@ class CalibrationTask:
 
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
-        kind: of sketch.
         chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
         lora: the adapters that the run trains; None for a run that trains all weights.
@@ -114,7 +113,6 @@ async def serve(
     """Return an engine that computes as one side of a pair, and serves these weights.
 
     Args:
-        servers: of vLLM, where the side has one.
         lora: where the weights have adapters beside a base; None for weights without.
     """
     if isinstance(side, VllmVariant):

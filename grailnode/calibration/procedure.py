@@ -157,14 +157,7 @@ def _with_adapters(job: CalibrationJob, base: Weights, lora: LoraSpec) -> tuple[
 
 @dataclass(frozen=True)
 class _Measurer:
-    """Measures pairs.
-
-    Attributes:
-        job: the calibration.
-        weights: of the policy, with its adapters if the run trains some.
-        servers: of vLLM.
-        progress: shows progress.
-    """
+    """Measures pairs."""
 
     job: CalibrationJob
     weights: Weights

@@ -40,8 +40,6 @@ class Variant:
         batch_tokens: padded tokens of one batch.
         side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
         attention: torch's fused attention or the formula.
-        threads: of torch on the CPU.
-        device: of torch.
     """
 
     implementation: Implementation = "qwen3"
@@ -80,19 +78,11 @@ class Variant:
         return model if plain else Padded(model, self.side, self.multiple)
 
     async def serve(self, policy: Policy, weights: Weights, lora: LoraSpec | None = None) -> TorchEngine:
-        """Return an engine that computes this way and serves these weights as version 0.
-
-        Args:
-            lora: where the weights have adapters beside a base; None for weights without.
-        """
+        """Return an engine that computes this way and serves these weights as version 0."""
         return await self.host(self.model(policy, lora), weights)
 
     async def host(self, model: CausalModel, weights: Weights) -> TorchEngine:
-        """Return an engine that computes a model this way and serves these weights as version 0.
-
-        Args:
-            model: that of this variant, or a change of it.
-        """
+        """Return an engine that computes a model this way and serves these weights as version 0."""
         engine = TorchEngine(
             model,
             device=self.device,
@@ -126,8 +116,6 @@ class VllmVariant:
 
     Attributes:
         python: the interpreter of its environment.
-        directory: for the server's files.
-        version: of vLLM.
         dtype, device: of vLLM; sequences: that it computes at a time.
     """
 

@@ -28,9 +28,7 @@ class TrlFile:
     """One file of a TRL bucket.
 
     Attributes:
-        path: its path in the bucket.
         version: the model version that it holds or leads to.
-        weights: the whole weights of that version.
     """
 
     path: str

@@ -52,10 +52,8 @@ class DemoSettings:
     """The options of the command line.
 
     Attributes:
-        windows: how many to run.
         seed: all keys, and with them prompts and noise, are derived from it.
         out: directory of the report; keep: keep the run's directory in it.
-        command: the command line, for the report.
         python: the interpreter of vLLM's environment, with which the honest miners generate; None for torch.
         trainers: how many sites train together; 1 for the trainer alone.
     """

@@ -39,11 +39,7 @@ class TrainerTime:
 
 
 def read_trainer_time(logs: Path) -> TrainerTime | None:
-    """Return the newest shares in the log of a trainer of this machine; None if there is no trainer, or no step yet.
-
-    Args:
-        logs: the directory of the nodes' logs.
-    """
+    """Return the newest shares in the log of a trainer of this machine; None if there is no trainer, or no step yet."""
     paths = sorted(logs.glob("*-training.jsonl"), key=lambda path: path.stat().st_mtime)
     if not paths:
         return None
@@ -98,11 +94,7 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
 
 
 def unjudged_cases(logs: Path) -> tuple[str, ...]:
-    """Return a line for each validator of this machine that left cases of its newest window unjudged.
-
-    Args:
-        logs: the directory of the nodes' logs.
-    """
+    """Return a line for each validator of this machine that left cases of its newest window unjudged."""
     lines = []
     for path in sorted(logs.glob("*.jsonl")):
         event = next((item for item in tail_events(path) if item.get("event") == "judged"), None)

@@ -63,7 +63,6 @@ class Observer:
     Args:
         node: its store is read; nothing is written.
         first_window, last_window: only windows between these, both included, are read; None: up to the current one.
-        operator: facts that the operator of the network adds.
     """
 
     def __init__(

@@ -30,11 +30,8 @@ class PublishedRollout:
 
     Attributes:
         miner: its public key; window, group, index: the rollout's place.
-        version: of the policy that generated it.
         reward: as a validator computed it; the miner's claim where no validator accepted the group.
         reasons: why validators rejected the group, each once; empty if none did.
-        accepted: how many validators accepted the group.
-        judged: how many validators judged it.
     """
 
     miner: bytes

@@ -25,7 +25,6 @@ class VersionRow:
     Attributes:
         version: 0 is genesis.
         optimizer_step: optimizer steps taken when it was published.
-        first_window: the first window that it serves.
         patch_bytes: size of its patch; None for genesis and for an anchor without a patch (after a failed upload).
         anchor_bytes: size of its anchor's shards; None for a version without an anchor.
         changed: elements of the BF16 view that differ from the version before; total: all elements.
@@ -61,8 +60,6 @@ class WindowRow:
     """One window as the validators judged it.
 
     Attributes:
-        window: its number.
-        version: the policy version that served it.
         accepted, rejected: groups.
         reward: mean reward over the rollouts of accepted groups; None if there were none.
         pass_at_1, pass_at_k: of `version` on held-out problems, in [0, 1], as a validator measured it; None if nobody
@@ -117,7 +114,6 @@ class RoundRow:
     """One closed round of sites that train together.
 
     Attributes:
-        number: the round.
         step: rounds so far that changed the weights; version: the policy version after the round.
         counted: contributions that count; sites: those that the round had.
         local_steps, groups, payload_bytes: of the contributions that count.
@@ -179,7 +175,6 @@ class NetworkState:
         rounds, sites: likewise; none where the trainer trains alone.
         tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
-        pass_at: k of pass@k.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
         unjudged: a line for each validator of this machine whose newest window was short of time.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).

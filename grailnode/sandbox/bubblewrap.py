@@ -53,7 +53,6 @@ class _Interpreter:
     """A Python interpreter and where its files are.
 
     Attributes:
-        version: such as '3.11'.
         executable: path of the program in the sandbox.
         files: (path on this machine, path in the sandbox) of the directories and files that it needs to start.
     """
@@ -155,10 +154,8 @@ class BubblewrapSandbox:
         """Start a module of `inside` in a sandbox; at the end of the block kill every process in the sandbox.
 
         Args:
-            program: name of the module.
             standard_input: bytes that it can read from its standard input.
             channels: descriptors that it inherits.
-            stdout, stderr: as for subprocess.
             cpu: factor on the limit of CPU seconds.
         """
         limits = self._limits
@@ -276,11 +273,7 @@ def _find_interpreter(version: str) -> _Interpreter:
 
 
 class _Pipe:
-    """A pipe.
-
-    Attributes:
-        read, write: descriptors of its ends.
-    """
+    """A pipe."""
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()

@@ -83,7 +83,6 @@ class PageCheck:
 
     Args:
         where: what is listed, for messages.
-        prefix, after: the arguments of `ObjectStore.list`.
     """
 
     def __init__(self, where: str, prefix: str, after: str) -> None:

@@ -63,7 +63,6 @@ class DemoReport(RunFacts):
         pass_at_1, pass_at_k, reward: for each window; sparsity, patch_bytes: for each version (null for genesis and
             re-anchorings).
         anchor_bytes: size of the newest anchor, 0 for none; full_bytes: of a full BF16 checkpoint.
-        groups: for each miner.
         sites, rounds: of the sites that train together; both are missing where the trainer trains alone.
     """
 

@@ -57,7 +57,6 @@ class Credential(Protocol):
         """Check the credential in an announcement's `credential`.
 
         Args:
-            difficulty: the run's parameter for this credential.
             now_ms: milliseconds since the Unix epoch.
 
         Raises:

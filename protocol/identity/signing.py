@@ -122,7 +122,6 @@ class Signed(Generic[R]):
     """A record whose signatures were verified.
 
     Attributes:
-        record: the parsed body.
         signers: the public keys that signed, in ascending order.
         digest: SHA-256 of the body, which identifies the record; it does not change when signatures are added.
         data: the envelope's bytes.
@@ -157,7 +156,6 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
 
     Args:
         data: hostile bytes.
-        record_type: the type of the record.
         signers: the keys that may sign it.
         threshold: how many of them must have signed it.
 

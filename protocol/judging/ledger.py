@@ -184,7 +184,6 @@ class Summary(PublishedRecord):
         previous: SHA-256 of the body of the validator's summary before this one; empty for its first.
         salt: 16 random bytes, so that nobody can guess the summary from its seal.
         weights: digest of the weights that the validator rebuilt for the window's version.
-        arithmetic: how the validator computed.
         roster: the validators among which it dealt the groups, ascending; it is one of them.
         judges: to how many of them each group is dealt.
         rows: one for each miner with a pledge, ascending by key.
@@ -194,7 +193,6 @@ class Summary(PublishedRecord):
         evaluation: of the version that serves the window; None if the validator made none.
         verified_tokens: completion tokens that were checked.
         verify_ms: milliseconds that the check took.
-        alarms: one line of text each.
     """
 
     kind: ClassVar[str] = "summary"
@@ -372,7 +370,6 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
 
     Args:
         ledger: summaries of one validator, ascending by window, including the newest.
-        proof: the thresholds of each pair.
     """
     earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
     earners.sort(key=lambda item: (-item[1], item[0]))

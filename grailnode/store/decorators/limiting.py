@@ -20,7 +20,6 @@ class RequestLimits:
     """How much a node may demand of a store.
 
     Attributes:
-        concurrency: concurrent operations.
         rate: operations per second in the long run.
         burst: operations that may start at once after a pause.
         max_put_bytes: bytes of one object to store.
@@ -84,7 +83,6 @@ class _TokenBucket:
     """A token bucket that stores the time of its next token (GCRA), so that it needs no background task.
 
     Args:
-        rate: tokens per second.
         burst: the most tokens that it collects.
     """
 
@@ -105,10 +103,6 @@ class BoundedStore:
     """Decorates a store whose listings may have duplicates or foreign paths, or may never end.
 
     The order stays as the store gives it: nothing may depend on it, and some services have none.
-
-    Args:
-        store: any store.
-        max_entries: entries of one listing.
     """
 
     def __init__(self, store: ObjectStore, max_entries: int = MAX_ENTRIES) -> None:

@@ -10,7 +10,6 @@ class PrefixedStore:
     """Implements ObjectStore with the objects below `prefix`, which it adds to every path.
 
     Args:
-        store: has the objects.
         prefix: ends with '/'.
 
     Raises:

@@ -23,7 +23,6 @@ class KnownStores:
     """The stores that a node knows by its configuration.
 
     Attributes:
-        key: this node's public key.
         own: the store that this node writes to.
         meeting: the store of the participants' announcements, the run's manifest and a local beacon's rounds.
         beacon: the first part of the paths of beacon rounds.
@@ -58,8 +57,6 @@ class RoutedStore:
     """Implements ObjectStore over the spaces of all participants.
 
     Args:
-        stores: known by configuration.
-        directory: looks up announced spaces.
         open_space: opens a space for reading, given its URL and the public key of its owner.
     """
 

@@ -31,7 +31,6 @@ class Page:
 
     Attributes:
         objects: (key, size in bytes), in the order of the page.
-        truncated: whether another page follows.
         token: requests the next page.
     """
 

@@ -35,7 +35,6 @@ class S3Store:
     """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
 
     Args:
-        location: the bucket and how to reach it.
         credentials: sign the requests; None for unsigned requests to a public bucket.
     """
 

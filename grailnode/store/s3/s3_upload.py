@@ -43,7 +43,6 @@ class _Upload:
 
     Attributes:
         upload_id: the service's name for it.
-        digest: SHA-256 of the object.
         etags: of the parts that have arrived, by number from 1.
     """
 

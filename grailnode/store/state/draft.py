@@ -10,11 +10,7 @@ from roles.ports import NotFoundError, ObjectInfo
 
 
 class StateDraft:
-    """Implements ObjectStore over a state without the objects that it has lost. Changes stay in memory.
-
-    Args:
-        state: opened for a repair.
-    """
+    """Implements ObjectStore over a state without the objects that it has lost. Changes stay in memory."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state

@@ -84,7 +84,6 @@ class StateStore(LocalStore):
     Args:
         root: the directory; created when it is missing.
         run_id: of the run; a state of another run is refused.
-        inline: as for LocalStore.
         repairing: accept a state without a list of names, which is then written from the files.
 
     Raises:

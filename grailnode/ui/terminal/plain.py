@@ -16,11 +16,7 @@ _MOST_ALARMS: Final = 5  # new ones between two windows: strangers can cause ala
 
 
 class PlainView:
-    """Prints ASCII lines without colour or cursor movement.
-
-    Args:
-        title: begins the first line.
-    """
+    """Prints ASCII lines without colour or cursor movement."""
 
     def __init__(self, title: str, console: Console) -> None:
         self._title = title

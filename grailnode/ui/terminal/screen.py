@@ -41,10 +41,6 @@ class LiveView:
 
     If its block ends with an exception (Ctrl-C too), the view prints its last picture to the normal screen: what the
     user saw when it happened stays on the terminal.
-
-    Args:
-        title: at the top left.
-        console: a terminal.
     """
 
     def __init__(self, title: str, console: Console) -> None:
