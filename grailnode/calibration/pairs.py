@@ -125,7 +125,11 @@ async def serve(
 async def generate_groups(
     work: CalibrationTask, generating: Engine, groups: int, *, first: int = 0
 ) -> AsyncIterator[list[Submission]]:
-    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together."""
+    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together.
+
+    Args:
+        first: number of the first group; the same numbers have the same prompts, noise and projections.
+    """
     randomness, size = work.seed.to_bytes(32, "little"), work.group_size
     for begin in range(first, first + groups, work.chunk):
         numbers = range(begin, min(begin + work.chunk, first + groups))

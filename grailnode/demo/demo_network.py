@@ -1,10 +1,9 @@
 """`grailnode demo`: run the whole network on this machine, show its public state, and write a report."""
 
-import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
+from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
 from protocol.proof import Arithmetic
@@ -208,23 +208,17 @@ class _Logs:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._offsets: dict[Path, int] = {}
-        self._last: dict[str, dict[str, dict[str, Any]]] = {}
-        self._newest: dict[str, dict[str, Any]] = {}
+        self._followers: dict[Path, LogFollower] = {}
+        self._last: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._newest: dict[str, Mapping[str, Any]] = {}
 
     def _read(self) -> None:
         for file in sorted(self._directory.glob("*.jsonl")):
-            with file.open("rb") as lines:
-                lines.seek(self._offsets.get(file, 0))
-                text = lines.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._offsets[file] = self._offsets.get(file, 0) + len(whole)
-            for line in whole.splitlines():
-                event = json.loads(line)
+            for event in self._followers.setdefault(file, LogFollower([file], from_start=True)).read():
                 self._last.setdefault(event["node"], {})[event["event"]] = event
                 self._newest[event["node"]] = event
 
-    def last(self, node: str, event: str) -> dict[str, Any] | None:
+    def last(self, node: str, event: str) -> Mapping[str, Any] | None:
         """Return the newest event of a kind; None before the first."""
         self._read()
         return self._last.get(node, {}).get(event)
