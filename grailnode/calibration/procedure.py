@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -47,11 +47,8 @@ Copies = dict[tuple[int, str], list[GroupMeasurement]]
 """Measurements of copies, by the bits of their weights and the name of a pair."""
 
 
-class Progress(Protocol):
-    """Shows the progress of a measurement."""
-
-    def __call__(self, name: str, rollouts: int, total: int, /) -> None:
-        """Show that `rollouts` of `total` are generated in some way, or checked by a pair; copies have their own."""
+Progress = Callable[[str, int, int], None]
+"""Shows that so many rollouts of so many are generated in some way, or checked by a pair; copies have their own."""
 
 
 @dataclass(frozen=True)
