@@ -20,18 +20,9 @@ from grailnode.ui.formatting import (
     share_text,
 )
 from grailnode.ui.report_data import DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
+from grailnode.ui.terminal import sections
 from grailnode.ui.terminal.glyphs import AsciiFallback, columns
-from grailnode.ui.terminal.sections import (
-    alarms,
-    check_rate,
-    heading,
-    learning,
-    line,
-    publication,
-    rounds,
-    trend_rows,
-    verification,
-)
+from grailnode.ui.terminal.sections import line
 from grailnode.ui.terminal.text_tables import Column, fitted, miners, nodes, sites
 
 _RECENT: Final = 8  # windows in the table, the newest last
@@ -54,17 +45,25 @@ class _Status:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, width = self.state, min(options.max_width, _WIDEST_STATUS)
-        parts: list[RenderableType] = [heading("status", state, width)]
-        parts += alarms(state.alarms, width, _ALL)
+        parts: list[RenderableType] = [sections.heading("status", state, width)]
+        parts += sections.alarms(state.alarms, width, _ALL)
         parts += [Text(""), *_head(state)]
         if state.windows:
-            parts += [trend_rows(learning(state), width), trend_rows(publication(state), width)]
+            parts += [
+                sections.trend_rows(sections.learning(state), width),
+                sections.trend_rows(sections.publication(state), width),
+            ]
             parts += [Text(""), _windows(state, width), *_strata(state)]
-        parts += [Text(""), *verification(state, width, lines=2), *check_rate(state), *_bottleneck(state)]
+        parts += [
+            Text(""),
+            *sections.verification(state, width, lines=2),
+            *sections.check_rate(state),
+            *_bottleneck(state),
+        ]
         if state.miners:
             parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
         if state.sites:
-            parts += [Text(""), *rounds(state, width), sites(state.sites, width, _ALL)]
+            parts += [Text(""), *sections.rounds(state, width), sites(state.sites, width, _ALL)]
         if state.nodes:
             parts += [Text(""), nodes(state.nodes, width, _ALL)]
         yield from console.render(Group(*parts), options.update(width=width))
