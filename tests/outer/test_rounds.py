@@ -80,7 +80,9 @@ async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
         numbers = []
         async for item in testbed.store.list(paths.kind_prefix(key(name).public, "contributions")):
             numbers.append(int(item.path.rpartition("/")[2]))
-        assert len([item async for item in testbed.store.list(paths.kind_prefix(key(name).public, "payloads"))]) == len(numbers)
+        assert len([item async for item in testbed.store.list(paths.kind_prefix(key(name).public, "payloads"))]) == len(
+            numbers
+        )
         assert min(numbers) == rounds - KEPT_ROUNDS + 1
         assert len(numbers) >= KEPT_ROUNDS
     equal_states(testbed, rounds - 1)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from grailnode.track.training_log import LogFollower, curves
 
 from grailnode.config import Config, load
 from grailnode.node import tracking
@@ -17,6 +16,7 @@ from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
 from grailnode.track.tracker import Sample, TrackerError, check_tracker, open_tracker
+from grailnode.track.training_log import LogFollower, curves
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
 
