@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from grailnode.store.names import is_path
+from grailnode.store.checks import is_path
 from protocol import paths
 from protocol.errors import MalformedError
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE

@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grailnode.ui.report import DemoReport, MinerGroups
+from grailnode.observe.state import MinerRow
+from grailnode.ui.report import DemoReport
 
 _HEADER = (
     "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  "
@@ -35,7 +36,7 @@ def row(report: DemoReport) -> str:
     honest = [miner for miner in report.groups if miner.kind == "honest"]
     cheats = [miner for miner in report.groups if miner.kind == "cheating"]
 
-    def count_text(miners: list[MinerGroups]) -> str:
+    def count_text(miners: list[MinerRow]) -> str:
         return f"{sum(miner.accepted for miner in miners)} of {sum(miner.submitted for miner in miners)}"
 
     equality = "equal" if len(set(report.weights_digest.values())) == 1 else "UNEQUAL"

@@ -177,7 +177,7 @@ class PublishingNetwork:
         """Return the bytes of an anchor's shards, for version 0, or of a version's patch with all its parts."""
         key = self._machines.workspace.keys["trainer"]
         if version == 0:
-            return sum(file.stat().st_size for file in (self._space / paths.anchors(key)).iterdir())
+            return sum(file.stat().st_size for file in (self._space / paths.kind_prefix(key, "anchors")).iterdir())
         published = self._machines.events("trainer", "trainer", "published")
         return int(next(event["patch_bytes"] for event in published if event["version"] == version))
 

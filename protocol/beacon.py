@@ -16,14 +16,14 @@ import re
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import pyblst
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from protocol import bounded_json, limits
 from protocol.encoding import Record
-from protocol.errors import LimitError, MalformedError, SignatureError
+from protocol.errors import LimitError, MalformedError, SignatureError, error_context
 
 PUBLIC_KEY_BYTES: Final = 96
 SIGNATURE_BYTES: Final = 48
@@ -61,9 +61,8 @@ class ChainInfo(Record):
 
     Attributes:
         public_key: compressed G2 point, 96 bytes.
-        period_ms: milliseconds between rounds.
         genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
-        group_hash: drand's genesis seed, 32 bytes.
+        group_hash: drand's genesis seed.
         beacon_id: drand's name of the beacon; 'default' is hashed as no name.
     """
 
@@ -71,43 +70,15 @@ class ChainInfo(Record):
     max_bytes: ClassVar[int] = limits.MAX_BEACON_BYTES
 
     public_key: bytes
-    period_ms: int
-    genesis_ms: int
-    group_hash: bytes
-    beacon_id: str
+    period_ms: Annotated[int, Field(ge=1, le=limits.MAX_BEACON_PERIOD_MS)]
+    genesis_ms: Annotated[int, Field(ge=0, le=limits.MAX_TIME_MS)]
+    group_hash: Annotated[bytes, Field(min_length=32, max_length=32)]
+    beacon_id: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]
 
     @field_validator("public_key")
     @classmethod
     def _is_a_key(cls, value: bytes) -> bytes:
         _public_key(value)
-        return value
-
-    @field_validator("period_ms")
-    @classmethod
-    def _is_a_period(cls, value: int) -> int:
-        if not 1 <= value <= limits.MAX_BEACON_PERIOD_MS:
-            raise ValueError(f"a period of 1 to {limits.MAX_BEACON_PERIOD_MS} milliseconds")
-        return value
-
-    @field_validator("genesis_ms")
-    @classmethod
-    def _is_a_time(cls, value: int) -> int:
-        if not 0 <= value <= limits.MAX_TIME_MS:
-            raise ValueError(f"a time of 0 to {limits.MAX_TIME_MS} milliseconds since the epoch")
-        return value
-
-    @field_validator("group_hash")
-    @classmethod
-    def _is_a_hash(cls, value: bytes) -> bytes:
-        if len(value) != 32:
-            raise ValueError("a group hash of 32 bytes")
-        return value
-
-    @field_validator("beacon_id")
-    @classmethod
-    def _is_a_name(cls, value: str) -> str:
-        if not re.fullmatch(r"[a-z0-9_-]{1,64}", value):
-            raise ValueError("a beacon id of 1 to 64 characters from a-z, 0-9, '-' and '_'")
         return value
 
     @property
@@ -172,13 +143,6 @@ def _message(round_number: int) -> Any:
     return pyblst.BlstP1Element.hash_to_group(digest, _DOMAIN)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise MalformedError("a JSON field occurs twice", "beacon answer")
-    return fields
-
-
 def parse_round(data: bytes, round_number: int) -> bytes:
     """Return the signature (48 bytes, unverified) in a relay's answer for one round.
 
@@ -188,10 +152,8 @@ def parse_round(data: bytes, round_number: int) -> bytes:
     """
     if len(data) > limits.MAX_BEACON_BYTES:
         raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
-    try:
-        answer = bounded_json.parse(data, _no_duplicates)
-    except MalformedError as error:
-        raise MalformedError(error.what, "beacon answer") from error
+    with error_context("beacon answer"):
+        answer = bounded_json.parse(data, bounded_json.unique)
     if not isinstance(answer, dict):
         raise MalformedError("not a JSON object", "beacon answer")
     number, signature = answer.get("round"), answer.get("signature")
@@ -265,12 +227,7 @@ class LocalKey:
         return compressed
 
     def chain(self, period_ms: int, genesis_ms: int) -> ChainInfo:
-        """Return the chain that this key signs.
-
-        Args:
-            period_ms: milliseconds between rounds.
-            genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
-        """
+        """Return the chain that this key signs."""
         public_key = self.public_key
         return ChainInfo(
             public_key=public_key,

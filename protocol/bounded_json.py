@@ -41,3 +41,15 @@ def parse(data: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = No
         return json.loads(text, object_pairs_hook=pairs)
     except ValueError as error:  # this includes numbers with too many digits
         raise MalformedError("not JSON in UTF-8") from error
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object with the pairs of `parse`.
+
+    Raises:
+        MalformedError: a name occurs twice.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise MalformedError("a name twice in a JSON object")
+    return result

@@ -30,7 +30,6 @@ class LoraSpec(Record):
     """The base of a run, and where its adapters are.
 
     Attributes:
-        rank: of every adapter.
         alpha: an adapter's product is multiplied by alpha / rank.
         targets: the last parts of the names of the modules that have adapters, ascending.
         base: weight digest of the base (protocol/digest.py).
@@ -72,7 +71,6 @@ class LoraSpec(Record):
 
         Args:
             tensors: (name, dtype, shape) of each.
-            place: for the error.
 
         Raises:
             ChainError: a tensor is none of the run's adapters, or has no counterpart, or they are larger than adapters

@@ -4,6 +4,7 @@ The first part of a path names its only writer: a participant's public key. No o
 contains another object.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from protocol.errors import MalformedError
@@ -27,11 +28,6 @@ def revision(run_id: bytes, number: int) -> str:
     return f"revisions/{run_id.hex()}-{_number(number)}"
 
 
-def revision_copy(writer: bytes, number: int) -> str:
-    """Return the path of a revision's copy in the space of a trainer or validator."""
-    return f"{writer.hex()}/revisions/{_number(number)}"
-
-
 def participants() -> str:
     """Return the prefix of the paths of the announcements."""
     return "participants/"
@@ -42,59 +38,19 @@ def participant(key: bytes) -> str:
     return f"{participants()}{key.hex()}"
 
 
-def file(writer: bytes, digest: bytes) -> str:
-    """Return the path of a file of the model (config, tokenizer), named by its SHA-256."""
-    return f"{writer.hex()}/files/{digest.hex()}"
-
-
 def writer_prefix(writer: bytes) -> str:
     """Return the prefix of the paths of all objects that a participant writes."""
     return f"{writer.hex()}/"
 
 
+def kind_prefix(writer: bytes, kind: str) -> str:
+    """Return the prefix of the paths of a writer's objects of one kind ('commitments', 'summaries', ...)."""
+    return f"{writer.hex()}/{kind}/"
+
+
 def head(trainer: bytes) -> str:
-    """Return the path of the signed pointer to the newest version, the only object that a trainer ever replaces."""
+    """Return the path of the signed pointer to the newest version, which the trainer replaces."""
     return f"{trainer.hex()}/head"
-
-
-def manifests(trainer: bytes) -> str:
-    """Return the prefix of the paths of a trainer's manifests."""
-    return f"{trainer.hex()}/manifests/"
-
-
-def manifest(trainer: bytes, version: int, digest: bytes) -> str:
-    """Return the path of the signed manifest of a version."""
-    return f"{manifests(trainer)}{_number(version)}-{digest.hex()}"
-
-
-def patches(trainer: bytes) -> str:
-    """Return the prefix of the paths of a trainer's patches."""
-    return f"{trainer.hex()}/patches/"
-
-
-def patch(trainer: bytes, digest: bytes) -> str:
-    """Return the path of a patch, named by its SHA-256."""
-    return f"{patches(trainer)}{digest.hex()}"
-
-
-def anchors(trainer: bytes) -> str:
-    """Return the prefix of the paths of a trainer's anchor shards."""
-    return f"{trainer.hex()}/anchors/"
-
-
-def anchor(trainer: bytes, digest: bytes) -> str:
-    """Return the path of one shard of an anchor, named by its SHA-256."""
-    return f"{anchors(trainer)}{digest.hex()}"
-
-
-def rounds(trainer: bytes) -> str:
-    """Return the prefix of the paths of a trainer's round manifests."""
-    return f"{trainer.hex()}/rounds/"
-
-
-def round_manifest(trainer: bytes, number: int) -> str:
-    """Return the path of the signed manifest that closes an outer round."""
-    return f"{rounds(trainer)}{_number(number)}"
 
 
 def newest_round(trainer: bytes) -> str:
@@ -102,83 +58,9 @@ def newest_round(trainer: bytes) -> str:
     return f"{trainer.hex()}/newest-round"
 
 
-def states(trainer: bytes) -> str:
-    """Return the prefix of the paths of the shards of a trainer's outer states."""
-    return f"{trainer.hex()}/states/"
-
-
-def state_shard(trainer: bytes, digest: bytes) -> str:
-    """Return the path of one shard of an outer state, named by its SHA-256."""
-    return f"{states(trainer)}{digest.hex()}"
-
-
-def contributions(worker: bytes) -> str:
-    """Return the prefix of the paths of a worker's contributions."""
-    return f"{worker.hex()}/contributions/"
-
-
-def contribution(worker: bytes, number: int) -> str:
-    """Return the path of a worker's signed contribution to an outer round."""
-    return f"{contributions(worker)}{_number(number)}"
-
-
-def payloads(writer: bytes) -> str:
-    """Return the prefix of the paths of the payloads of contributions that a worker or a trainer stores."""
-    return f"{writer.hex()}/payloads/"
-
-
-def payload(writer: bytes, digest: bytes) -> str:
-    """Return the path of the payload of a contribution, named by its SHA-256."""
-    return f"{payloads(writer)}{digest.hex()}"
-
-
-def commitment(miner: bytes, window: int) -> str:
-    """Return the path of the signed commitment of a miner for a window."""
-    return f"{miner.hex()}/commitments/{_number(window)}"
-
-
-def batch(miner: bytes, window: int, digest: bytes) -> str:
-    """Return the path of a miner's batch of a window (its groups' frames in order), named by the batch's SHA-256."""
-    return f"{miner.hex()}/batches/{_number(window)}-{digest.hex()}"
-
-
 def verdicts(validator: bytes, window: int) -> str:
     """Return the prefix of the paths of a validator's verdicts of a window."""
-    return f"{validator.hex()}/verdicts/{_number(window)}-"
-
-
-def verdict(validator: bytes, window: int, miner: bytes) -> str:
-    """Return the path of a validator's signed verdict on a miner's window."""
-    return f"{verdicts(validator, window)}{miner.hex()}"
-
-
-def seal(validator: bytes, window: int) -> str:
-    """Return the path of a validator's seal: its signed promise of the summary that it will reveal."""
-    return f"{validator.hex()}/seals/{_number(window)}"
-
-
-def witness(validator: bytes, window: int) -> str:
-    """Return the path of a validator's witness: the others' seals that it saw before it revealed its summary."""
-    return f"{validator.hex()}/witnesses/{_number(window)}"
-
-
-def reaudit(validator: bytes, window: int, miner: bytes) -> str:
-    """Return the path of a re-audit: a validator's signed verdict on those groups of an earlier window that it had not
-    audited then.
-    """
-    return f"{validator.hex()}/reaudits/{_number(window)}-{miner.hex()}"
-
-
-def report(trainer: bytes, window: int) -> str:
-    """Return the path of a trainer's signed report on the validators of a window; the trainer writes none when it has
-    nothing to report.
-    """
-    return f"{trainer.hex()}/reports/{_number(window)}"
-
-
-def summary(validator: bytes, window: int) -> str:
-    """Return the path of a validator's signed summary of a window: scores, evaluation, alarms."""
-    return f"{validator.hex()}/summaries/{_number(window)}"
+    return f"{kind_prefix(validator, 'verdicts')}{_number(window)}-"
 
 
 def probe(writer: bytes, name: str) -> str:
@@ -187,12 +69,43 @@ def probe(writer: bytes, name: str) -> str:
     Args:
         name: hexadecimal digits, new at each start, so that no cache knows the object.
     """
-    return f"{writer.hex()}/probes/{name}"
+    return f"{kind_prefix(writer, 'probes')}{name}"
 
 
-def kind_prefix(writer: bytes, kind: str) -> str:
-    """Return the prefix of the paths of a writer's objects of one kind ('commitments', 'summaries', ...)."""
-    return f"{writer.hex()}/{kind}/"
+def _by_digest(kind: str) -> Callable[[bytes, bytes], str]:
+    return lambda writer, digest: f"{kind_prefix(writer, kind)}{digest.hex()}"
+
+
+def _by_number(kind: str) -> Callable[[bytes, int], str]:
+    return lambda writer, number: f"{kind_prefix(writer, kind)}{_number(number)}"
+
+
+def _by_number_and_name(kind: str) -> Callable[[bytes, int, bytes], str]:
+    return lambda writer, number, name: f"{kind_prefix(writer, kind)}{_number(number)}-{name.hex()}"
+
+
+# Objects that are named by their SHA-256, and stored as they are: the path of (writer, digest).
+file: Final = _by_digest("files")  # a file of the model (config, tokenizer) or of its base, or the file of problems
+patch: Final = _by_digest("patches")  # a part of a patch
+anchor: Final = _by_digest("anchors")  # a shard of an anchor
+state_shard: Final = _by_digest("states")  # a shard of an outer state
+payload: Final = _by_digest("payloads")  # a contribution's payload, which a worker or a trainer stores
+
+# Signed objects: the path of (writer, window), or of (writer, number).
+revision_copy: Final = _by_number("revisions")  # a revision of the authority, in the space of a trainer or validator
+round_manifest: Final = _by_number("rounds")  # closes an outer round
+contribution: Final = _by_number("contributions")  # a worker's, to an outer round
+commitment: Final = _by_number("commitments")  # a miner's, to its batch of a window
+seal: Final = _by_number("seals")  # a validator's promise of the summary that it will reveal
+witness: Final = _by_number("witnesses")  # the others' seals that a validator saw before it revealed its summary
+summary: Final = _by_number("summaries")  # a validator's, of a window: scores, evaluation, alarms
+report: Final = _by_number("reports")  # a trainer's, on the validators of a window; none if it has nothing to report
+
+# The path of (writer, window or version, digest or key).
+manifest: Final = _by_number_and_name("manifests")  # a signed manifest of a version, by the SHA-256 of its body
+batch: Final = _by_number_and_name("batches")  # a miner's groups of a window, their frames in order, by the SHA-256
+verdict: Final = _by_number_and_name("verdicts")  # a validator's signed verdict on a miner's window
+reaudit: Final = _by_number_and_name("reaudits")  # a verdict on groups of an earlier window, not audited then
 
 
 def content_digest_in(path: str) -> bytes | None:

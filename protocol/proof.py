@@ -128,7 +128,6 @@ class ProofSpec(Record):
     """The rules of the check.
 
     Attributes:
-        sketch: the kind of sketch.
         miners: the arithmetics of miners that the run admits, ascending.
         table: thresholds, ascending by pair, one for each arithmetic of a miner or a validator beside each arithmetic
             of a validator. Those of two validators' arithmetics bound how far the two differ.

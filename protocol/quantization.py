@@ -227,7 +227,6 @@ def check_table(precision: Precision, tensors: Collection[tuple[str, str, tuple[
 
     Args:
         tensors: (name, dtype, shape) of each.
-        place: for the error.
 
     Raises:
         ChainError: a tensor has another dtype than its name and shape demand, or codes and scales do not match.

@@ -37,7 +37,6 @@ class FileRef(Record):
 
     Attributes:
         digest: SHA-256 of the file.
-        size: bytes.
     """
 
     kind: ClassVar[str] = "file"
@@ -143,7 +142,6 @@ class ScoringSpec(Record):
         shortfall: accepted groups that one pledged but undelivered group costs.
         miss_price: accepted groups that one miss costs beyond those that honest work may have.
         deposit: balance that a key must exceed before it earns anything, in groups: the cost of abandoning a key.
-        cap: largest share of one miner.
         windows: how many of the newest windows count.
         half_life: windows after which the value of a group halves.
     """
@@ -166,7 +164,6 @@ class RunManifest(Record):
         authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
         lora: the base whose adapters the run trains; None for a run that trains all weights.
         precision: what the matrices of all versions consist of.
-        environment: the task's name.
         data: the task's file of problems; None for a task that reads none.
         chat: how a problem becomes a conversation; None where its text is the prompt.
         numerics: "exact" if all miners and validators compute the same bits, so that nothing is tolerated.

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from grailnode.ui.report.axes import Axis
 from grailnode.ui.report.markup import Markup, element
-from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, PlotSeries, drawing, grid, line
+from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, Axis, drawing, grid, line
 
 END: Final = RIGHT - 84
 """Where the horizontal axis ends; the names of the lines stand behind it."""
@@ -46,10 +45,6 @@ class Labels:
 
 def write_figure(path: Path, labels: Labels, lines: Sequence[Line], x: Axis, y: Axis) -> None:
     """Write a figure with up to seven lines, whose names stand at their ends."""
-    series = [
-        PlotSeries(item.name, f"c{number}", item.points, partial(_tooltip, item.name))
-        for number, item in enumerate(lines)
-    ]
     svg = drawing(
         path.stem,
         labels.title,
@@ -58,7 +53,7 @@ def write_figure(path: Path, labels: Labels, lines: Sequence[Line], x: Axis, y: 
         element("rect", class_="paper", width="100%", height="100%"),
         grid(x, y, labels.x),
         element("text", labels.y, x=LEFT - 66, y=TOP - 2),
-        *(line(item, x, y) for item in series),
+        *(line(f"c{number}", item.points, partial(_tooltip, item.name), x, y) for number, item in enumerate(lines)),
         *_names(lines, y),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

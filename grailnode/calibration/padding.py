@@ -2,16 +2,47 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from grailnode.calibration.wrapped_model import WrappedModel
 from roles.policy.causal_model import Cache, CausalModel
 
 Side = Literal["left", "right"]
+
+
+class WrappedModel:
+    """A CausalModel (roles/policy/causal_model.py) that computes another one. Subclasses override what differs."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._model.shapes
+
+    @property
+    def exact(self) -> bool:
+        return self._model.exact
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return self._model.layers
+
+    @property
+    def vocabulary(self) -> int:
+        return self._model.vocabulary
+
+    def cache(self) -> Any:
+        return self._model.cache()
+
+    def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        return self._model.hidden(weights, ids, mask, cache)
+
+    def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        return self._model.logits(weights, hidden)
 
 
 @dataclass
@@ -29,7 +60,6 @@ class Padded(WrappedModel):
     """A model that is computed with pads at other places.
 
     Args:
-        model: the model that is computed.
         side: the side of the pads; those of prompts that are continued are always on the left.
         multiple: the width of every call is rounded up to a multiple of this, except for single tokens.
     """

@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from grailnode.calibration.variants import AnyVariant
-from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
+from grailnode.calibration.variants import AnyVariant, VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
 from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions
@@ -39,7 +38,6 @@ class CalibrationTask:
 
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
-        kind: of sketch.
         chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
         lora: the adapters that the run trains; None for a run that trains all weights.
@@ -115,7 +113,6 @@ async def serve(
     """Return an engine that computes as one side of a pair, and serves these weights.
 
     Args:
-        servers: of vLLM, where the side has one.
         lora: where the weights have adapters beside a base; None for weights without.
     """
     if isinstance(side, VllmVariant):
@@ -128,7 +125,11 @@ async def serve(
 async def generate_groups(
     work: CalibrationTask, generating: Engine, groups: int, *, first: int = 0
 ) -> AsyncIterator[list[Submission]]:
-    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together."""
+    """Generate groups, and yield what a miner submits of them, as many at a time as are computed together.
+
+    Args:
+        first: number of the first group; the same numbers have the same prompts, noise and projections.
+    """
     randomness, size = work.seed.to_bytes(32, "little"), work.group_size
     for begin in range(first, first + groups, work.chunk):
         numbers = range(begin, min(begin + work.chunk, first + groups))

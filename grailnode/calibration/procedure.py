@@ -4,14 +4,13 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
 
 from grailnode.calibration import separation, thresholds
-from grailnode.calibration.adapters import ADAPTER_SHARE, random_adapters
-from grailnode.calibration.copies import quantized
+from grailnode.calibration.copies import ADAPTER_SHARE, quantized, random_adapters
 from grailnode.calibration.pairs import (
     CalibrationTask,
     GroupMeasurement,
@@ -30,8 +29,7 @@ from grailnode.calibration.proof_file import (
     Subject,
 )
 from grailnode.calibration.thresholds import ThresholdDemands, beyond
-from grailnode.calibration.variants import AnyVariant, Pair
-from grailnode.calibration.vllm_variant import VllmServers
+from grailnode.calibration.variants import AnyVariant, Pair, VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.models import build
@@ -49,11 +47,8 @@ Copies = dict[tuple[int, str], list[GroupMeasurement]]
 """Measurements of copies, by the bits of their weights and the name of a pair."""
 
 
-class Progress(Protocol):
-    """Shows the progress of a measurement."""
-
-    def __call__(self, name: str, rollouts: int, total: int, /) -> None:
-        """Show that `rollouts` of `total` are generated in some way, or checked by a pair; copies have their own."""
+Progress = Callable[[str, int, int], None]
+"""Shows that so many rollouts of so many are generated in some way, or checked by a pair; copies have their own."""
 
 
 @dataclass(frozen=True)
@@ -159,14 +154,7 @@ def _with_adapters(job: CalibrationJob, base: Weights, lora: LoraSpec) -> tuple[
 
 @dataclass(frozen=True)
 class _Measurer:
-    """Measures pairs.
-
-    Attributes:
-        job: the calibration.
-        weights: of the policy, with its adapters if the run trains some.
-        servers: of vLLM.
-        progress: shows progress.
-    """
+    """Measures pairs."""
 
     job: CalibrationJob
     weights: Weights

@@ -124,8 +124,6 @@ class Subject(_Part):
         policy: weight digest of the policy, in hexadecimal.
         prompts: name of the environment or of the file of the prompts.
         chat: whether they were put into the policy's chat template.
-        temperature, max_tokens, group_size: of sampling.
-        sketch: the kind of sketch.
         lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
     """
 
@@ -191,11 +189,7 @@ class ProofFile(_Part):
         )
 
     def spec(self, miners: Sequence[Arithmetic], validators: Sequence[Arithmetic], **audit: int) -> ProofSpec:
-        """Return the rules of a run that admits some arithmetics.
-
-        Args:
-            audit: the audit shares.
-        """
+        """Return the rules of a run that admits some arithmetics."""
         rows = tuple(self.row(*pair) for pair in pairs_of(miners, validators))
         return ProofSpec(sketch=self.subject.sketch, miners=tuple(sorted(set(miners))), table=rows, **audit)
 
@@ -212,8 +206,6 @@ class ProofFile(_Part):
 
         Args:
             policy: weight digest of version 0, or of the base of a LoRA run.
-            chat: whether prompts are conversations.
-            lora: the adapters of a LoRA run.
 
         Raises:
             ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions.

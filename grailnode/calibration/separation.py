@@ -27,8 +27,6 @@ class DetectionPower:
     """The shares that were refused of a copy that one pair generated and checked.
 
     Attributes:
-        bits: of its weights.
-        tokens: number of tokens that were measured.
         rollouts, groups, windows: share of each that was refused. A rollout is tested without the limit on the median,
             which is for groups; windows are random selections of the groups.
     """

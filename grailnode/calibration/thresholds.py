@@ -231,7 +231,6 @@ class MeasuredMargins:
     Attributes:
         covered: headroom times the largest margin or shift that was measured; larger margins are extrapolated.
         tail: of the pair's shifts, at the confidence.
-        demands: the requirements of the run.
     """
 
     covered: float

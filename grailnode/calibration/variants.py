@@ -2,16 +2,20 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import trio
 
 from grailnode.calibration.padding import Padded, Side
-from grailnode.calibration.vllm_variant import VllmVariant
+from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import DEFAULT_BATCH_TOKENS, TorchEngine
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
@@ -20,6 +24,8 @@ Implementation = Literal["qwen3", "transformers"]
 DType = Literal["float32", "bfloat16"]
 
 SMALL_BATCH: Final = 512
+FEW_SEQUENCES: Final = 8
+"""Sequences that vLLM computes at a time, for a pair of other batches."""
 ALONE: Final = 1
 """Value of `batch_tokens` for one sequence in each batch, without pads."""
 
@@ -34,8 +40,6 @@ class Variant:
         batch_tokens: padded tokens of one batch.
         side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
         attention: torch's fused attention or the formula.
-        threads: of torch on the CPU.
-        device: of torch.
     """
 
     implementation: Implementation = "qwen3"
@@ -74,19 +78,11 @@ class Variant:
         return model if plain else Padded(model, self.side, self.multiple)
 
     async def serve(self, policy: Policy, weights: Weights, lora: LoraSpec | None = None) -> TorchEngine:
-        """Return an engine that computes this way and serves these weights as version 0.
-
-        Args:
-            lora: where the weights have adapters beside a base; None for weights without.
-        """
+        """Return an engine that computes this way and serves these weights as version 0."""
         return await self.host(self.model(policy, lora), weights)
 
     async def host(self, model: CausalModel, weights: Weights) -> TorchEngine:
-        """Return an engine that computes a model this way and serves these weights as version 0.
-
-        Args:
-            model: that of this variant, or a change of it.
-        """
+        """Return an engine that computes a model this way and serves these weights as version 0."""
         engine = TorchEngine(
             model,
             device=self.device,
@@ -112,6 +108,61 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
             torch.set_num_threads(before)
 
     return run_sync
+
+
+@dataclass(frozen=True)
+class VllmVariant:
+    """The settings with which vLLM computes a policy.
+
+    Attributes:
+        python: the interpreter of its environment.
+        dtype, device: of vLLM; sequences: that it computes at a time.
+    """
+
+    python: Path
+    directory: Path
+    version: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    sequences: int = 256
+
+    def __str__(self) -> str:
+        return f"vllm {self.version} {self.dtype} on {self.device}, {self.sequences} sequences"
+
+    def in_small_batches(self) -> "VllmVariant":
+        """Return the variant that computes few sequences at a time."""
+        return replace(self, sequences=FEW_SEQUENCES)
+
+
+class VllmServers:
+    """The servers of a calibration, one for each variant: a start takes much longer than new weights."""
+
+    def __init__(self) -> None:
+        self._engines: dict[VllmVariant, VllmEngine] = {}
+        self._versions: dict[VllmVariant, int] = {}
+
+    async def serve(self, variant: VllmVariant, policy: Policy, weights: Weights) -> VllmEngine:
+        """Return the engine of a variant, which serves these weights from now on."""
+        if variant not in self._engines:
+            place = variant.directory / f"{variant.dtype}-{variant.sequences}"
+            settings = VllmSettings.model_validate(
+                {name: getattr(variant, name) for name in ("python", "device", "dtype", "sequences")}
+            )
+            server = ChildServer(settings, policy.directory.absolute(), place / "server")
+            self._engines[variant] = VllmEngine(
+                build(policy), server, place / "engine", dtype=getattr(torch, variant.dtype)
+            )
+        engine, version = self._engines[variant], self._versions.get(variant, -1) + 1
+        await engine.stage(version, weights)
+        await engine.commit()
+        self._versions[variant] = version
+        return engine
+
+    async def close(self) -> None:
+        """Stop all servers."""
+        for engine in self._engines.values():
+            await engine.close()
+        self._engines.clear()
 
 
 AnyVariant = Variant | VllmVariant

@@ -148,10 +148,8 @@ def write_slime(
 def _read_index(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
     if len(data) > limits.MAX_SAFETENSORS_HEADER_BYTES:
         raise LimitError(f"an index of {len(data)} bytes", INDEX)
-    try:
+    with error_context(INDEX):
         index = bounded_json.parse(data)
-    except MalformedError as error:
-        raise MalformedError(error.what, INDEX) from error
     fields = index if isinstance(index, dict) else {}
     return _strings(fields.get("metadata")), _strings(fields.get("weight_map"))
 
@@ -195,8 +193,9 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
     for file in sorted(set(weight_map.values())):
         if file not in files:
             raise MalformedError("a file of the weight map is missing", file)
-        tensors |= checked.read(files[file])
-        sums |= _read_sums(files[file])
+        with error_context(file):
+            tensors |= checked.read(files[file])
+            sums |= checked.read_metadata(files[file])
     if tensors.keys() != weight_map.keys():
         raise MalformedError("other tensors than in the weight map", INDEX)
     version = _version(metadata, "version")
@@ -215,11 +214,3 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
             raise PatchError("the checksum is wrong: another base, or a damaged file", name)
     base_version = _version(metadata, "base_version") if "base_version" in metadata else None
     return SlimeVersion(f"weight_v{version:06d}", version, base_version, tensors)
-
-
-def _read_sums(data: bytes) -> dict[str, str]:
-    length = int.from_bytes(data[:8], "little")
-    metadata = bounded_json.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
-    if not isinstance(metadata, dict):
-        raise MalformedError("metadata that are not an object", SHARD)
-    return {str(name): str(checksum) for name, checksum in metadata.items()}

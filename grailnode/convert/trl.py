@@ -13,7 +13,6 @@ from typing import Final
 import safetensors.torch
 import torch
 
-from protocol import bounded_json
 from protocol.chain import safetensors as checked
 from protocol.digest import Weights
 from protocol.errors import LimitError, MalformedError, PatchError
@@ -29,9 +28,7 @@ class TrlFile:
     """One file of a TRL bucket.
 
     Attributes:
-        path: its path in the bucket.
         version: the model version that it holds or leads to.
-        weights: the whole weights of that version.
     """
 
     path: str
@@ -88,14 +85,6 @@ def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[
     return f"deltas/step_{version:06d}.safetensors", data
 
 
-def _read_metadata(data: bytes) -> dict[str, str]:
-    length = int.from_bytes(data[:8], "little")
-    metadata = bounded_json.parse(data[8 : 8 + length]).get("__metadata__", {})  # checked.read has parsed this header
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise MalformedError(f"metadata without format={FORMAT}")
-    return {str(key): str(value) for key, value in metadata.items()}
-
-
 def _number(metadata: Mapping[str, str], field: str) -> int:
     value = metadata.get(field, "")
     if not value.isascii() or not value.isdigit() or len(value) > 18:
@@ -127,7 +116,9 @@ def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
         PatchError: a delta without a base, or one that does not fit `base`.
     """
     tensors = checked.read(data)
-    metadata = _read_metadata(data)
+    metadata = checked.read_metadata(data)
+    if metadata.get("format") != FORMAT:
+        raise MalformedError(f"metadata without format={FORMAT}")
     version = _number(metadata, "model_version")
     if metadata.get("sparse", "true").lower() == "false":
         return TrlFile(f"anchors/step_{version:06d}.safetensors", version, tensors)

@@ -1,10 +1,9 @@
 """`grailnode demo`: run the whole network on this machine, show its public state, and write a report."""
 
-import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +18,10 @@ from grailnode.node import node_makers, processes
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
-from grailnode.observe.state import NetworkState, NodeRow
+from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
+from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
 from protocol.proof import Arithmetic
@@ -52,10 +52,8 @@ class DemoSettings:
     """The options of the command line.
 
     Attributes:
-        windows: how many to run.
         seed: all keys, and with them prompts and noise, are derived from it.
         out: directory of the report; keep: keep the run's directory in it.
-        command: the command line, for the report.
         python: the interpreter of vLLM's environment, with which the honest miners generate; None for torch.
         trainers: how many sites train together; 1 for the trainer alone.
     """
@@ -123,7 +121,8 @@ class _Demo:
         self._config: Config = load(created.config)
         self._logs = _Logs(self._config.at(self._config.node.logs))
         self._node = node_makers.make_spectator(self._config)
-        kinds = {created.keys[name]: "honest" for name in HONEST} | {created.keys[CHEAT]: "cheating"}
+        kinds: dict[bytes, MinerKind] = {created.keys[CHEAT]: "cheating"}
+        kinds |= {created.keys[name]: "honest" for name in HONEST}
         names = {created.keys[name]: name for name in (*settings.sites, *HONEST, CHEAT)}
         self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
         weights = load_weights(PACKAGED_POLICY)
@@ -209,23 +208,17 @@ class _Logs:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._offsets: dict[Path, int] = {}
-        self._last: dict[str, dict[str, dict[str, Any]]] = {}
-        self._newest: dict[str, dict[str, Any]] = {}
+        self._followers: dict[Path, LogFollower] = {}
+        self._last: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._newest: dict[str, Mapping[str, Any]] = {}
 
     def _read(self) -> None:
         for file in sorted(self._directory.glob("*.jsonl")):
-            with file.open("rb") as lines:
-                lines.seek(self._offsets.get(file, 0))
-                text = lines.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._offsets[file] = self._offsets.get(file, 0) + len(whole)
-            for line in whole.splitlines():
-                event = json.loads(line)
+            for event in self._followers.setdefault(file, LogFollower([file], from_start=True)).read():
                 self._last.setdefault(event["node"], {})[event["event"]] = event
                 self._newest[event["node"]] = event
 
-    def last(self, node: str, event: str) -> dict[str, Any] | None:
+    def last(self, node: str, event: str) -> Mapping[str, Any] | None:
         """Return the newest event of a kind; None before the first."""
         self._read()
         return self._last.get(node, {}).get(event)

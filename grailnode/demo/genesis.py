@@ -42,9 +42,7 @@ class Recipe:
 
     Attributes:
         width, layers, heads, key_value_heads, head_size, feed_forward: the transformer's sizes.
-        initial_std: standard deviation of the initial matrices.
         correct_share: share of the corpus' answers that are correct; the others omit the carry.
-        steps, batch: optimizer steps and examples in each.
         learning_rate: AdamW's; it falls linearly to zero after `warmup` steps of linear increase.
     """
 
@@ -124,7 +122,6 @@ def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tens
     """Train a policy from random weights, supervised, and return contiguous BF16 tensors on the CPU.
 
     Args:
-        recipe: sizes and hyperparameters.
         seed: of the initial weights and the corpus.
         progress: print a line every 50 steps.
     """

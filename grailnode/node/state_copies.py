@@ -17,8 +17,8 @@ from grailnode import UserError
 from grailnode.config import Config
 from grailnode.node.node_makers import canary_state_name, run_id_of, state_directory
 from grailnode.node.state_locks import lock_whole_state
+from grailnode.store.checks import is_path
 from grailnode.store.disk import make_folder, sync_folder
-from grailnode.store.names import is_path
 from grailnode.store.state import envelope, name_list
 from grailnode.store.state.envelope import EnvelopeError
 from grailnode.store.state.name_list import NameListError

@@ -10,7 +10,7 @@ from grailnode.node.node_makers import canary_state_name, make_canary, make_node
 from grailnode.node.state_locks import lock_whole_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store.state.draft import StateDraft
-from grailnode.store.state.kinds import REMAKEABLE
+from grailnode.store.state.state_store import REMAKEABLE
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.rollout.batch import Commitment

@@ -16,21 +16,19 @@ from grailnode.beacon.relays import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
 from grailnode.node.download_progress import DownloadReport
 from grailnode.node.telemetry import NodeTelemetry
+from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import read_credentials
-from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore
-from grailnode.store.decorators.prefixed import PrefixedStore
-from grailnode.store.decorators.readonly import ReadOnlyStore
+from grailnode.store.decorators.restricted import PrefixedStore, ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import SpaceDirectory
 from grailnode.store.disk import disk_errors
 from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
 from grailnode.store.local import LocalStore
-from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_errors import UnsupportedError
 from grailnode.store.s3.s3_session import S3Location
 from grailnode.store.s3.s3_store import S3Store

@@ -12,9 +12,8 @@ from grailnode.config import Config
 from grailnode.engine.policy import Tokenizer
 from grailnode.observe.observer import newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, read_rollouts
-from grailnode.track.log_follower import LogFollower
 from grailnode.track.tracker import Sample, Tracker, open_tracker
-from grailnode.track.training_curves import curves
+from grailnode.track.training_log import LogFollower, curves
 from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import StoreError

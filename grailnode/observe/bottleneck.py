@@ -1,4 +1,4 @@
-"""What a trainer's time goes to, by its own log on this machine, and what to add so that it learns faster."""
+"""What limits the nodes of this machine, by their own logs: the trainer's time, and what validators did not judge."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,12 @@ _TAIL_BYTES: Final = 1 << 16
 _MUCH: Final = 0.5  # share of the time from which on a wait is the bottleneck
 _MOST_JUDGED: Final = 0.8  # share of the groups to judge below which the validators do not keep up
 _RECENT_VERSIONS: Final = 8
+_REPUTATIONS: Final = {
+    "earning": "miners that earn",
+    "known": "known miners",
+    "stranger": "strangers",
+    "rejected": "rejected miners",
+}
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,7 @@ class TrainerTime:
 
 
 def read_trainer_time(logs: Path) -> TrainerTime | None:
-    """Return the newest shares in the log of a trainer of this machine; None if there is no trainer, or no step yet.
-
-    Args:
-        logs: the directory of the nodes' logs.
-    """
+    """Return the newest shares in the log of a trainer of this machine; None if there is no trainer, or no step yet."""
     paths = sorted(logs.glob("*-training.jsonl"), key=lambda path: path.stat().st_mtime)
     if not paths:
         return None
@@ -74,7 +76,7 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
     """
     if time.data >= _MUCH:
         submitted = sum(miner.submitted for miner in state.miners)
-        judged = sum(miner.accepted + sum(miner.rejected.values()) for miner in state.miners)
+        judged = sum(miner.judged for miner in state.miners)
         if submitted and judged < _MOST_JUDGED * audit_share * submitted:
             what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
         else:
@@ -89,3 +91,20 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
                 "than steps; raise steps_per_version, or write to faster disks and links"
             )
     return f"computes {time.compute:.0%} of its time; a faster device or fewer groups_per_step give more steps"
+
+
+def unjudged_cases(logs: Path) -> tuple[str, ...]:
+    """Return a line for each validator of this machine that left cases of its newest window unjudged."""
+    lines = []
+    for path in sorted(logs.glob("*.jsonl")):
+        event = next((item for item in tail_events(path) if item.get("event") == "judged"), None)
+        if event is None:
+            continue
+        left = {name: event.get(f"left_{reputation}", 0) for reputation, name in _REPUTATIONS.items()}
+        parts = [f"{count:,} of {name}" for name, count in left.items() if isinstance(count, int) and count > 0]
+        if parts:
+            lines.append(
+                f"{path.stem} judged {event.get('cases')} miners' groups of window {event.get('window')} and left "
+                f"{', '.join(parts)}: add validators, or faster ones"
+            )
+    return tuple(lines)

@@ -16,9 +16,6 @@ from roles.records import fetch_envelope
 async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
     """Check every manifest, anchor and patch that a run's head lists.
 
-    Args:
-        say: receives progress, one line each.
-
     Returns:
         The newest version's weights.
     """

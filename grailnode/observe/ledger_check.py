@@ -28,9 +28,6 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
 
     Seals and verdicts expire, the oldest first, in a bucket that deletes old objects (`grailnode init --bucket`).
 
-    Args:
-        say: receives one line on the result.
-
     Returns:
         The number of summaries; all of them passed.
 

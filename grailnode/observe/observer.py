@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from grailnode.observe.round_history import RoundHistory
-from grailnode.observe.state import MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
+from grailnode.observe.state import MinerKind, MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ExpiredError, ProtocolError
+from protocol.judging.binomial import pass_at_k
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
-from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
@@ -25,21 +25,12 @@ from roles.records import fetch_envelope, fetch_record
 RECENT_WINDOWS = 50
 
 
-@dataclass
-class _MinerCounts:
-    """Groups of one miner so far."""
-
-    submitted: int = 0
-    accepted: int = 0
-    rejections: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True)
 class OperatorKnowledge:
     """Facts that only the operator of a network knows: names and kinds by public key, and the number of windows."""
 
     names: Mapping[bytes, str] = field(default_factory=dict)
-    kinds: Mapping[bytes, str] = field(default_factory=dict)
+    kinds: Mapping[bytes, MinerKind] = field(default_factory=dict)
     windows_planned: int | None = None
 
 
@@ -63,7 +54,6 @@ class Observer:
     Args:
         node: its store is read; nothing is written.
         first_window, last_window: only windows between these, both included, are read; None: up to the current one.
-        operator: facts that the operator of the network adds.
     """
 
     def __init__(
@@ -198,6 +188,7 @@ class Observer:
         window = node.window()
         manifests = tuple(self._chain.manifests())
         seconds = run.schedule.rounds * run.beacon.period_ms / 1000
+        judgements = [judgement for verdict in self._verdicts.values() for judgement in verdict.judgements]
         return NetworkState(
             run_id=node.run_id.hex(),
             run_name=run.name,
@@ -214,10 +205,8 @@ class Observer:
             nodes=nodes,
             rounds=self._rounds.round_rows(),
             sites=self._rounds.site_rows({**self._names, **self._operator.names}),
-            tokens_generated=sum(j.tokens for verdict in self._verdicts.values() for j in verdict.judgements),
-            tokens_verified=sum(
-                j.tokens for verdict in self._verdicts.values() for j in verdict.judgements if j.accepted
-            ),
+            tokens_generated=sum(judgement.tokens for judgement in judgements),
+            tokens_verified=sum(judgement.tokens for judgement in judgements if judgement.accepted),
             check_rate=self._check_rate(),
             alarms=(*self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )
@@ -269,27 +258,26 @@ class Observer:
         return min(self._node.run.evaluation.pass_at, len(evaluation.strata[0].right) - 1)
 
     def _miner_rows(self) -> tuple[MinerRow, ...]:
-        miners: dict[bytes, _MinerCounts] = {}
+        by_miner: dict[bytes, list[Verdict]] = {}
         for (_, key), verdict in sorted(self._verdicts.items()):
-            miner = miners.setdefault(key, _MinerCounts())
-            miner.submitted += verdict.submitted
-            miner.accepted += sum(judgement.accepted for judgement in verdict.judgements)
-            miner.rejections.update(judgement.reason for judgement in verdict.judgements if judgement.rejected)
+            by_miner.setdefault(key, []).append(verdict)
         firsts = self._first_summaries()
-        newest = firsts[max(firsts)] if firsts else None
-        scores = dict(newest.scores) if newest else {}
-        rows = [
-            MinerRow(
-                key=key.hex(),
-                name=self._operator.names.get(key) or self._names.get(key) or key.hex()[:8],
-                kind=self._operator.kinds.get(key, "unknown"),
-                submitted=miner.submitted,
-                accepted=miner.accepted,
-                rejected=dict(sorted(miner.rejections.items())),
-                score=scores.get(key, 0.0),
+        scores = dict(firsts[max(firsts)].scores) if firsts else {}
+        rows = []
+        for key, verdicts in by_miner.items():
+            judgements = [judgement for verdict in verdicts for judgement in verdict.judgements]
+            rejections = Counter(judgement.reason for judgement in judgements if judgement.rejected)
+            rows.append(
+                MinerRow(
+                    key=key.hex(),
+                    name=self._operator.names.get(key) or self._names.get(key) or key.hex()[:8],
+                    kind=self._operator.kinds.get(key, "unknown"),
+                    submitted=sum(verdict.submitted for verdict in verdicts),
+                    accepted=sum(judgement.accepted for judgement in judgements),
+                    rejected=dict(sorted(rejections.items())),
+                    score=scores.get(key, 0.0),
+                )
             )
-            for key, miner in miners.items()
-        ]
         return tuple(sorted(rows, key=lambda row: row.name))
 
 

@@ -60,7 +60,6 @@ class ValidatorResult:
     """A validator's result on the group.
 
     Attributes:
-        key: the validator's public key, lower-case hex.
         text: 'accepted', a reason code, or why there is no result to compare.
         contradicts: whether the validator judged the same group otherwise.
     """

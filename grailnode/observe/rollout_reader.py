@@ -1,10 +1,10 @@
 """`grailnode rollouts`: the rollouts of a window, their rewards and the validators' reasons, from public objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
+from grailnode.engine.policy import Tokenizer
 from protocol import environments, paths
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Judgement, Verdict
@@ -17,24 +17,14 @@ from roles.rosters import Rosters
 from roles.trainer.verified_batch import VerifiedGroup, verified_group
 
 
-class Decoder(Protocol):
-    """Converts token ids to text."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens by name."""
-
-
 @dataclass(frozen=True)
 class PublishedRollout:
     """One rollout as the storage shows it.
 
     Attributes:
         miner: its public key; window, group, index: the rollout's place.
-        version: of the policy that generated it.
         reward: as a validator computed it; the miner's claim where no validator accepted the group.
         reasons: why validators rejected the group, each once; empty if none did.
-        accepted: how many validators accepted the group.
-        judged: how many validators judged it.
     """
 
     miner: bytes
@@ -80,11 +70,10 @@ class ReadWindow:
     unread: tuple[str, ...]
 
 
-async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = "") -> ReadWindow:
+async def read_rollouts(node: Node, tokenizer: Tokenizer, window: int, miner: str = "") -> ReadWindow:
     """Read the rollouts that miners delivered for a window.
 
     Args:
-        decoder: the run's tokenizer.
         miner: only those whose keys, in lower-case hex, begin with this.
     """
     rollouts: list[PublishedRollout] = []
@@ -93,7 +82,7 @@ async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = 
         if not key.hex().startswith(miner):
             continue
         try:
-            rollouts += await _read_miner(node, decoder, window, key)
+            rollouts += await _read_miner(node, tokenizer, window, key)
         except NotFoundError:
             continue  # no work in this window, or it was deleted since
         except (StoreError, ProtocolError) as error:
@@ -101,7 +90,7 @@ async def read_rollouts(node: Node, decoder: Decoder, window: int, miner: str = 
     return ReadWindow(tuple(rollouts), tuple(unread))
 
 
-async def _read_miner(node: Node, decoder: Decoder, window: int, miner: bytes) -> list[PublishedRollout]:
+async def _read_miner(node: Node, tokenizer: Tokenizer, window: int, miner: bytes) -> list[PublishedRollout]:
     rollouts = []
     for item in await read_judged_groups(node, window, miner):
         group, judgements = item.group, item.judgements.values()
@@ -114,8 +103,8 @@ async def _read_miner(node: Node, decoder: Decoder, window: int, miner: bytes) -
                     group=group.index,
                     index=index,
                     version=group.version,
-                    prompt=decoder.decode(group.prompt_tokens),
-                    completion=decoder.decode(rollout.tokens),
+                    prompt=tokenizer.decode(group.prompt_tokens),
+                    completion=tokenizer.decode(rollout.tokens),
                     tokens=len(rollout.tokens),
                     reward=rollout.reward if rewards is None or index >= len(rewards) else rewards[index],
                     reasons=tuple(

@@ -104,11 +104,7 @@ class RoundHistory:
         return tuple(self._rows)
 
     def site_rows(self, names: Mapping[bytes, str]) -> tuple[SiteRow, ...]:
-        """Return the sites of these rounds, by name.
-
-        Args:
-            names: of the sites, by key.
-        """
+        """Return the sites of these rounds, by name."""
         rows = [
             SiteRow(
                 key=key.hex(),

@@ -1,9 +1,21 @@
 """The state of a run as `status`, the demo's live view and its report show it.
 
 It is read from public objects alone (grailnode/observe/observer.py): every stranger can check what these views show.
+Rows of miners, rounds and sites stand in report.json as they are, so they are checked when one is read.
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+MinerKind = Literal["honest", "cheating", "unknown"]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""A misspelt key must not pass silently, and JSON has no NaN."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +25,6 @@ class VersionRow:
     Attributes:
         version: 0 is genesis.
         optimizer_step: optimizer steps taken when it was published.
-        first_window: the first window that it serves.
         patch_bytes: size of its patch; None for genesis and for an anchor without a patch (after a failed upload).
         anchor_bytes: size of its anchor's shards; None for a version without an anchor.
         changed: elements of the BF16 view that differ from the version before; total: all elements.
@@ -49,8 +60,6 @@ class WindowRow:
     """One window as the validators judged it.
 
     Attributes:
-        window: its number.
-        version: the policy version that served it.
         accepted, rejected: groups.
         reward: mean reward over the rollouts of accepted groups; None if there were none.
         pass_at_1, pass_at_k: of `version` on held-out problems, in [0, 1], as a validator measured it; None if nobody
@@ -68,50 +77,59 @@ class WindowRow:
     strata: tuple[StratumRow, ...] = ()
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class MinerRow:
     """One miner over the windows that were read.
 
     Attributes:
         key: its public key, lower-case hex.
         name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
-        kind: 'honest', 'cheating', or 'unknown' (only the demo knows the kind of a miner).
+        kind: only the demo knows it.
         submitted: groups committed to; accepted: groups that validators accepted.
         rejected: groups rejected, by reason code.
         score: share of the window rewards, in [0, 1].
     """
 
-    key: str
+    key: Hex
     name: str
-    kind: str
-    submitted: int
-    accepted: int
-    rejected: dict[str, int]
-    score: float
+    kind: MinerKind
+    submitted: Count
+    accepted: Count
+    rejected: dict[str, Count]
+    score: Share
+
+    @property
+    def rejections(self) -> int:
+        """Groups rejected, for any reason."""
+        return sum(self.rejected.values())
+
+    @property
+    def judged(self) -> int:
+        """Groups that were judged."""
+        return self.accepted + self.rejections
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class RoundRow:
     """One closed round of sites that train together.
 
     Attributes:
-        number: the round.
         step: rounds so far that changed the weights; version: the policy version after the round.
         counted: contributions that count; sites: those that the round had.
         local_steps, groups, payload_bytes: of the contributions that count.
     """
 
-    number: int
-    step: int
-    version: int
-    counted: int
-    sites: int
-    local_steps: int
-    groups: int
-    payload_bytes: int
+    number: Count
+    step: Count
+    version: Count
+    counted: Count
+    sites: Count
+    local_steps: Count
+    groups: Count
+    payload_bytes: Count
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class SiteRow:
     """One site over the rounds that were read.
 
@@ -123,13 +141,13 @@ class SiteRow:
         steps, groups, payload_bytes: of the contributions that counted.
     """
 
-    key: str
+    key: Hex
     name: str
-    rounds: int
-    refused: dict[str, int]
-    steps: int
-    groups: int
-    payload_bytes: int
+    rounds: Count
+    refused: dict[str, Count]
+    steps: Count
+    groups: Count
+    payload_bytes: Count
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,6 @@ class NetworkState:
         rounds, sites: likewise; none where the trainer trains alone.
         tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
-        pass_at: k of pass@k.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
         unjudged: a line for each validator of this machine whose newest window was short of time.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).

@@ -53,7 +53,6 @@ class _Interpreter:
     """A Python interpreter and where its files are.
 
     Attributes:
-        version: such as '3.11'.
         executable: path of the program in the sandbox.
         files: (path on this machine, path in the sandbox) of the directories and files that it needs to start.
     """
@@ -128,15 +127,14 @@ class BubblewrapSandbox:
         """Return the tester's output (see inside/tester.py), which is cut short when it dies or its time is over."""
         task = json.dumps([tests.reference, tests.setup, tests.tests]).encode()
         source = solution.encode(errors="surrogatepass")
-        with contextlib.ExitStack() as stack:
-            answers, calls = (
-                stack.enter_context(contextlib.closing(_Pipe())),
-                stack.enter_context(contextlib.closing(_Pipe())),
-            )
-            tester = stack.enter_context(
-                self._start("tester", task, (answers.read, calls.write), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR)
-            )
-            stack.enter_context(self._start("solver", source, (calls.read, answers.write)))
+        with (
+            contextlib.closing(_Pipe()) as answers,
+            contextlib.closing(_Pipe()) as calls,
+            self._start(
+                "tester", task, (answers.read, calls.write), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR
+            ) as tester,
+            self._start("solver", source, (calls.read, answers.write)),
+        ):
             answers.close()
             calls.close()
             return _read(tester.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
@@ -155,10 +153,8 @@ class BubblewrapSandbox:
         """Start a module of `inside` in a sandbox; at the end of the block kill every process in the sandbox.
 
         Args:
-            program: name of the module.
             standard_input: bytes that it can read from its standard input.
             channels: descriptors that it inherits.
-            stdout, stderr: as for subprocess.
             cpu: factor on the limit of CPU seconds.
         """
         limits = self._limits
@@ -188,18 +184,8 @@ class BubblewrapSandbox:
 
 def _isolation_arguments(interpreter: _Interpreter, limits: ProgramLimits) -> tuple[str, ...]:
     """Return bubblewrap's arguments that precede the command."""
-    arguments = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-    arguments += [
-        "--unshare-cgroup-try",
-        "--uid",
-        "65534",
-        "--gid",
-        "65534",
-        "--hostname",
-        "sandbox",
-        "--cap-drop",
-        "ALL",
-    ]
+    arguments = [f"--unshare-{space}" for space in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
+    arguments += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--cap-drop", "ALL"]
     arguments += ["--new-session", "--die-with-parent", "--clearenv"]
     environment = {
         "PYTHONHASHSEED": "0",
@@ -276,11 +262,7 @@ def _find_interpreter(version: str) -> _Interpreter:
 
 
 class _Pipe:
-    """A pipe.
-
-    Attributes:
-        read, write: descriptors of its ends.
-    """
+    """A pipe."""
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()

@@ -21,7 +21,6 @@ def read_credentials(path: Path | None, environment: Mapping[str, str] = os.envi
 
     Args:
         path: a file in the format of AWS's credentials file (section `default`); None for the environment.
-        environment: variables by name.
 
     Returns:
         None when `path` is None and the environment has no credentials.

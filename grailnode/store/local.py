@@ -17,9 +17,8 @@ from typing import Final, TypeVar
 
 import trio
 
+from grailnode.store.checks import check_path, check_prefix, check_range, is_path
 from grailnode.store.disk import disk_errors, locked_file, make_folder, sweep, sync_folder, write_through
-from grailnode.store.names import check_path, check_prefix, is_path
-from grailnode.store.ranges import check_range
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 PAGE: Final = 1000
@@ -126,8 +125,26 @@ class LocalStore:
                 os.close(descriptor)
 
     def _read(self, descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        """Return a range of the object in an open file."""
-        return _read_range(descriptor, path, max_bytes, offset, size)
+        """Return a range of the object in an open file.
+
+        Raises:
+            NotFoundError: it is not a regular file.
+            TooLargeError: the range has more than `max_bytes`.
+        """
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotFoundError(f"{path}: no such object")
+        remaining = max(0, status.st_size - offset)
+        if size is not None:
+            remaining = min(size, remaining)
+        if remaining > max_bytes:
+            raise TooLargeError(f"{path}: {remaining} bytes where at most {max_bytes} are allowed")
+        pieces = []
+        while remaining > 0 and (piece := os.pread(descriptor, remaining, offset)):
+            pieces.append(piece)
+            remaining -= len(piece)
+            offset += len(piece)
+        return b"".join(pieces)
 
     def _delete(self, path: str) -> None:
         target = self._root / path
@@ -182,26 +199,3 @@ def _children(root: Path, folder: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(paths, reverse=True)
-
-
-def _read_range(descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-    """Return a range of an open file.
-
-    Raises:
-        NotFoundError: it is not a regular file.
-        TooLargeError: the range has more than `max_bytes`.
-    """
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise NotFoundError(f"{path}: no such object")
-    remaining = max(0, status.st_size - offset)
-    if size is not None:
-        remaining = min(size, remaining)
-    if remaining > max_bytes:
-        raise TooLargeError(f"{path}: {remaining} bytes where at most {max_bytes} are allowed")
-    pieces = []
-    while remaining > 0 and (piece := os.pread(descriptor, remaining, offset)):
-        pieces.append(piece)
-        remaining -= len(piece)
-        offset += len(piece)
-    return b"".join(pieces)

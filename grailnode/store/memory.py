@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.ranges import check_range, slice_object
+from grailnode.store.checks import check_path, check_prefix, check_range, slice_object
 from roles.ports import NotFoundError, ObjectInfo, StoreError
 
 PAGE = 1000

@@ -55,7 +55,6 @@ class TensorBoard:
     """Writes event files.
 
     Args:
-        module: torch.utils.tensorboard.
         directory: where; it is created.
     """
 
@@ -84,8 +83,6 @@ class ExperimentRun:
     """A run of Weights & Biases or of Trackio, which has the same interface.
 
     Args:
-        module: wandb or trackio.
-        name: of the run.
         directory: for the package's own files.
     """
 
@@ -134,7 +131,6 @@ def open_tracker(name: TrackerName, run: str, directory: Path) -> Tracker:
 
     Args:
         run: the name under which it shows the run.
-        directory: for its files.
     """
     module = check_tracker(name)
     return TensorBoard(module, directory) if name == "tensorboard" else ExperimentRun(module, run, directory)

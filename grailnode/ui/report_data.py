@@ -1,85 +1,26 @@
-"""The data of report.json: the record of a finished run.
+"""The data of report.json, the record of a finished run, and the few figures that its page and the summary begin with.
 
 The plots are drawn over two lists of indexes: `pass_at_1` and `reward` have one entry for each of `window_index`,
 `sparsity` and `patch_bytes` one for each of `version_index`. An entry is null where nothing was measured.
 """
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grailnode.observe.state import MinerRow, NetworkState, RoundRow, SiteRow
+from grailnode.observe.state import STRICT, Count, Hex, MinerRow, NetworkState, RoundRow, Share, SiteRow
+from grailnode.ui.formatting import percent_text
+from grailnode.ui.series import Change, Tally, mean, without_gaps
 
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
-Kind = Literal["honest", "cheating", "unknown"]
-
-# A misspelt key must not pass silently, and JSON has no NaN.
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class MinerGroups(BaseModel):
-    """One miner's groups: committed to, accepted, and rejected by reason code."""
-
-    model_config = _STRICT
-
-    name: str
-    key: Hex
-    kind: Kind
-    submitted: Count
-    accepted: Count
-    rejected: dict[str, Count]
-
-    @classmethod
-    def of(cls, row: MinerRow) -> Self:
-        """Return the part of a miner's row that a report keeps."""
-        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
-
-
-class SiteWork(BaseModel):
-    """One site's rounds: counted, and refused by reason code; local steps, groups and bytes of those that counted."""
-
-    model_config = _STRICT
-
-    name: str
-    key: Hex
-    rounds: Count
-    refused: dict[str, Count]
-    steps: Count
-    groups: Count
-    payload_bytes: Count
-
-    @classmethod
-    def of(cls, row: SiteRow) -> Self:
-        """Return a site's row as a report keeps it."""
-        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
-
-
-class RoundResult(BaseModel):
-    """One round of sites that train together: its contributions, and what those that counted used and sent."""
-
-    model_config = _STRICT
-
-    number: Count
-    step: Count
-    version: Count
-    counted: Count
-    sites: Count
-    local_steps: Count
-    groups: Count
-    payload_bytes: Count
-
-    @classmethod
-    def of(cls, row: RoundRow) -> Self:
-        """Return a round's row as a report keeps it."""
-        return cls.model_validate({name: getattr(row, name) for name in cls.model_fields})
+_FROZEN = ConfigDict(**STRICT, frozen=True)
 
 
 class TokensPerSecond(BaseModel):
     """Completion tokens per second over the whole run, all miners or all validators together."""
 
-    model_config = _STRICT
+    model_config = _FROZEN
 
     generated: Annotated[float, Field(ge=0)]
     verified: Annotated[float, Field(ge=0)]
@@ -98,7 +39,7 @@ class RunFacts(BaseModel):
         trainer_data_wait_fraction: share of it spent waiting for verified groups to exist.
     """
 
-    model_config = _STRICT
+    model_config = _FROZEN
 
     command: str
     verify_command: str = "grailnode verify --run run.toml"
@@ -122,7 +63,6 @@ class DemoReport(RunFacts):
         pass_at_1, pass_at_k, reward: for each window; sparsity, patch_bytes: for each version (null for genesis and
             re-anchorings).
         anchor_bytes: size of the newest anchor, 0 for none; full_bytes: of a full BF16 checkpoint.
-        groups: for each miner.
         sites, rounds: of the sites that train together; both are missing where the trainer trains alone.
     """
 
@@ -141,23 +81,22 @@ class DemoReport(RunFacts):
     patch_bytes: list[Count | None]
     anchor_bytes: Count
     full_bytes: Count
-    groups: list[MinerGroups]
+    groups: tuple[MinerRow, ...]
     tokens_per_second: TokensPerSecond
-    sites: list[SiteWork] = Field(default_factory=list)
-    rounds: list[RoundResult] = Field(default_factory=list)
+    sites: tuple[SiteRow, ...] = ()
+    rounds: tuple[RoundRow, ...] = ()
 
     @model_validator(mode="after")
     def _lists_match(self) -> Self:
-        for index, values in (("window_index", "pass_at_1"), ("window_index", "pass_at_k"), ("window_index", "reward")):
-            self._same_length(index, values)
-        for index, values in (("version_index", "sparsity"), ("version_index", "patch_bytes")):
-            self._same_length(index, values)
+        for index, names in (
+            ("window_index", ("pass_at_1", "pass_at_k", "reward")),
+            ("version_index", ("sparsity", "patch_bytes")),
+        ):
+            for name in names:
+                sizes = len(getattr(self, name)), len(getattr(self, index))
+                if sizes[0] != sizes[1]:
+                    raise ValueError(f"{name} has {sizes[0]} entries, {index} has {sizes[1]}: one is needed for each")
         return self
-
-    def _same_length(self, index: str, values: str) -> None:
-        index_size, size = len(getattr(self, index)), len(getattr(self, values))
-        if index_size != size:
-            raise ValueError(f"{values} has {size} entries, {index} has {index_size}: one is needed for each")
 
     @classmethod
     def of(cls, state: NetworkState, facts: RunFacts) -> Self:
@@ -180,8 +119,74 @@ class DemoReport(RunFacts):
             patch_bytes=[row.patch_bytes for row in state.versions],
             anchor_bytes=anchors[-1] if anchors else 0,
             full_bytes=state.full_bytes,
-            groups=[MinerGroups.of(row) for row in state.miners],
-            sites=[SiteWork.of(row) for row in state.sites],
-            rounds=[RoundResult.of(row) for row in state.rounds],
+            groups=state.miners,
+            sites=state.sites,
+            rounds=state.rounds,
             tokens_per_second=TokensPerSecond(generated=state.generated_per_second, verified=state.verified_per_second),
         )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A run in a few figures.
+
+    Attributes:
+        pass_at_1, reward: the change over the run; None if nothing was measured.
+        sparsity: mean over versions; patch_bytes: median over versions; None if there was no patch.
+        groups: judged groups of all miners.
+        false_rejections: rejected groups of honest miners; false_acceptances: accepted groups of cheating ones.
+        equal_nodes: nodes that hold the reference weights at the end; nodes: all that reported a digest.
+    """
+
+    pass_at_1: Change | None
+    reward: Change | None
+    sparsity: float | None
+    patch_bytes: int | None
+    groups: Tally
+    false_rejections: int
+    false_acceptances: int
+    equal_nodes: int
+    nodes: int
+
+    @classmethod
+    def of(cls, report: DemoReport) -> Self:
+        """Compute the figures of a report."""
+        patches = without_gaps(report.patch_bytes)
+        reference = reference_digest(report)
+        return cls(
+            pass_at_1=Change.of(report.pass_at_1),
+            reward=Change.of(report.reward),
+            sparsity=mean(report.sparsity),
+            patch_bytes=round(median(patches)) if patches else None,
+            groups=Tally.of(report.groups),
+            false_rejections=sum(miner.rejections for miner in report.groups if miner.kind == "honest"),
+            false_acceptances=sum(miner.accepted for miner in report.groups if miner.kind == "cheating"),
+            equal_nodes=sum(digest == reference for digest in report.weights_digest.values()),
+            nodes=len(report.weights_digest),
+        )
+
+
+def reference_digest(report: DemoReport) -> str | None:
+    """Return the digest that every node should hold: the trainer's, or the first in the report if the trainer reported
+    none.
+    """
+    digests = report.weights_digest
+    return digests.get("trainer", next(iter(digests.values()), None))
+
+
+def judgement_text(report: DemoReport, findings: Findings) -> str:
+    """Say in a sentence whether verification told cheaters from honest miners; empty if nobody knows who cheats."""
+    if not any(miner.kind == "cheating" for miner in report.groups) or not findings.groups.judged:
+        return ""
+    if not findings.false_rejections and not findings.false_acceptances:
+        return "Every judged group of a cheating miner was rejected, and no group of an honest one."
+    return (
+        f"{findings.false_rejections} groups of honest miners were rejected, "
+        f"and {findings.false_acceptances} groups of cheating ones were accepted."
+    )
+
+
+def trainer_wait_text(report: DemoReport) -> str:
+    """Say which shares of its time the trainer waited: '0.3% for I/O, 31% for data'."""
+    io, data = percent_text(report.trainer_io_wait_fraction), percent_text(report.trainer_data_wait_fraction)
+    return f"{io} for I/O, {data} for data"

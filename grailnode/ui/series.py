@@ -1,9 +1,15 @@
-"""Changes, means and last values of series over windows or versions; None stands for a missing measurement."""
+"""Series over windows or versions, in which None stands for a missing measurement, and judged groups added up."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Self
+
+from rich.cells import cell_len
+
+from grailnode.observe.state import MinerRow
+from grailnode.ui.formatting import clean
 
 
 def without_gaps(values: Sequence[float | None]) -> list[float]:
@@ -40,17 +46,58 @@ class Change:
         return f"{self.first:.2f} → {self.last:.2f}"
 
     @property
-    def gain_text(self) -> str:
-        """'+0.36'."""
-        return f"{self.gain:+.2f}"
-
-    @property
     def text(self) -> str:
         """'0.43 → 0.79  +0.36'."""
-        return f"{self.ends_text}  {self.gain_text}"
+        return f"{self.ends_text}  {self.gain:+.2f}"
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Self | None:
         """Return the change over a series; None if nothing was measured."""
         measurements = without_gaps(values)
         return cls(measurements[0], measurements[-1]) if measurements else None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Groups of one or more miners: accepted ones, and rejected ones by reason code."""
+
+    accepted: int
+    reasons: Mapping[str, int]
+
+    @property
+    def rejected(self) -> int:
+        """Groups rejected, for any reason."""
+        return sum(self.reasons.values())
+
+    @property
+    def judged(self) -> int:
+        """Groups that were judged."""
+        return self.accepted + self.rejected
+
+    @classmethod
+    def of(cls, rows: Iterable[MinerRow]) -> Self:
+        """Add up the groups of some miners."""
+        accepted = 0
+        reasons: Counter[str] = Counter()
+        for row in rows:
+            accepted += row.accepted
+            reasons.update(row.rejected)
+        return cls(accepted, dict(reasons))
+
+
+def by_count(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return reasons with their counts, the most frequent first; ties by name, so that output repeats."""
+    return sorted(((reason, n) for reason, n in reasons.items() if n > 0), key=lambda item: (-item[1], item[0]))
+
+
+def reasons_text(reasons: Mapping[str, int], cells: int) -> str:
+    """Write as many 'reason n' as fit into `cells`, the most frequent first; '+2' stands for two more reasons."""
+    ranked = by_count(reasons)
+    text = ""
+    for index, (reason, count) in enumerate(ranked):
+        longer = f"{text}{', ' if text else ''}{clean(reason)} {count}"
+        more = len(ranked) - index - 1
+        if cell_len(longer) + cell_len(f", +{more}" if more else "") > cells:
+            return f"{text}, +{more + 1}" if text else clean(longer, max(cells, 1))
+        text = longer
+    return text

@@ -31,7 +31,6 @@ class PatchRef(Record):
     Attributes:
         parts: the objects that are the patch's bytes, one after the other. A follower decodes each when it has arrived
             and has its digest, while the next ones still arrive.
-        changed: number of elements that the patch changes.
     """
 
     kind: ClassVar[str] = "patch"
@@ -56,7 +55,6 @@ class Manifest(Record):
         optimizer_step: how many optimizer steps the trainer had done.
         beacon_round: the newest round at that time.
         first_window: the first window that the version serves.
-        epoch: the trainer's fencing epoch.
     """
 
     kind: ClassVar[str] = "manifest"
@@ -127,7 +125,6 @@ class Head(Record):
     """The signed pointer to the newest version.
 
     Attributes:
-        epoch: the trainer's fencing epoch.
         base: the oldest version whose manifest is in storage.
         manifests: SHA-256 of the bodies of the manifests of versions base, base + 1, ..., the newest.
         anchors: the versions whose anchor is complete and in storage, ascending.

@@ -19,13 +19,6 @@ _LENGTH_BYTES: Final = 8
 _FILE_ORDER: Final = ("F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8")  # as the library has it
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise MalformedError("a name twice in a safetensors header")
-    return result
-
-
 def _parse_header(data: bytes) -> dict[str, Any]:
     if len(data) < _LENGTH_BYTES:
         raise MalformedError("shorter than a safetensors header")
@@ -35,7 +28,7 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     if length > len(data) - _LENGTH_BYTES:
         raise MalformedError("the safetensors header is cut off")
     try:
-        header = bounded_json.parse(data[_LENGTH_BYTES : _LENGTH_BYTES + length], _unique)
+        header = bounded_json.parse(data[_LENGTH_BYTES : _LENGTH_BYTES + length], bounded_json.unique)
     except MalformedError as error:
         raise MalformedError(f"the safetensors header: {error.what}") from error
     if not isinstance(header, dict):
@@ -109,6 +102,18 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
     if begin != len(body):
         raise MalformedError("bytes behind the last tensor")
     return weights
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file, as texts.
+
+    Raises:
+        LimitError, MalformedError: the header exceeds its limit, or breaks the format.
+    """
+    metadata = _parse_header(data).get("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise MalformedError("metadata that are not an object")
+    return {str(name): str(text) for name, text in metadata.items()}
 
 
 def write(weights: Weights) -> bytes:

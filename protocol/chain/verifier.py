@@ -33,7 +33,6 @@ class Trust(Record):
     older chain.
 
     Attributes:
-        epoch: fencing epoch of the head.
         digest: SHA-256 of the body of the version's manifest.
         revision: number of the newest revision of the authority whose rewind was applied; 0 for none.
     """

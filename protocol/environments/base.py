@@ -90,7 +90,6 @@ class ProgramResult:
     """The result of a program.
 
     Attributes:
-        compiles: whether the program compiles.
         passes: for each test, whether the program passes it.
     """
 

@@ -41,7 +41,6 @@ class _Parser:
 
     Attributes:
         numbers: the numbers in the expression, from left to right.
-        value: the value of the expression.
 
     Raises:
         _NoExpressionError: the text is no expression.

@@ -14,7 +14,6 @@ class SeededRng:
 
     Args:
         label: separates the streams of different uses.
-        seed: any bytes.
     """
 
     def __init__(self, label: str, seed: bytes) -> None:

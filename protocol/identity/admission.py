@@ -6,9 +6,9 @@ another `Credential` in `CREDENTIALS`, under a name of its own.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Annotated, ClassVar, Final, Protocol
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -50,20 +50,10 @@ class Invite(Record):
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-class Credential(Protocol):
-    """What an open run requires of an announcement in addition to its signature."""
-
-    def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        """Check the credential in an announcement's `credential`.
-
-        Args:
-            difficulty: the run's parameter for this credential.
-            now_ms: milliseconds since the Unix epoch.
-
-        Raises:
-            ProtocolError: the credential is malformed.
-            AdmissionError: the credential is well-formed but not sufficient.
-        """
+Credential = Callable[[Announcement, int, float], None]
+"""Checks the credential of an announcement, given the run's difficulty and the time in milliseconds since the Unix
+epoch. Raises ProtocolError if it is malformed, and AdmissionError if it is not sufficient.
+"""
 
 
 def work_digest(run_id: bytes, key: bytes, work: ProofOfWorkSolution) -> bytes:
@@ -92,29 +82,27 @@ def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> Proo
         nonce += 1
 
 
-class ProofOfWork:
-    """The proof-of-work credential: Hashcash that is bound to run, key and time, so that every new key costs work."""
+def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> None:
+    """Check a proof of work, the credential of Hashcash that is bound to run, key and time, so that every new key costs
+    work: that it was done and has not expired.
 
-    def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        """Check that the work was done and has not expired.
+    Args:
+        difficulty: leading zero bits of the digest.
+        now_ms: milliseconds since the Unix epoch.
 
-        Args:
-            difficulty: leading zero bits of the digest.
-            now_ms: milliseconds since the Unix epoch.
-
-        Raises:
-            LimitError, MalformedError: the proof is no solution record.
-            AdmissionError: the proof has expired, expires too late, or has too few zero bits.
-        """
-        work = ProofOfWorkSolution.from_bytes(announcement.credential)
-        if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
-            raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")
-        bits = leading_zero_bits(work_digest(announcement.run, announcement.key, work))
-        if bits < difficulty:
-            raise AdmissionError(f"its proof of work has {bits} zero bits of {difficulty}", "announcement")
+    Raises:
+        LimitError, MalformedError: the proof is no solution record.
+        AdmissionError: the proof has expired, expires too late, or has too few zero bits.
+    """
+    work = ProofOfWorkSolution.from_bytes(announcement.credential)
+    if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
+        raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")
+    bits = leading_zero_bits(work_digest(announcement.run, announcement.key, work))
+    if bits < difficulty:
+        raise AdmissionError(f"its proof of work has {bits} zero bits of {difficulty}", "announcement")
 
 
-CREDENTIALS: Final[Mapping[str, Credential]] = {"work": ProofOfWork()}
+CREDENTIALS: Final[Mapping[str, Credential]] = {"work": check_work}
 """The credentials that this program supports, by the name in a run's admission rules."""
 
 
@@ -188,7 +176,7 @@ class AdmissionGate:
             raise AdmissionError(
                 f"this program does not support the credential {name!r} that the run requires", "announcement"
             )
-        credential.check(announcement, self._admission.difficulty, now_ms)
+        credential(announcement, self._admission.difficulty, now_ms)
 
 
 def lottery(salt: bytes, key: bytes) -> bytes:

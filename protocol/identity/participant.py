@@ -57,5 +57,4 @@ class Announcement(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.participant(self.key)

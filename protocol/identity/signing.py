@@ -122,7 +122,6 @@ class Signed(Generic[R]):
     """A record whose signatures were verified.
 
     Attributes:
-        record: the parsed body.
         signers: the public keys that signed, in ascending order.
         digest: SHA-256 of the body, which identifies the record; it does not change when signatures are added.
         data: the envelope's bytes.
@@ -157,7 +156,6 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
 
     Args:
         data: hostile bytes.
-        record_type: the type of the record.
         signers: the keys that may sign it.
         threshold: how many of them must have signed it.
 
@@ -165,11 +163,7 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
         LimitError, MalformedError: the bytes are no envelope of that type, or the body is no such record.
         SignatureError: too few of the signers or another key signed it, or a signature is invalid.
     """
-    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
-        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
-    envelope = Envelope.from_bytes(data)
-    if envelope.of != record_type.kind:
-        raise MalformedError(f"holds a {envelope.of!r}", record_type.kind)
+    envelope = _open_envelope(data, record_type)
     keys = [signature.key for signature in envelope.signatures]
     if keys != sorted(set(keys)):
         raise MalformedError("signatures not in ascending order of key", record_type.kind)
@@ -186,18 +180,22 @@ def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], t
     return Signed(record, tuple(keys), content_digest(envelope.body), data)
 
 
+def _open_envelope(data: bytes, record_type: type[Record]) -> Envelope:
+    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
+        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
+    envelope = Envelope.from_bytes(data)
+    if envelope.of != record_type.kind:
+        raise MalformedError(f"holds a {envelope.of!r}", record_type.kind)
+    return envelope
+
+
 def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
     """Return the keys that an envelope claims as its signers. Nothing is verified.
 
     Raises:
         LimitError, MalformedError: the bytes are no envelope of that type.
     """
-    if len(data) > record_type.max_bytes + limits.MAX_ENVELOPE_BYTES:
-        raise LimitError(f"{len(data)} bytes are too many", record_type.kind)
-    envelope = Envelope.from_bytes(data)
-    if envelope.of != record_type.kind:
-        raise MalformedError(f"holds a {envelope.of!r}", record_type.kind)
-    return tuple(signature.key for signature in envelope.signatures)
+    return tuple(signature.key for signature in _open_envelope(data, record_type).signatures)
 
 
 def open_announced(data: bytes, record_type: type[R]) -> Signed[R]:

@@ -82,13 +82,8 @@ class Evidence:
     """The statistics of a group. The defaults are those of a group without any misses.
 
     Attributes:
-        tokens: completion tokens.
-        positions: tokens whose sketch is not repeated (`repeated_positions`).
-        sketch_misses: positions outside `sketch_tolerance`.
+        tokens to far_rollouts: as in `Counts`.
         sketch_median: median distance of the positions, in sketch units.
-        margin_misses: tokens beyond `margin`.
-        sketch_points, margin_points: the sums of the points of positions and of tokens.
-        far_rollouts: rollouts with a far margin (`_count_far_rollouts`).
         worst_margin: largest margin, in units of logits / temperature.
         sketch_surprisal: -log10 of the smallest probability under honest work: of the sketch misses of any scope, or of
             the group's points.

@@ -13,8 +13,8 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
+from protocol.judging.binomial import pass_at_k
 from protocol.judging.evidence import CountedWindow, Counts
-from protocol.judging.pass_at_k import pass_at_k
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import Arithmetic, OptionalArithmetic, ProofSpec, Thresholds
@@ -184,7 +184,6 @@ class Summary(PublishedRecord):
         previous: SHA-256 of the body of the validator's summary before this one; empty for its first.
         salt: 16 random bytes, so that nobody can guess the summary from its seal.
         weights: digest of the weights that the validator rebuilt for the window's version.
-        arithmetic: how the validator computed.
         roster: the validators among which it dealt the groups, ascending; it is one of them.
         judges: to how many of them each group is dealt.
         rows: one for each miner with a pledge, ascending by key.
@@ -194,7 +193,6 @@ class Summary(PublishedRecord):
         evaluation: of the version that serves the window; None if the validator made none.
         verified_tokens: completion tokens that were checked.
         verify_ms: milliseconds that the check took.
-        alarms: one line of text each.
     """
 
     kind: ClassVar[str] = "summary"
@@ -234,7 +232,6 @@ class Summary(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.summary(self.validator, self.window)
 
     @property
@@ -258,7 +255,6 @@ class Seal(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.seal(self.validator, self.window)
 
     @classmethod
@@ -282,7 +278,6 @@ class Witness(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.witness(self.validator, self.window)
 
 
@@ -375,7 +370,6 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
 
     Args:
         ledger: summaries of one validator, ascending by window, including the newest.
-        proof: the thresholds of each pair.
     """
     earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
     earners.sort(key=lambda item: (-item[1], item[0]))

@@ -21,7 +21,6 @@ class Disagreement(Record):
 
     Attributes:
         digest: SHA-256 of the group's frame.
-        about: what they disagree about.
         accepting: those that accept it; about log-probabilities, the most that agree with each other.
         rejecting: those that reject it; about log-probabilities, those that accept it with others.
     """
@@ -39,7 +38,6 @@ class CanaryFailure(Record):
     """A validator's wrong judgement on a canary's group. It reveals the canary's key, which cannot be used again.
 
     Attributes:
-        accepted: whether the validator accepted the group.
         about: 'verdict' if it accepted a false group or rejected a true one; 'logprobs' if it accepted a true one with
             false log-probabilities.
     """
@@ -63,7 +61,6 @@ class ValidatorReport(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.report(self.trainer, self.window)
 
 

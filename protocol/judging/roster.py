@@ -32,9 +32,7 @@ class Roster:
         """Return the roster of the validators that are present; of all if these are fewer than the quorum.
 
         Args:
-            validators: those of the authority.
             present: those that have judged something of late (`presence_windows`).
-            quorum: how many must accept a group.
             spares: to how many more a group is dealt.
         """
         members = set(present).intersection(validators)

@@ -11,15 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits, paths
 from protocol.encoding import Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import (
-    MAX_MARGIN,
-    MAX_SURPRISAL,
-    CountedWindow,
-    Counts,
-    history_surprisal,
-    surprisal_threshold,
-    window_surprisal,
-)
+from protocol.judging import evidence
+from protocol.judging.evidence import CountedWindow, Counts
 from protocol.proof import Arithmetic, Thresholds
 
 
@@ -80,8 +73,8 @@ class Judgement(Record):
     sketch_points: Annotated[int, Field(ge=0)]
     margin_points: Annotated[int, Field(ge=0)]
     far_rollouts: Annotated[int, Field(ge=0)]
-    worst_margin: Annotated[float, Field(ge=0.0, le=MAX_MARGIN)]
-    surprisal: Annotated[float, Field(ge=0.0, le=MAX_SURPRISAL)]
+    worst_margin: Annotated[float, Field(ge=0.0, le=evidence.MAX_MARGIN)]
+    surprisal: Annotated[float, Field(ge=0.0, le=evidence.MAX_SURPRISAL)]
     rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
@@ -158,7 +151,6 @@ class Verdict(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.verdict(self.validator, self.window, self.miner)
 
 
@@ -172,7 +164,6 @@ class ReauditVerdict(Verdict):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.reaudit(self.validator, self.window, self.miner)
 
 
@@ -192,10 +183,10 @@ def joint_rejection(
     if not any(judgement.accepted for judgement in judgements):
         return None
     counts = [judgement.counts for judgement in judgements if judgement.positions]
-    if window_surprisal(counts, thresholds) > surprisal_threshold(thresholds):
+    if evidence.window_surprisal(counts, thresholds) > evidence.surprisal_threshold(thresholds):
         return Reason.WINDOW
     window = CountedWindow(sum(counts, Counts()), thresholds)
-    if history_surprisal([*history, window]) > surprisal_threshold(thresholds):
+    if evidence.history_surprisal([*history, window]) > evidence.surprisal_threshold(thresholds):
         return Reason.HISTORY
     return None
 

@@ -165,7 +165,6 @@ class RoundContribution(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.contribution(self.worker, self.number)
 
 
@@ -247,7 +246,6 @@ class RoundManifest(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.round_manifest(self.trainer, self.number)
 
     def counted_digest(self, worker: bytes) -> bytes | None:
@@ -282,5 +280,4 @@ class RoundPointer(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.newest_round(self.trainer)

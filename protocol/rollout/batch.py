@@ -75,9 +75,7 @@ class Group(Record):
     """The rollouts of one prompt by one miner in one window.
 
     Attributes:
-        run: run id.
         version: the policy version that generated the rollouts.
-        miner: public key.
         index: 0, 1, 2, ... within the miner's window.
         prompt: token ids, 32-bit little-endian words.
     """
@@ -131,7 +129,6 @@ class Commitment(PublishedRecord):
 
     Attributes:
         arithmetic: how the miner computed, as it had announced before the window opened.
-        batch: SHA-256 of the batch object.
         groups: (SHA-256, size in bytes) of each frame, in the order of the group indices.
     """
 
@@ -164,7 +161,6 @@ class Commitment(PublishedRecord):
 
     @property
     def path(self) -> str:
-        """The only path at which this record may be stored."""
         return paths.commitment(self.miner, self.window)
 
 
@@ -173,7 +169,6 @@ def assemble(groups: Sequence[Group], arithmetic: Arithmetic) -> tuple[bytes, Co
 
     Args:
         groups: at least one group; all have the same run, window, version and miner, and ascend by index from 0.
-        arithmetic: how the miner computed them.
 
     Raises:
         LimitError: a group is larger than any reader accepts.

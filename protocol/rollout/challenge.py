@@ -62,7 +62,6 @@ def audit_indices(
     Args:
         randomness: of the window's round R1.
         groups: how many groups the miner committed to.
-        share_ppm: audited share in millionths.
         dealt: the groups that are dealt to the validator, of which at least one is selected if there is any; None for
             all.
     """

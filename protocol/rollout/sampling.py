@@ -49,7 +49,6 @@ class SamplingParams:
 
     Attributes:
         temperature: positive divisor of the logits.
-        max_tokens: maximum number of tokens of a completion.
         stops: the token ids that end a completion; the first of them is its last token.
     """
 
@@ -165,7 +164,6 @@ def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     Args:
         seeds: int64 [..., 4] from `seed_words`.
         positions: int64 [...], index of the token in its completion.
-        vocabulary: V.
 
     Returns:
         float32 [..., V].

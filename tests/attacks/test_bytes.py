@@ -366,7 +366,8 @@ async def test_extraneous_participants_are_not_fetched_under_an_allowlist():
 @simulated
 async def test_extraneous_objects_beside_the_chain_change_nothing():
     testbed = await follow_chain()
-    for prefix in (paths.manifests(TRAINER.public), paths.patches(TRAINER.public), paths.anchors(TRAINER.public)):
+    for kind in ("manifests", "patches", "anchors"):
+        prefix = paths.kind_prefix(TRAINER.public, kind)
         for number in range(20):
             await testbed.store.put(f"{prefix}junk-{number}", bytes(1000))
     await testbed.publish()

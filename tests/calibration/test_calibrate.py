@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.adapters import random_adapters
+from grailnode.calibration.copies import random_adapters
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.proof_file import ProofFileError
 from grailnode.calibration.thresholds import CalibrationError

@@ -12,8 +12,7 @@ from grailnode.calibration import pairs
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.padding import Padded
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
-from grailnode.calibration.variants import ALONE, Pair, Variant, run_pairs, select
-from grailnode.calibration.vllm_variant import SMALL_BATCH, VllmVariant
+from grailnode.calibration.variants import ALONE, FEW_SEQUENCES, Pair, Variant, VllmVariant, run_pairs, select
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
@@ -228,7 +227,7 @@ def test_pairs_with_vllm_vary_what_each_engine_can_vary(policy: Policy) -> None:
     assert list(both) == ["same", "small-batches"]
     assert list(generating) == ["same", "small-batches", "alone-checked", "left-padding", "eager-checked"]
     assert generating["small-batches"].generating == VllmVariant(
-        Path("python"), Path("directory"), "0.32.0", sequences=SMALL_BATCH
+        Path("python"), Path("directory"), "0.32.0", sequences=FEW_SEQUENCES
     )
     assert {"alone-generated", "eager-generated", "two-threads", "transformers"} < set(checking)
     assert {pair.checking for pair in checking.values()} == {vllm}

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.calibration.pairs import CalibrationTask
-from grailnode.calibration.variants import Variant, run_pairs
-from grailnode.calibration.vllm_variant import VllmServers, VllmVariant
+from grailnode.calibration.variants import Variant, VllmServers, VllmVariant, run_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.installation import installed_version
 from protocol import environments

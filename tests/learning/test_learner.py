@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.calibration.wrapped_model import WrappedModel
+from grailnode.calibration.padding import WrappedModel
 from grailnode.engine.models import build
 from protocol.digest import Weights
 from protocol.rollout.filters import Filters

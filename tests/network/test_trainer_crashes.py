@@ -148,7 +148,8 @@ class Trainer(Network):
         weights = await verify_chain(Network.node(self, "checker"), lambda line: None)
         assert weights.version == BATCHES
         names = [
-            put.path.rsplit("/", 1)[-1].split("-") for put in self.store.under(paths.manifests(key("trainer").public))
+            put.path.rsplit("/", 1)[-1].split("-")
+            for put in self.store.under(paths.kind_prefix(key("trainer").public, "manifests"))
         ]
         assert len({number for number, _ in names}) == len({digest for _, digest in names}) == BATCHES + 1
         views = snapshot_views(self.disk.puts)

@@ -100,10 +100,10 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
             nonlocal failures
             data = await testbed.store.get(path, max_bytes, offset=offset, size=size)
-            if path.startswith(paths.payloads(TRAINER.public)) and failures < 3:
+            if path.startswith(paths.kind_prefix(TRAINER.public, "payloads")) and failures < 3:
                 failures += 1
                 raise StoreError("no answer")
-            return bytes(len(data)) if path.startswith(paths.payloads(key("site-1").public)) else data
+            return bytes(len(data)) if path.startswith(paths.kind_prefix(key("site-1").public, "payloads")) else data
 
     async with trio.open_nursery() as nursery:
         testbed.start(nursery, testbed.names[:2])

@@ -78,9 +78,11 @@ async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
         nursery.cancel_scope.cancel()
     for name in testbed.names:
         numbers = []
-        async for item in testbed.store.list(paths.contributions(key(name).public)):
+        async for item in testbed.store.list(paths.kind_prefix(key(name).public, "contributions")):
             numbers.append(int(item.path.rpartition("/")[2]))
-        assert len([item async for item in testbed.store.list(paths.payloads(key(name).public))]) == len(numbers)
+        assert len([item async for item in testbed.store.list(paths.kind_prefix(key(name).public, "payloads"))]) == len(
+            numbers
+        )
         assert min(numbers) == rounds - KEPT_ROUNDS + 1
         assert len(numbers) >= KEPT_ROUNDS
     equal_states(testbed, rounds - 1)
@@ -185,7 +187,7 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
         """Does not answer for the contributions of two sites."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            if any(path.startswith(paths.contributions(key(name).public)) for name in testbed.names[:2]):
+            if any(path.startswith(paths.kind_prefix(key(name).public, "contributions")) for name in testbed.names[:2]):
                 await trio.sleep(240)
                 raise StoreError("no answer")
             return await super().get(path, max_bytes, offset=offset, size=size)
@@ -209,7 +211,7 @@ async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_so
         """Gives no payload of two workers, or only after a long time."""
 
         async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            if any(path.startswith(paths.payloads(worker)) for worker in hiding):
+            if any(path.startswith(paths.kind_prefix(worker, "payloads")) for worker in hiding):
                 await trio.sleep(1e6 if behaviour == "hangs" else 60)
             return await super().get(path, max_bytes, offset=offset, size=size)
 

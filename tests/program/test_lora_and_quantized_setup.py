@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.calibration import proof_file
-from grailnode.calibration.adapters import ADAPTER_SHARE
+from grailnode.calibration.copies import ADAPTER_SHARE
 from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, ConfigError, load
 from grailnode.engine.adapter_files import read_adapters

@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grailnode.config import ConfigError
 from grailnode.node.metrics_server import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time
-from grailnode.observe.judging_time import unjudged_cases
+from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
 from tests.support.measuring.resources import ProcessMonitor, Sample, slope, table
 from tests.support.simulation.virtual_clock import running

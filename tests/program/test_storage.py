@@ -12,8 +12,8 @@ from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
+from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import CredentialsError, read_credentials
-from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from roles.node.identity import Node
 from tests.support.builders.chains import PunctualBeacon

@@ -1,6 +1,6 @@
 """Admission: which announcements each policy accepts, and which keys are refused before anything is fetched."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -143,20 +143,19 @@ def test_work_is_bound_to_run_key_and_time() -> None:
     assert leading_zero_bits(bytes(32)) == 256
 
 
-class Stake:
-    """Another credential: the name of an account with enough funds."""
+ACCOUNTS = {b"rich": 100, b"poor": 1}
 
-    accounts: ClassVar[dict[bytes, int]] = {b"rich": 100, b"poor": 1}
 
-    def check(self, announcement: Announcement, difficulty: int, now_ms: float) -> None:
-        if self.accounts.get(announcement.credential, 0) < difficulty:
-            raise AdmissionError("too little at stake", "announcement")
+def check_stake(announcement: Announcement, difficulty: int, _now_ms: float) -> None:
+    """Check another credential: the name of an account with enough funds."""
+    if ACCOUNTS.get(announcement.credential, 0) < difficulty:
+        raise AdmissionError("too little at stake", "announcement")
 
 
 def test_a_credential_can_be_added_and_an_unsupported_one_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     stake_gate = gate(credential="stake", difficulty=50)
     check_refusal(stake_gate, samples.announcement(credential=b"rich"), "does not support the credential 'stake'")
-    monkeypatch.setitem(CREDENTIALS, "stake", Stake())
+    monkeypatch.setitem(CREDENTIALS, "stake", check_stake)
     stake_gate.admit(samples.announcement(credential=b"rich"), NOW)
     check_refusal(stake_gate, samples.announcement(credential=b"poor"), "too little")
 

@@ -154,9 +154,9 @@ def test_no_path_is_a_directory_of_another() -> None:
 
 def test_paths_begin_with_their_prefixes() -> None:
     assert paths.participant(KEY).startswith(paths.participants())
-    assert paths.manifest(KEY, 3, digest("m")).startswith(paths.manifests(KEY))
-    assert paths.patch(KEY, digest("p")).startswith(paths.patches(KEY))
-    assert paths.anchor(KEY, digest("a")).startswith(paths.anchors(KEY))
+    assert paths.manifest(KEY, 3, digest("m")).startswith(paths.kind_prefix(KEY, "manifests"))
+    assert paths.patch(KEY, digest("p")).startswith(paths.kind_prefix(KEY, "patches"))
+    assert paths.anchor(KEY, digest("a")).startswith(paths.kind_prefix(KEY, "anchors"))
     assert paths.verdict(KEY, 3, OTHER).startswith(paths.verdicts(KEY, 3))
     assert not paths.verdict(KEY, 30, OTHER).startswith(paths.verdicts(KEY, 3))
     for kind, path in (("commitments", paths.commitment(KEY, 1)), ("summaries", paths.summary(KEY, 1))):

@@ -252,7 +252,7 @@ def contradictions(copied_network: DiskNetwork) -> list[str]:
     for put in copied_network.store.under(paths.kind_prefix(key("validator-0").public, "seals")):
         seals.setdefault(put.path, set()).add(open_announced(put.data, Seal).record.summary)
     manifests: dict[str, set[bytes]] = {}
-    for put in copied_network.store.under(paths.manifests(key("trainer").public)):
+    for put in copied_network.store.under(paths.kind_prefix(key("trainer").public, "manifests")):
         signed = open_announced(put.data, Manifest)
         manifests.setdefault(f"version {signed.record.version}", set()).add(signed.digest)
     return [place for items in (seals, manifests) for place, digests in items.items() if len(digests) > 1]

@@ -292,6 +292,6 @@ async def test_a_download_is_continued_after_a_cut(tmp_path: Path) -> None:
     assert equal(follower.newest.weights, testbed.chain.weights[follower.newest.version])
     link.cut_after = None
     assert equal((await follower.rebuild(61)).weights, testbed.chain.weights[61])
-    sizes = {info.path: info.size async for info in testbed.store.list(paths.patches(TRAINER.public))}
+    sizes = {info.path: info.size async for info in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))}
     patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
     assert patch_bytes == sizes  # every byte once

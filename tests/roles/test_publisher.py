@@ -80,7 +80,7 @@ async def test_a_migration_without_the_old_space_says_what_is_missing():
     await testbed.snapshot(0, 1)
     await testbed.publish()
     await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,))
-    async for item in testbed.store.list(paths.anchors(TRAINER.public)):
+    async for item in testbed.store.list(paths.kind_prefix(TRAINER.public, "anchors")):
         await testbed.store.delete(item.path)
     with pytest.raises(ChainError, match="old key's space must stay readable"):
         await testbed.publish(key=SUCCESSOR)
@@ -191,7 +191,7 @@ async def test_patches_have_the_profile_that_is_set(profile: str):
     testbed = PublisherTestbed()
     await testbed.snapshot(0, 1, 2)
     await testbed.publish(settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
-    patches = [item.path async for item in testbed.store.list(paths.patches(TRAINER.public))]
+    patches = [item.path async for item in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))]
     assert len(patches) == 2
     for path in patches:
         assert patch.summary(await testbed.store.get(path, 1 << 20)).profile == profile
@@ -289,7 +289,7 @@ class RotatedKeyTestbed(PublisherTestbed):
         await self.snapshot(4)
 
     async def manifests(self) -> list[str]:
-        prefix = paths.manifests(SUCCESSOR.public)
+        prefix = paths.kind_prefix(SUCCESSOR.public, "manifests")
         return [item.path.removeprefix(prefix) async for item in self.store.list(prefix)]
 
 

@@ -3,9 +3,9 @@
 import pytest
 import trio
 
+from grailnode.store.checks import PermanentError
 from grailnode.store.https.addresses import is_public
 from grailnode.store.https.https_store import HttpsStore, open_client
-from grailnode.store.permanent_error import PermanentError
 from roles.ports import StoreError
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer

@@ -5,14 +5,12 @@ import random
 import pytest
 import trio
 
-from grailnode.store.decorators.bounded import BoundedStore
-from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
+from grailnode.store.checks import PermanentError
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore
-from grailnode.store.decorators.prefixed import PrefixedStore
-from grailnode.store.decorators.readonly import ReadOnlyStore
+from grailnode.store.decorators.restricted import PrefixedStore, ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
-from grailnode.store.permanent_error import PermanentError
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link

@@ -6,9 +6,9 @@ import httpx
 import pytest
 import trio
 
+from grailnode.store.checks import PermanentError
 from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
 from grailnode.store.https.listing import ListingError, read_page
-from grailnode.store.permanent_error import PermanentError
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError

@@ -2,10 +2,10 @@
 
 import pytest
 
+from grailnode.store.checks import PermanentError
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import STATE_PREFIX, SpaceDirectory
 from grailnode.store.memory import MemoryStore
-from grailnode.store.permanent_error import PermanentError
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign

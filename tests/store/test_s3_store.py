@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import trio
 
-from grailnode.store.page_check import MAX_EMPTY_PAGES
+from grailnode.store.checks import MAX_EMPTY_PAGES
 from grailnode.store.s3 import s3_session
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store

@@ -18,7 +18,7 @@ from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore
-from grailnode.store.decorators.prefixed import PrefixedStore
+from grailnode.store.decorators.restricted import PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore

@@ -15,9 +15,8 @@ from grailnode.node.role_processes import process_kinds
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
 from grailnode.run.creation import Choices
-from grailnode.track.log_follower import LogFollower
 from grailnode.track.tracker import Sample, TrackerError, check_tracker, open_tracker
-from grailnode.track.training_curves import curves
+from grailnode.track.training_log import LogFollower, curves
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
 

@@ -15,9 +15,8 @@ from grailnode.ui.formatting import (
     percent_text,
     share_text,
 )
-from grailnode.ui.report.axes import byte_axis, count_axis, share_axis
-from grailnode.ui.series import Change, last, mean, without_gaps
-from grailnode.ui.tallies import Tally, reasons_text
+from grailnode.ui.report.plot import byte_axis, count_axis, share_axis
+from grailnode.ui.series import Change, Tally, last, mean, reasons_text, without_gaps
 from grailnode.ui.terminal.glyphs import bar, columns
 from tests.ui import runs
 

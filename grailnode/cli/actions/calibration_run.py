@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.adapters import ADAPTER_SHARE
+from grailnode.calibration.copies import ADAPTER_SHARE
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
-from grailnode.calibration.variants import AnyVariant, Pair, Variant, select
-from grailnode.calibration.vllm_variant import VllmVariant
+from grailnode.calibration.variants import AnyVariant, Pair, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.engine.vllm.installation import installed_version

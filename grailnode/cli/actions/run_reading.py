@@ -20,9 +20,8 @@ from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.bodies import fetch_task
 from grailnode.node.node_makers import make_spectator
 from grailnode.node.wiring import MINER_VERSIONS
-from grailnode.observe.bottleneck import bottleneck, read_trainer_time
+from grailnode.observe.bottleneck import bottleneck, read_trainer_time, unjudged_cases
 from grailnode.observe.chain_check import verify_chain
-from grailnode.observe.judging_time import unjudged_cases
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck

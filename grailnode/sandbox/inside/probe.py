@@ -13,6 +13,8 @@ from pathlib import Path
 
 from grailnode.sandbox.inside import wire
 
+_ENVIRONMENT = {"PYTHONHASHSEED", "PYTHONUTF8", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "PWD", "LC_CTYPE"}
+
 
 def main() -> None:
     """Print the names of the restrictions that do not hold, as a JSON list."""
@@ -28,15 +30,7 @@ def main() -> None:
         "memory": lambda: bytearray(1 << 36),
     }
     failures = [name for name, attempt in attempts.items() if not _is_refused(attempt)]
-    if set(os.environ) - {
-        "PYTHONHASHSEED",
-        "PYTHONUTF8",
-        "PYTHONHOME",
-        "PYTHONPATH",
-        "LD_LIBRARY_PATH",
-        "PWD",
-        "LC_CTYPE",
-    }:
+    if set(os.environ) - _ENVIRONMENT:
         failures.append("environment")
     sys.stdout.write(json.dumps(failures))
 

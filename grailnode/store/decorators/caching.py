@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 import trio
 
+from grailnode.store.checks import slice_object
 from grailnode.store.decorators.disk_cache import DiskCache, PartialDownload
-from grailnode.store.ranges import slice_object
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.limits import MIB

@@ -30,7 +30,6 @@ class PartialDownload:
 
     Attributes:
         descriptor: of the open file with the pieces.
-        path: of that file.
         piece_bytes: bytes of a piece; the last one may be shorter.
     """
 

@@ -1,4 +1,4 @@
-"""Limits the load of one node on a store: concurrent operations, operations per second, bytes per object."""
+"""Limits the load of one node on a store, and the length of the listings that it believes."""
 
 import math
 from collections.abc import AsyncIterator
@@ -7,10 +7,12 @@ from typing import Final
 
 import trio
 
-from roles.ports import ObjectInfo, ObjectStore, TooLargeError
+from roles.ports import ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 PAGE: Final = 1000
 """Entries of a listing that count as one request."""
+MAX_ENTRIES: Final = 1 << 17
+"""Entries of one listing, repeated ones included: objects of 4,096 participants and 32 windows, some 10 MB of paths."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,6 @@ class RequestLimits:
     """How much a node may demand of a store.
 
     Attributes:
-        concurrency: concurrent operations.
         rate: operations per second in the long run.
         burst: operations that may start at once after a pause.
         max_put_bytes: bytes of one object to store.
@@ -82,7 +83,6 @@ class _TokenBucket:
     """A token bucket that stores the time of its next token (GCRA), so that it needs no background task.
 
     Args:
-        rate: tokens per second.
         burst: the most tokens that it collects.
     """
 
@@ -97,3 +97,34 @@ class _TokenBucket:
         token_time = max(self._next_time, now - self._burst_seconds)
         self._next_time = token_time + self._interval
         await trio.sleep(max(0.0, token_time - now))
+
+
+class BoundedStore:
+    """Decorates a store whose listings may have duplicates or foreign paths, or may never end.
+
+    The order stays as the store gives it: nothing may depend on it, and some services have none.
+    """
+
+    def __init__(self, store: ObjectStore, max_entries: int = MAX_ENTRIES) -> None:
+        self._store = store
+        self._max_entries = max_entries
+        self.put, self.get, self.delete = store.put, store.get, store.delete
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list.
+
+        Raises:
+            StoreError: the listing failed, or did not end within `max_entries`.
+        """
+        paths: set[str] = set()
+        count = 0
+        async for info in self._store.list(prefix, after=after):
+            count += 1
+            if count > self._max_entries:
+                raise StoreError(
+                    f"{prefix}: the listing has more than {self._max_entries} entries; a participant writes too many "
+                    "objects there, or the storage repeats them without end"
+                )
+            if info.path.startswith(prefix) and info.path > after and info.path not in paths:
+                paths.add(info.path)
+                yield info

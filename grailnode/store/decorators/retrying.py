@@ -1,17 +1,66 @@
-"""Retries operations of a store with exponential backoff and jitter, within a deadline."""
+"""Repeats operations of a store that failed; retries them with exponential backoff and jitter, within a deadline."""
 
 import random
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
-from grailnode.store.decorators.repeating import RepeatingStore
-from grailnode.store.permanent_error import PermanentError
-from roles.ports import NotFoundError, ObjectStore, StoreError, TooLargeError
+from grailnode.store.checks import PermanentError
+from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 T = TypeVar("T")
+
+
+class RepeatingStore(ABC):
+    """Decorates a store: repeats operations that fail, as `_repeat` decides.
+
+    That is safe, because ObjectStore's operations are idempotent.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._repeat(path, lambda: self._store.put(path, data))
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        return await self._repeat(path, lambda: self._store.get(path, max_bytes, offset=offset, size=size))
+
+    async def delete(self, path: str) -> None:
+        await self._repeat(path, lambda: self._store.delete(path))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Implements ObjectStore.list; a listing that fails continues after the last path it yielded."""
+        source = self._store.list(prefix, after=after)
+        last_path, needs_restart = after, False
+
+        async def step() -> ObjectInfo | None:
+            nonlocal source, needs_restart
+            if needs_restart:
+                source, needs_restart = self._store.list(prefix, after=last_path), False
+            try:
+                return await anext(source, None)
+            except StoreError:
+                needs_restart = True  # an iterator that has raised yields nothing more
+                raise
+
+        while (info := await self._repeat(prefix, step)) is not None:
+            last_path = max(last_path, info.path)
+            yield info
+
+    @abstractmethod
+    async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
+        """Do an operation, or one step of a listing, until it succeeds or is given up.
+
+        Args:
+            where: path or prefix, for messages.
+
+        Raises:
+            StoreError: it was given up.
+        """
 
 
 @dataclass(frozen=True)

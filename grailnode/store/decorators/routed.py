@@ -3,10 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
+from grailnode.store.checks import PermanentError, check_path, check_prefix, check_range, slice_object
 from grailnode.store.decorators.space_directory import SpaceDirectory
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.permanent_error import PermanentError
-from grailnode.store.ranges import check_range, slice_object
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore
@@ -25,7 +23,6 @@ class KnownStores:
     """The stores that a node knows by its configuration.
 
     Attributes:
-        key: this node's public key.
         own: the store that this node writes to.
         meeting: the store of the participants' announcements, the run's manifest and a local beacon's rounds.
         beacon: the first part of the paths of beacon rounds.
@@ -60,8 +57,6 @@ class RoutedStore:
     """Implements ObjectStore over the spaces of all participants.
 
     Args:
-        stores: known by configuration.
-        directory: looks up announced spaces.
         open_space: opens a space for reading, given its URL and the public key of its owner.
     """
 

@@ -13,7 +13,7 @@ import httpcore
 import httpx
 import trio
 
-from grailnode.store.permanent_error import PermanentError
+from grailnode.store.checks import PermanentError
 
 _global_unicast: Final = IPv6Network("2000::/3")
 _nat64: Final = IPv6Network("64:ff9b::/96")

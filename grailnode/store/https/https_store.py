@@ -15,11 +15,9 @@ from urllib.parse import quote, urlsplit
 import httpx
 import trio
 
+from grailnode.store.checks import PermanentError, check_path, check_prefix, check_range
 from grailnode.store.https.addresses import PublicTransport
 from grailnode.store.https.listing import list_bucket
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.permanent_error import PermanentError
-from grailnode.store.ranges import check_range
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 _content_range: Final = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
@@ -51,7 +49,6 @@ def open_client(
     Args:
         connect: seconds for opening a connection.
         silence: seconds that may pass without a byte.
-        connections: concurrent connections.
         public_only: connect to public addresses only, for URLs that strangers name.
     """
     return httpx.AsyncClient(
@@ -73,7 +70,6 @@ class _Transfer:
     Attributes:
         path, max_bytes, offset, size: the arguments of `get`.
         etag: a strong ETag of the object, when the server sent one.
-        data: the bytes that have arrived.
     """
 
     path: str
@@ -108,7 +104,6 @@ class HttpsStore:
     Args:
         base_url: paths are appended to it, such as 'https://bucket.example.org/run/'.
         client: from `open_client`; the caller closes it.
-        limits: how slow the server may be.
         plain_http: allow 'http:', for relays and buckets on this machine or in a trusted network.
 
     Raises:

@@ -9,8 +9,7 @@ from xml.parsers import expat
 import httpx
 import trio
 
-from grailnode.store.page_check import PageCheck
-from grailnode.store.permanent_error import PermanentError
+from grailnode.store.checks import PageCheck, PermanentError
 from protocol.limits import MIB
 from roles.ports import ObjectInfo, StoreError
 
@@ -32,7 +31,6 @@ class Page:
 
     Attributes:
         objects: (key, size in bytes), in the order of the page.
-        truncated: whether another page follows.
         token: requests the next page.
     """
 

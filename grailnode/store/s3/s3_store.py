@@ -7,20 +7,19 @@ RetryingStore retries; botocore does not.
 
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from grailnode.store.names import check_path, check_prefix
-from grailnode.store.page_check import PageCheck
-from grailnode.store.ranges import check_range
+from grailnode.store.checks import PageCheck, check_path, check_prefix, check_range
 from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
 from grailnode.store.s3.s3_upload import Uploads
 from roles.ports import ObjectInfo, StoreError, TooLargeError
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2OutputTypeDef
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
 PAGE: Final = 1000
 """Keys of one page; S3's maximum."""
@@ -36,16 +35,16 @@ class S3Store:
     """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
 
     Args:
-        location: the bucket and how to reach it.
         credentials: sign the requests; None for unsigned requests to a public bucket.
     """
 
     def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
         self._location = location
         self._session = S3Session(location, credentials)
+        self._client, self._bucket = self._session.client, location.bucket
         self._slots = trio.CapacityLimiter(location.connections)
         self._threads = trio.CapacityLimiter(location.connections + _SPARE_THREADS)
-        self._uploads = Uploads(self._session.client, location, self._run)
+        self._uploads = Uploads(self._client, location, self._run)
 
     def close(self) -> None:
         """Close the connections. No request may be running."""
@@ -57,30 +56,26 @@ class S3Store:
         if len(data) > self._location.part_bytes:
             await self._uploads.put(path, data)
             return
-        client, bucket = self._session.client, self._location.bucket
-
-        def work() -> None:
-            with s3_errors(self._name(path)):
-                client.put_object(Bucket=bucket, Key=path, Body=data)
-
-        await self._run(self._name(path), len(data), work)
+        await self._run(path, len(data), lambda: self._client.put_object(Bucket=self._bucket, Key=path, Body=data))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         check_path(path)
         check_range(max_bytes, offset, size)
         expected_bytes = max_bytes if size is None else min(size, max_bytes)
         try:
-            return await self._run(self._name(path), expected_bytes, lambda: self._get(path, max_bytes, offset, size))
+            return await self._run(path, expected_bytes, lambda: self._get(path, max_bytes, offset, size))
         except RangeBeyondEndError:
             return b""
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list. Keys that no put could have created are left out."""
         check_prefix(prefix)
-        check = PageCheck(self._name(prefix), prefix, after)
+        check = PageCheck(f"s3://{self._bucket}/{prefix}", prefix, after)
         token: str | None = None
         while True:
-            page = await self._page(prefix, after, token)
+            begin: dict[str, Any] = {"StartAfter": after} if token is None else {"ContinuationToken": token}
+            request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, MaxKeys=PAGE, **begin)
+            page = await self._run(prefix, 0, request)
             entries = [(item.get("Key", ""), item.get("Size", 0)) for item in page.get("Contents", [])]
             for info in check.objects(entries):
                 yield info
@@ -91,13 +86,7 @@ class S3Store:
 
     async def delete(self, path: str) -> None:
         check_path(path)
-        client, bucket = self._session.client, self._location.bucket
-
-        def work() -> None:
-            with s3_errors(self._name(path)):
-                client.delete_object(Bucket=bucket, Key=path)
-
-        await self._run(self._name(path), 0, work)
+        await self._run(path, 0, lambda: self._client.delete_object(Bucket=self._bucket, Key=path))
 
     async def abort_uploads(self, prefix: str, before: float) -> int:
         """Abort the multipart uploads below `prefix` that began before a moment, and return their number.
@@ -109,49 +98,38 @@ class S3Store:
         """
         return await self._uploads.abort_older(check_prefix(prefix), before)
 
-    def _name(self, path: str) -> str:
-        return f"s3://{self._location.bucket}/{path}"
-
-    async def _run(self, where: str, size: int, work: Callable[[], T]) -> T:
-        """Run `work`, which transfers `size` bytes, in a worker thread, until its deadline.
+    async def _run(self, path: str, size: int, work: Callable[[], T]) -> T:
+        """Run `work`, which transfers `size` bytes of an object or a listing, in a worker thread, until its deadline.
 
         Raises:
-            StoreError: the deadline has passed.
+            StoreError: the service refused, or the deadline has passed.
         """
-        seconds = self._location.seconds_for(size)
+        where, seconds = f"s3://{self._bucket}/{path}", self._location.seconds_for(size)
+
+        def translated() -> T:
+            with s3_errors(where):
+                return work()
+
         async with self._slots:
             try:
                 with trio.fail_after(seconds):
-                    return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+                    return await trio.to_thread.run_sync(translated, limiter=self._threads, abandon_on_cancel=True)
             except trio.TooSlowError as error:
                 raise StoreError(f"{where}: no answer within {seconds:.0f} s") from error
 
     def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        where = self._name(path)
-        client, bucket = self._session.client, self._location.bucket
-        with s3_errors(where):
-            if offset == 0 and size is None:
-                response = client.get_object(Bucket=bucket, Key=path)
-            else:
-                # an empty range cannot be requested: request one byte, to learn whether the object exists
-                last = "" if size is None else str(offset + max(size, 1) - 1)
-                response = client.get_object(Bucket=bucket, Key=path, Range=f"bytes={offset}-{last}")
-                _check_content_range(response, offset, where)
-            if size == 0:
-                response["Body"].close()
-                return b""
-            return _read(response, max_bytes, where)
-
-    async def _page(self, prefix: str, after: str, token: str | None) -> "ListObjectsV2OutputTypeDef":
-        client, bucket = self._session.client, self._location.bucket
-
-        def work() -> "ListObjectsV2OutputTypeDef":
-            with s3_errors(self._name(prefix)):
-                if token is not None:
-                    return client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, ContinuationToken=token)
-                return client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, StartAfter=after)
-
-        return await self._run(self._name(prefix), 0, work)
+        where = f"s3://{self._bucket}/{path}"
+        if offset == 0 and size is None:
+            response = self._client.get_object(Bucket=self._bucket, Key=path)
+        else:
+            # an empty range cannot be requested: request one byte, to learn whether the object exists
+            last = "" if size is None else str(offset + max(size, 1) - 1)
+            response = self._client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes={offset}-{last}")
+            _check_content_range(response, offset, where)
+        if size == 0:
+            response["Body"].close()
+            return b""
+        return _read(response, max_bytes, where)
 
 
 def _check_content_range(response: "GetObjectOutputTypeDef", offset: int, where: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from grailnode.store.s3.s3_errors import UnknownUploadError, s3_errors
+from grailnode.store.s3.s3_errors import UnknownUploadError
 from grailnode.store.s3.s3_session import S3Location
 from protocol.limits import MIB
 from roles.gather import gather
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """Runs blocking work that transfers `size` bytes, in a worker thread, until its deadline."""
+    """Runs blocking work that transfers `size` bytes of an object, in a worker thread, until its deadline."""
 
-    def __call__(self, where: str, size: int, work: Callable[[], T]) -> Awaitable[T]: ...
+    def __call__(self, path: str, size: int, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 @dataclass
@@ -43,7 +43,6 @@ class _Upload:
 
     Attributes:
         upload_id: the service's name for it.
-        digest: SHA-256 of the object.
         etags: of the parts that have arrived, by number from 1.
     """
 
@@ -57,13 +56,13 @@ class Uploads:
 
     def __init__(self, client: "S3Client", location: S3Location, run: Runner) -> None:
         self._client = client
-        self._location = location
+        self._bucket, self._part_bytes = location.bucket, location.part_bytes
         self._run = run
         self._unfinished: dict[str, _Upload] = {}
 
     async def put(self, path: str, data: bytes) -> None:
         """Upload an object in parts, and complete the upload."""
-        size = _part_size(len(data), self._location.part_bytes)
+        size = _part_size(len(data), self._part_bytes)
         parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
         upload = await self._open(path, data, parts)
         part_count = len(upload.etags)
@@ -87,7 +86,7 @@ class Uploads:
         return count
 
     async def _open(self, path: str, data: bytes, parts: dict[int, tuple[int, int]]) -> _Upload:
-        digest = await self._run(self._name(path), len(data), lambda: hashlib.sha256(data).digest())
+        digest = await self._run(path, len(data), lambda: hashlib.sha256(data).digest())
         upload = self._unfinished.get(path)
         if upload is not None and upload.digest == digest:
             return upload
@@ -107,7 +106,7 @@ class Uploads:
             upload_ids = [upload_id for key, upload_id, _ in await self._list_uploads(path) if key == path]
             for upload_id in upload_ids:
                 etags = await self._list_parts(path, upload_id)
-                same = await self._run(self._name(path), len(data), partial(_matching_etags, etags, data, parts))
+                same = await self._run(path, len(data), partial(_matching_etags, etags, data, parts))
                 if adopted_upload is None and same and len(same) == len(etags):
                     adopted_upload = _Upload(upload_id, digest, same)
                 else:
@@ -126,49 +125,32 @@ class Uploads:
 
     async def _send(self, path: str, data: bytes, number: int, part: tuple[int, int], upload_id: str) -> str:
         start, size = part
-
-        def work() -> str:
-            with s3_errors(self._name(path)):
-                response = self._client.upload_part(
-                    Bucket=self._location.bucket,
-                    Key=path,
-                    UploadId=upload_id,
-                    PartNumber=number,
-                    Body=data[start : start + size],
-                )
-            return _text(response.get("ETag"), self._name(path), "ETag")
-
-        return await self._run(self._name(path), size, work)
+        response = await self._run(
+            path,
+            size,
+            lambda: self._client.upload_part(
+                Bucket=self._bucket,
+                Key=path,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=data[start : start + size],
+            ),
+        )
+        return self._text(response.get("ETag"), path, "ETag")
 
     async def _create(self, path: str) -> str:
-        def work() -> str:
-            with s3_errors(self._name(path)):
-                response = self._client.create_multipart_upload(Bucket=self._location.bucket, Key=path)
-            return _text(response.get("UploadId"), self._name(path), "upload id")
-
-        return await self._run(self._name(path), 0, work)
+        request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
+        return self._text((await self._run(path, 0, request)).get("UploadId"), path, "upload id")
 
     async def _complete(self, path: str, upload: _Upload) -> None:
-        def work() -> None:
-            with s3_errors(self._name(path)):
-                self._client.complete_multipart_upload(
-                    Bucket=self._location.bucket,
-                    Key=path,
-                    UploadId=upload.upload_id,
-                    MultipartUpload={
-                        "Parts": [{"ETag": etag, "PartNumber": n} for n, etag in sorted(upload.etags.items())]
-                    },
-                )
-
-        await self._run(self._name(path), 0, work)
+        parts: Any = {"Parts": [{"ETag": etag, "PartNumber": n} for n, etag in sorted(upload.etags.items())]}
+        request = partial(self._client.complete_multipart_upload, Bucket=self._bucket, Key=path)
+        await self._run(path, 0, partial(request, UploadId=upload.upload_id, MultipartUpload=parts))
 
     async def _abort(self, path: str, upload_id: str) -> None:
-        def work() -> None:
-            with s3_errors(self._name(path)):
-                self._client.abort_multipart_upload(Bucket=self._location.bucket, Key=path, UploadId=upload_id)
-
+        request = partial(self._client.abort_multipart_upload, Bucket=self._bucket, Key=path, UploadId=upload_id)
         try:
-            await self._run(self._name(path), 0, work)
+            await self._run(path, 0, request)
         except UnknownUploadError:
             return  # it has been completed or aborted already
 
@@ -176,18 +158,17 @@ class Uploads:
         """Return the unfinished uploads below a prefix: path, upload id, start (seconds since the epoch)."""
 
         def page(markers: dict[str, Any]) -> tuple[list[tuple[str, str, float]], dict[str, Any]]:
-            with s3_errors(self._name(prefix)):
-                response = self._client.list_multipart_uploads(Bucket=self._location.bucket, Prefix=prefix, **markers)
-                uploads = [
-                    (item["Key"], item["UploadId"], item["Initiated"].timestamp())
-                    for item in response.get("Uploads", [])
-                    if "Key" in item and "UploadId" in item and "Initiated" in item
-                ]
-                next_markers = {
-                    "KeyMarker": response.get("NextKeyMarker"),
-                    "UploadIdMarker": response.get("NextUploadIdMarker"),
-                }
-                return uploads, _next_page(response.get("IsTruncated"), next_markers)
+            response = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix, **markers)
+            uploads = [
+                (item["Key"], item["UploadId"], item["Initiated"].timestamp())
+                for item in response.get("Uploads", [])
+                if "Key" in item and "UploadId" in item and "Initiated" in item
+            ]
+            next_markers = {
+                "KeyMarker": response.get("NextKeyMarker"),
+                "UploadIdMarker": response.get("NextUploadIdMarker"),
+            }
+            return uploads, _next_page(response.get("IsTruncated"), next_markers)
 
         try:
             return await self._pages(prefix, page)
@@ -198,21 +179,18 @@ class Uploads:
         """Return the ETags of the parts that the service has, by number."""
 
         def page(markers: dict[str, Any]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-            with s3_errors(self._name(path)):
-                response = self._client.list_parts(
-                    Bucket=self._location.bucket, Key=path, UploadId=upload_id, **markers
-                )
-                parts = [
-                    (item["PartNumber"], item["ETag"])
-                    for item in response.get("Parts", [])
-                    if "PartNumber" in item and "ETag" in item
-                ]
-                next_markers = {"PartNumberMarker": response.get("NextPartNumberMarker")}
-                return parts, _next_page(response.get("IsTruncated"), next_markers)
+            response = self._client.list_parts(Bucket=self._bucket, Key=path, UploadId=upload_id, **markers)
+            parts = [
+                (item["PartNumber"], item["ETag"])
+                for item in response.get("Parts", [])
+                if "PartNumber" in item and "ETag" in item
+            ]
+            next_markers = {"PartNumberMarker": response.get("NextPartNumberMarker")}
+            return parts, _next_page(response.get("IsTruncated"), next_markers)
 
         return dict(await self._pages(path, page))
 
-    async def _pages(self, where: str, page: Callable[[dict[str, Any]], tuple[list[T], dict[str, Any]]]) -> list[T]:
+    async def _pages(self, path: str, page: Callable[[dict[str, Any]], tuple[list[T], dict[str, Any]]]) -> list[T]:
         """Return the items of all pages.
 
         Args:
@@ -224,17 +202,19 @@ class Uploads:
         all_items: list[T] = []
         markers: dict[str, Any] = {}
         for _ in range(_MAX_PAGES):
-            items, next_markers = await self._run(self._name(where), 0, partial(page, markers))
+            items, next_markers = await self._run(path, 0, partial(page, markers))
             all_items += items
             if not next_markers:
                 return all_items
             if next_markers == markers:
                 break
             markers = next_markers
-        raise StoreError(f"{self._name(where)}: the list of uploads does not end")
+        raise StoreError(f"s3://{self._bucket}/{path}: the list of uploads does not end")
 
-    def _name(self, path: str) -> str:
-        return f"s3://{self._location.bucket}/{path}"
+    def _text(self, value: Any, path: str, what: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise StoreError(f"s3://{self._bucket}/{path}: the service sent no {what}")
+        return value
 
 
 def _next_page(is_truncated: bool | None, markers: dict[str, Any]) -> dict[str, Any]:
@@ -256,9 +236,3 @@ def _matching_etags(etags: dict[int, str], data: bytes, parts: dict[int, tuple[i
 def _md5(data: bytes, part: tuple[int, int]) -> str:
     start, size = part
     return hashlib.md5(data[start : start + size], usedforsecurity=False).hexdigest()
-
-
-def _text(value: Any, where: str, what: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise StoreError(f"{where}: the service sent no {what}")
-    return value

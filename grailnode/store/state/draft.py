@@ -4,17 +4,13 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from grailnode.store.ranges import slice_object
+from grailnode.store.checks import slice_object
 from grailnode.store.state.state_store import StateStore
 from roles.ports import NotFoundError, ObjectInfo
 
 
 class StateDraft:
-    """Implements ObjectStore over a state without the objects that it has lost. Changes stay in memory.
-
-    Args:
-        state: opened for a repair.
-    """
+    """Implements ObjectStore over a state without the objects that it has lost. Changes stay in memory."""
 
     def __init__(self, state: StateStore) -> None:
         self._state = state

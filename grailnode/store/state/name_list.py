@@ -38,7 +38,6 @@ class NameList:
     """The list of one state. Several processes, and the threads of each, may share it.
 
     Args:
-        root: the directory of the state.
         title: what the first line says of the state: its form and its run.
     """
 

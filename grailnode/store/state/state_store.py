@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from grailnode.store.checks import check_prefix, check_range, slice_object
 from grailnode.store.disk import advice
 from grailnode.store.local import LocalStore
-from grailnode.store.names import check_prefix
-from grailnode.store.ranges import check_range, slice_object
-from grailnode.store.state import envelope, kinds, name_list
+from grailnode.store.state import envelope, name_list
 from grailnode.store.state.envelope import EnvelopeError, ForeignError
 from grailnode.store.state.name_list import ForeignListError, NameList, NameListError
 from roles.ports import NotFoundError, ObjectInfo, StateError, StoreError, TooLargeError
@@ -41,6 +40,33 @@ _OBSTRUCTED: Final = {
     errno.ELOOP: "a part of its path is a symbolic link",
 }
 """Errors of writing that mean that the disk has something else in the place of the object."""
+_CONTENTS: Final = {
+    ".names": "the names of all objects of this state",
+    "trust": "the oldest chain that this node may follow",
+    "authority/": "who may act in the run",
+    "announcements/": "where another participant is",
+    "proof-of-work": "this miner's proof of work",
+    "ledger/": "a window of this validator's ledger, from which its scores follow",
+    "ledger-floor": "the newest window that this validator must not seal again",
+    "sealed/": "a verdict of a window that is sealed and not revealed",
+    "pending/": "a window that is sealed and not revealed",
+    "witness/": "the witness of a window that is sealed and not revealed",
+    "weights/": "the weights of a version, which this trainer publishes or makes its next patch from",
+    "chain/": "what this trainer has published and must not sign twice",
+    "training/": "the note of a checkpoint with which training goes on",
+    "checkpoints/": "the weights, the optimizer's state or the waiting groups with which training goes on",
+    "outbox/": "a version that is not published yet",
+    "inbox/": "verified groups that are not trained on yet",
+    "intents/": "a decision on groups that is not carried out yet",
+    "outcomes/": "the record by which no group is trained on twice",
+    "collector-progress": "the record by which no group is trained on twice",
+    "outer/": "the rounds of sites that train together",
+    "canaries/": "the log-probabilities of a true group of this trainer's canary",
+    "distrusted/": "the reason why a validator's verdicts do not count",
+}
+
+REMAKEABLE: Final = ("announcements/", "proof-of-work", "canaries/")
+"""Kinds that a node makes again by itself, or works without, when one is missing or damaged."""
 
 
 class IntactStateError(StateError):
@@ -58,7 +84,6 @@ class StateStore(LocalStore):
     Args:
         root: the directory; created when it is missing.
         run_id: of the run; a state of another run is refused.
-        inline: as for LocalStore.
         repairing: accept a state without a list of names, which is then written from the files.
 
     Raises:
@@ -163,7 +188,7 @@ class StateStore(LocalStore):
             target = self._root / path
             with self._state_errors(path):
                 is_lost = isinstance(error, NotFoundError) and self._names.contains(path)
-            if is_lost and not path.startswith(kinds.REMAKEABLE):
+            if is_lost and not path.startswith(REMAKEABLE):
                 what = "not a regular file" if os.path.lexists(target) else "missing"
                 raise self._error(path, what) from error
             raise
@@ -207,12 +232,12 @@ class StateStore(LocalStore):
             missing = [
                 path
                 for path in self._names.names(prefix) - paths
-                if not (self._root / path).is_file() and not path.startswith(kinds.REMAKEABLE)
+                if not (self._root / path).is_file() and not path.startswith(REMAKEABLE)
             ]
             return sorted(path for path in missing if self._names.contains(path)) if missing else ()
 
     def _error(self, path: str, what: str) -> StateError:
-        return StateError(self._root / path, f"{what}; it holds {kinds.contents(path)}")
+        return StateError(self._root / path, f"{what}; it holds {contents_of(path)}")
 
     @contextmanager
     def _state_errors(self, path: str) -> Iterator[None]:
@@ -229,3 +254,9 @@ class StateStore(LocalStore):
             if error.errno in _UNREADABLE and error.errno != errno.EIO:
                 raise self._error(path, _UNREADABLE[error.errno]) from error
             raise StoreError(f"{self._root / path}: {advice(error)}") from error
+
+
+def contents_of(path: str) -> str:
+    """Return what an object of a node's state holds, as a noun phrase."""
+    prefixes = [prefix for prefix in _CONTENTS if path.startswith(prefix)]
+    return _CONTENTS[max(prefixes, key=len)] if prefixes else "a part of this node's state"

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from grailnode.store.decorators.repeating import RepeatingStore
+from grailnode.store.decorators.retrying import RepeatingStore
 from roles.ports import NotFoundError, ObjectStore, StoreError, Telemetry, TooLargeError
 
 _PAUSE_SECONDS: Final = 0.5

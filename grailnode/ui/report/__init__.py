@@ -1,6 +1,23 @@
 """The record of a finished run that people keep: report.json for programs, report.html for people."""
 
-from grailnode.ui.report.write import write_report
-from grailnode.ui.report_data import DemoReport, MinerGroups, RunFacts, TokensPerSecond
+from pathlib import Path
 
-__all__ = ["DemoReport", "MinerGroups", "RunFacts", "TokensPerSecond", "write_report"]
+from grailnode.run.files import write_whole
+from grailnode.ui.report.page import page
+from grailnode.ui.report_data import DemoReport, RunFacts
+
+__all__ = ["DemoReport", "RunFacts", "write_report"]
+
+
+def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
+    """Write report.json and report.html into `directory` (created if missing), each completely or not at all.
+
+    Returns:
+        the two paths, JSON first.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    as_json, as_html = directory / "report.json", directory / "report.html"
+    absent = set() if report.sites else {"sites", "rounds"}
+    write_whole(as_json, f"{report.model_dump_json(indent=2, exclude=absent)}\n".encode())
+    write_whole(as_html, page(report).encode())
+    return as_json, as_html

@@ -1,116 +1,173 @@
 """The plots of report.html, each a figure with its legend in words."""
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from grailnode.ui.findings import Findings
-from grailnode.ui.formatting import byte_part_text, byte_text, share_text
-from grailnode.ui.report.axes import byte_axis, count_axis, share_axis, sparsity_axis
-from grailnode.ui.report.markup import Child, Markup, element
-from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, PlotSeries, drawing, empty_message, grid, level, line
-from grailnode.ui.report_data import DemoReport
-from grailnode.ui.series import Change, without_gaps
+from grailnode.observe.state import MinerRow
+from grailnode.ui.formatting import byte_part_text, byte_text, clean, share_text
+from grailnode.ui.report import plot
+from grailnode.ui.report.markup import Markup, element
+from grailnode.ui.report.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
+from grailnode.ui.report_data import DemoReport, Findings
+from grailnode.ui.series import by_count, without_gaps
 
-NOT_MEASURED: Final = "nothing was measured"
+MOST_MINERS: Final = 12  # the rest are in the table
+COLOURS: Final = 7  # reasons with a colour of their own; the rarer ones share the last
+_NOT_MEASURED: Final = "nothing was measured"
+_EDGE: Final = 14.0
+_ROW: Final = 52.0
+_BAR: Final = 16.0
 
 
 def learning(report: DemoReport, findings: Findings) -> Markup:
     """Plot held-out pass@1 and reward over windows."""
-    series = [
-        PlotSeries(
-            "held-out pass@1",
-            "first",
-            list(zip(report.window_index, report.pass_at_1, strict=True)),
-            lambda at, value: f"window {at}: held-out pass@1 {value:.3f}",
-        ),
-        PlotSeries(
-            "reward",
-            "second",
-            list(zip(report.window_index, report.reward, strict=True)),
-            lambda at, value: f"window {at}: reward {value:.3f}",
-        ),
-    ]
     values = [*without_gaps(report.pass_at_1), *without_gaps(report.reward)]
-    x = count_axis(report.window_index, LEFT, RIGHT)
-    y = share_axis(values, BOTTOM, TOP)
-    changes = [_change_text(change) for change in (findings.pass_at_1, findings.reward)]
-    title = "Held-out pass@1 and reward over windows"
-    description = f"Held-out pass@1 {changes[0]}. Mean reward of accepted rollouts {changes[1]}."
-    body = [line(item, x, y) for item in reversed(series)] if values else [empty_message(NOT_MEASURED)]
-    return figure(
+    x = plot.count_axis(report.window_index, LEFT, RIGHT)
+    y = plot.share_axis(values, BOTTOM, TOP)
+
+    def series(name: str, css: str, entries: Sequence[float | None]) -> Markup:
+        points = list(zip(report.window_index, entries, strict=True))
+        return plot.line(css, points, lambda at, value: f"window {at}: {name} {value:.3f}", x, y)
+
+    changes = [change.ends_text if change else _NOT_MEASURED for change in (findings.pass_at_1, findings.reward)]
+    body = [series("reward", "second", report.reward), series("held-out pass@1", "first", report.pass_at_1)]
+    return _figure(
         "Learning",
-        drawing("learning", title, description, grid(x, y, "window"), *body),
-        legend(("first", "held-out pass@1", changes[0]), ("second", "reward", changes[1])),
+        plot.drawing(
+            "learning",
+            "Held-out pass@1 and reward over windows",
+            f"Held-out pass@1 {changes[0]}. Mean reward of accepted rollouts {changes[1]}.",
+            plot.grid(x, y, "window"),
+            *(body if values else [plot.empty_message(_NOT_MEASURED)]),
+        ),
+        ("first", "held-out pass@1", changes[0]),
+        ("second", "reward", changes[1]),
     )
 
 
 def patches(report: DemoReport, findings: Findings) -> Markup:
     """Plot the patch bytes of each version, on a logarithmic scale, against the full checkpoint."""
-    sizes = without_gaps(report.patch_bytes)
-    x = count_axis(report.version_index, LEFT, RIGHT)
-    y = byte_axis([round(size) for size in sizes] + ([report.full_bytes] if report.full_bytes else []), BOTTOM, TOP)
-    series = PlotSeries(
-        "patch",
-        "first",
-        list(zip(report.version_index, report.patch_bytes, strict=True)),
-        lambda at, size: f"version {at}: {byte_part_text(round(size), report.full_bytes)}",
-    )
+    sizes = [round(size) for size in without_gaps(report.patch_bytes)]
+    y = plot.byte_axis([*sizes, *([report.full_bytes] if report.full_bytes else [])], BOTTOM, TOP)
     typical = "none was published"
     if findings.patch_bytes is not None:
         typical = f"median {byte_part_text(findings.patch_bytes, report.full_bytes)}"
-    body = [line(series, x, y) if sizes else empty_message("no patch was published")]
-    if report.full_bytes:
-        body.append(level(report.full_bytes, f"full checkpoint {byte_text(report.full_bytes)}", y))
-    return figure(
+    full = [plot.level(report.full_bytes, f"full checkpoint {byte_text(report.full_bytes)}", y)]
+    return _figure(
         "Patch size",
-        drawing(
+        plot.drawing(
             "patches",
             "Patch bytes of each policy version against the full checkpoint, logarithmic scale",
             f"Patches: {typical}.",
-            grid(x, y, "policy version"),
-            *body,
+            *_versions(
+                report,
+                report.patch_bytes,
+                y,
+                lambda size: byte_part_text(round(size), report.full_bytes),
+                "no patch was published",
+            ),
+            *(full if report.full_bytes else []),
         ),
-        legend(("first", "patch bytes, log scale", typical)),
+        ("first", "patch bytes, log scale", typical),
     )
 
 
 def sparsity(report: DemoReport, findings: Findings) -> Markup:
     """Plot the share of weights that a version does not change."""
-    values = without_gaps(report.sparsity)
-    x = count_axis(report.version_index, LEFT, RIGHT)
-    y = sparsity_axis(values, BOTTOM, TOP)
-    series = PlotSeries(
-        "sparsity",
-        "first",
-        list(zip(report.version_index, report.sparsity, strict=True)),
-        lambda at, value: f"version {at}: {share_text(value)} unchanged",
-    )
+    y = plot.sparsity_axis(without_gaps(report.sparsity), BOTTOM, TOP)
     mean = "none" if findings.sparsity is None else f"mean {share_text(findings.sparsity)}"
-    return figure(
+    return _figure(
         "Sparsity",
-        drawing(
+        plot.drawing(
             "sparsity",
             "Share of weights that each version leaves unchanged, bit for bit",
             f"Sparsity: {mean}.",
-            grid(x, y, "policy version"),
-            line(series, x, y) if values else empty_message("no version changed anything yet"),
+            *_versions(
+                report,
+                report.sparsity,
+                y,
+                lambda value: f"{share_text(value)} unchanged",
+                "no version changed anything yet",
+            ),
         ),
-        legend(("first", "unchanged BF16 weights", mean)),
+        ("first", "unchanged BF16 weights", mean),
     )
 
 
-def figure(title: str, plot: Markup, key: Markup, *more: Child) -> Markup:
-    """Return a plot under its title and legend."""
-    return element("figure", element("figcaption", element("h3", title), key), plot, *more)
+def _versions(
+    report: DemoReport, values: Sequence[float | None], y: plot.Axis, words: Callable[[float], str], empty: str
+) -> tuple[Markup, Markup]:
+    """Return the grid over policy versions, and the line of some values; a message where there are none."""
+    x = plot.count_axis(report.version_index, LEFT, RIGHT)
+    points = list(zip(report.version_index, values, strict=True))
+    line = plot.line("first", points, lambda at, value: f"version {at}: {words(value)}", x, y)
+    return plot.grid(x, y, "policy version"), line if without_gaps(values) else plot.empty_message(empty)
 
 
-def legend(*entries: tuple[str, str, str]) -> Markup:
-    """Return a legend from entries of (colour class, words, figure)."""
+def groups(report: DemoReport, findings: Findings) -> Markup:
+    """Plot the groups accepted and rejected per miner by reason, the largest miners first."""
+    ranked = sorted(report.groups, key=lambda miner: -_whole(miner))
+    largest, rest = ranked[:MOST_MINERS], ranked[MOST_MINERS:]
+    reasons = by_count(findings.groups.reasons)
+    css = {reason: f"r{min(place, COLOURS)}" for place, (reason, _) in enumerate(reasons)}
+    widest = max((_whole(miner) for miner in largest), default=0)
+    body = [_row(miner, place, widest, css) for place, miner in enumerate(largest)]
+    entries = [("ok", "accepted", f"{findings.groups.accepted:,}")]
+    entries += [(css[reason], clean(reason, 32), f"{count:,}") for reason, count in reasons[:COLOURS]]
+    if rare := reasons[COLOURS:]:
+        entries.append((f"r{COLOURS}", f"{len(rare)} other reasons", f"{sum(count for _, count in rare):,}"))
+    return _figure(
+        "Verification",
+        plot.drawing(
+            "groups",
+            "Groups accepted and rejected by reason, for each miner",
+            ". ".join(f"{clean(miner.name)}: {_counts(miner)}" for miner in largest) or "No miner took part.",
+            *(body or [plot.empty_message("no miner took part")]),
+            height=_EDGE + _ROW * len(largest) if largest else HEIGHT,
+        ),
+        *entries,
+        note=f"and {len(rest)} smaller miners, in the table below" if rest else "",
+    )
+
+
+def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Markup:
+    """Draw a miner's name, its counts, and its bar."""
+    top = _EDGE + _ROW * place
+    scale = (RIGHT - _EDGE) / widest if widest else 0.0
+    parts = [("ok", "accepted", miner.accepted)]
+    parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]
+    parts.append(("open", "not judged", max(0, miner.submitted - miner.judged)))
+    bars, at = [], _EDGE
+    for name, words, count in parts:
+        if count:
+            tooltip = element("title", f"{clean(miner.name)}: {count} {clean(words)}")
+            width = max(count * scale, 1.5)
+            css_class = name if width > 4 else f"{name} thin"
+            bars.append(element("rect", tooltip, class_=css_class, x=at, y=top + 18, width=width, height=_BAR))
+        at += count * scale
+    kind = element("tspan", f"  {miner.kind}", class_=f"kind {miner.kind}")
+    return element(
+        "g",
+        element("text", clean(miner.name, 16), kind, class_="label", x=_EDGE, y=top + 10),
+        element("text", _counts(miner), class_="tick", x=RIGHT, y=top + 10, text_anchor="end"),
+        *bars,
+    )
+
+
+def _counts(miner: MinerRow) -> str:
+    return f"{miner.accepted:,} accepted, {miner.rejections:,} rejected"
+
+
+def _whole(miner: MinerRow) -> int:
+    """Return the length of a miner's bar: more groups may be judged than this view read commitments for."""
+    return max(miner.submitted, miner.judged)
+
+
+def _figure(title: str, drawing: Markup, *entries: tuple[str, str, str], note: str = "") -> Markup:
+    """Return a plot under its title and its legend, which has entries of (colour class, words, figure)."""
     items = [
         element("li", element("i", class_=css), element("span", words), element("b", value) if value else None)
         for css, words, value in entries
     ]
-    return element("ul", *items, class_="legend")
-
-
-def _change_text(change: Change | None) -> str:
-    return change.ends_text if change else NOT_MEASURED
+    caption = element("figcaption", element("h3", title), element("ul", *items, class_="legend"))
+    return element("figure", caption, drawing, element("p", note, class_="aside") if note else None)

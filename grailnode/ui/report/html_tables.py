@@ -1,10 +1,12 @@
 """The tables of report.html: miners, sites, digests, and the numbers behind the plots."""
 
-from grailnode.ui.findings import reference_digest
+from collections.abc import Mapping
+
+from grailnode.observe.state import MinerRow, SiteRow
 from grailnode.ui.formatting import byte_text, clean, decimal_text, part_text, share_text
 from grailnode.ui.report.markup import Child, Markup, element, join
-from grailnode.ui.report_data import DemoReport, MinerGroups, SiteWork
-from grailnode.ui.tallies import Tally, by_count
+from grailnode.ui.report_data import DemoReport, reference_digest
+from grailnode.ui.series import by_count
 
 
 def miners(report: DemoReport) -> Markup:
@@ -18,50 +20,46 @@ def miners(report: DemoReport) -> Markup:
         ("rejected", "n"),
         ("why", ""),
     )
-    return _table(heads, [_miner(miner) for miner in report.groups], "No miner took part.")
-
-
-def _miner(miner: MinerGroups) -> Markup:
-    why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(miner.rejected))
-    return element(
-        "tr",
-        element("td", clean(miner.name, 40), class_="name"),
-        element("td", element("code", miner.key[:8] or "-", title=miner.key), class_="wide"),
-        element("td", miner.kind, class_=f"{miner.kind} wide"),
-        element("td", f"{miner.submitted:,}", class_="n wide"),
-        element("td", f"{miner.accepted:,}", class_="n"),
-        element("td", f"{Tally.of([miner]).rejected:,}", class_="n"),
-        element("td", why or "-", class_="why"),
-    )
+    rows = [
+        _participant(
+            miner,
+            miner.rejected,
+            element("td", miner.kind, class_=f"{miner.kind} wide"),
+            element("td", f"{miner.submitted:,}", class_="n wide"),
+            element("td", f"{miner.accepted:,}", class_="n"),
+            element("td", f"{miner.rejections:,}", class_="n"),
+        )
+        for miner in report.groups
+    ]
+    return _table(heads, rows, "No miner took part.")
 
 
 def sites(report: DemoReport) -> Markup:
     """Return the section on the sites that trained together; nothing where the trainer trained alone."""
     if not report.sites:
         return Markup("")
-    heads = (
-        ("site", ""),
-        ("key", "wide"),
-        ("rounds", "n"),
-        ("steps", "n"),
-        ("groups", "n"),
-        ("sent", "n"),
-        ("refused", ""),
-    )
-    rows = [_site(site) for site in report.sites]
+    numbers = ("rounds", "steps", "groups", "sent")
+    heads = (("site", ""), ("key", "wide"), *((name, "n") for name in numbers), ("refused", ""))
+    rows = [
+        _participant(
+            site,
+            site.refused,
+            *(element("td", f"{value:,}", class_="n") for value in (site.rounds, site.steps, site.groups)),
+            element("td", byte_text(site.payload_bytes), class_="n"),
+        )
+        for site in report.sites
+    ]
     return join([element("section", element("h2", "Sites"), _table(heads, rows, "")), Markup("")], "\n")
 
 
-def _site(site: SiteWork) -> Markup:
-    why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(site.refused))
+def _participant(row: MinerRow | SiteRow, refusals: Mapping[str, int], *cells: Markup) -> Markup:
+    """Return a row with name, key, some cells, and the reasons of what was refused."""
+    why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(refusals))
     return element(
         "tr",
-        element("td", clean(site.name, 40), class_="name"),
-        element("td", element("code", site.key[:8] or "-", title=site.key), class_="wide"),
-        element("td", f"{site.rounds:,}", class_="n"),
-        element("td", f"{site.steps:,}", class_="n"),
-        element("td", f"{site.groups:,}", class_="n"),
-        element("td", byte_text(site.payload_bytes), class_="n"),
+        element("td", clean(row.name, 40), class_="name"),
+        element("td", element("code", row.key[:8] or "-", title=row.key), class_="wide"),
+        *cells,
         element("td", why or "-", class_="why"),
     )
 
@@ -74,17 +72,15 @@ def digests(report: DemoReport) -> Markup:
             "tr",
             element("td", clean(node, 40), class_="name"),
             element("td", digest or "-", class_="hex"),
-            _mark(digest == reference),
+            element("td", "✓ equal", class_="equal")
+            if digest == reference
+            else element("td", "✗ differs", class_="unequal"),
         )
         for node, digest in report.weights_digest.items()
     ]
     return _table(
         (("node", ""), ("BLAKE3 of its weights", ""), ("same bits", "")), rows, "No node reported its weights."
     )
-
-
-def _mark(equal: bool) -> Markup:
-    return element("td", "✓ equal" if equal else "✗ differs", class_="equal" if equal else "unequal")
 
 
 def data(report: DemoReport) -> Markup:

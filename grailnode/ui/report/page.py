@@ -5,13 +5,11 @@ page.html.
 from importlib.resources import files
 from string import Template
 
-from grailnode.ui.findings import Findings, judgement_text, trainer_wait_text
 from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
-from grailnode.ui.report.charts import learning, patches, sparsity
+from grailnode.ui.report.charts import groups, learning, patches, sparsity
 from grailnode.ui.report.html_tables import data, digests, miners, sites
 from grailnode.ui.report.markup import Markup, element, join, text
-from grailnode.ui.report.verification import groups
-from grailnode.ui.report_data import DemoReport
+from grailnode.ui.report_data import DemoReport, Findings, judgement_text, trainer_wait_text
 from grailnode.ui.series import Change
 
 
@@ -31,7 +29,9 @@ def page(report: DemoReport) -> str:
         miners=miners(report),
         sites=sites(report),
         digests=digests(report),
-        how=_how(report),
+        about_sites=_about_sites(report),
+        verify_command=_command(report.verify_command),
+        command=_command(report.command),
         data=data(report),
     )
 
@@ -112,54 +112,18 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
 def _change_tile(name: str, change: Change | None, note: str) -> tuple[str, str, str]:
     if change is None:
         return name, "-", "not measured"
-    return name, change.ends_text, f"{change.gain_text}, {note}"
+    return name, change.ends_text, f"{change.gain:+.2f}, {note}"
 
 
-def _how(report: DemoReport) -> Markup:
-    """Explain each plot, and give the command that checks the run."""
-    meanings = [
-        (
-            "Learning",
-            "Pass@1 is measured by a validator: greedy answers to problems that are never trained on. Reward is the "
-            "mean over rollouts that a validator accepted, and nothing else was trained on.",
-        ),
-        (
-            "Patch size and sparsity",
-            "A version is published as the difference of its BF16 weights from the version before. Most weights do not "
-            "change in BF16, so the difference is small; followers apply it and hold the same bits.",
-        ),
-        (
-            "Verification",
-            "A rollout is a pure function of the run, the policy version, public randomness and the miner's key. "
-            "Validators recompute it with one forward pass and say why they reject what does not match.",
-        ),
-        (
-            "Weights at the end",
-            "The BLAKE3 digest of all weights that each node held when the run stopped. One differing bit would "
-            "change it.",
-        ),
-    ]
-    if report.sites:
-        meanings.append(
-            (
-                "Sites",
-                "Each site takes local steps on the verified groups that are dealt to it, and publishes what changed. "
-                "A signed round manifest says which contributions count; all sites then have the same FP32 weights.",
-            )
-        )
-    entries = [part for name, meaning in meanings for part in (element("dt", name), element("dd", meaning))]
-    return join(
-        [
-            element("dl", *entries, class_="how"),
-            element(
-                "p", "Check every signature and digest, from the oldest anchor to the head, without trusting this page:"
-            ),
-            _command(report.verify_command),
-            element("p", "This needs the run's store, which a demo keeps when started with --keep. Repeat the run:"),
-            _command(report.command),
-        ],
-        "\n",
+def _about_sites(report: DemoReport) -> Markup:
+    """Explain the table of sites, where there are some."""
+    if not report.sites:
+        return Markup("")
+    words = (
+        "Each site takes local steps on the verified groups that are dealt to it, and publishes what changed. A signed "
+        "round manifest says which contributions count; all sites then have the same FP32 weights."
     )
+    return join([element("dt", "Sites"), element("dd", words), Markup("")], "\n")
 
 
 def _command(line: str) -> Markup:

@@ -8,13 +8,10 @@ from typing import Protocol, Self
 from rich.console import Console
 
 from grailnode.observe.state import NetworkState
-from grailnode.ui.terminal.live import LiveView
-from grailnode.ui.terminal.pairs_table import pairs_table, threshold_lines
-from grailnode.ui.terminal.patch_table import patch_table
+from grailnode.ui.terminal.pages import render_status, render_summary
 from grailnode.ui.terminal.plain import PlainView
-from grailnode.ui.terminal.recheck_table import recheck_table
-from grailnode.ui.terminal.status import render_status
-from grailnode.ui.terminal.summary import render_summary
+from grailnode.ui.terminal.screen import LiveView
+from grailnode.ui.terminal.verb_tables import pairs_table, patch_table, recheck_table, threshold_lines
 
 __all__ = [
     "LiveView",

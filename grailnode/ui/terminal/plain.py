@@ -16,16 +16,11 @@ _MOST_ALARMS: Final = 5  # new ones between two windows: strangers can cause ala
 
 
 class PlainView:
-    """Prints ASCII lines without colour or cursor movement.
+    """Prints ASCII lines without colour or cursor movement."""
 
-    Args:
-        title: begins the first line.
-        console: the output; standard output by default.
-    """
-
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str, console: Console) -> None:
         self._title = title
-        self._console = console or Console()
+        self._console = console
         self._state: NetworkState | None = None
         self._last_window = -1
         self._alarms: set[str] = set()

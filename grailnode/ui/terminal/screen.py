@@ -2,25 +2,59 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from grailnode.observe.state import NetworkState
-from grailnode.ui.terminal.glyphs import columns
-from grailnode.ui.terminal.sections import alarms, heading, line, rates, rounds, trend_rows, verification
+from grailnode.ui.terminal import sections
+from grailnode.ui.terminal.glyphs import AsciiFallback, columns
+from grailnode.ui.terminal.sections import Trend, line
 from grailnode.ui.terminal.text_tables import lines_of, miners, nodes, sites
-from grailnode.ui.terminal.trends import Trend, learning, publication
 
 # Terminals of this size or more get frames and tall charts; on smaller ones every line counts.
 _SPACIOUS_WIDTH: Final = 100
 _SPACIOUS_HEIGHT: Final = 34
 _MOST_ALARMS: Final = 3
 _LEAST_TABLE: Final = 3  # lines: a heading, a row, and the number of further rows
+
+
+class LiveView:
+    """Draws on the terminal's alternate screen, so that resizing leaves no torn lines and the user's scrollback stays
+    clean.
+
+    If its block ends with an exception (Ctrl-C too), the view prints its last picture to the normal screen: what the
+    user saw when it happened stays on the terminal.
+    """
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title = title
+        self._console = console
+        # There is no refreshing thread: a picture changes only when a state arrives, so that tests see each of them.
+        self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
+        self._last: Screen | None = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if error is not None and self._last is not None:
+            self._console.print(AsciiFallback(self._last))
+
+    def update(self, state: NetworkState) -> None:
+        """Draw a newer state."""
+        self._last = Screen(self._title, state)
+        self._live.update(AsciiFallback(self._last), refresh=True)
 
 
 @dataclass(frozen=True)
@@ -47,28 +81,33 @@ class Screen:
 
 def _compact(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
     """Lay out everything on few lines. On short terminals blank lines go first, then rows of miners, then of nodes."""
-    warnings = alarms(state.alarms, width, _MOST_ALARMS)
+    warnings = sections.alarms(state.alarms, width, _MOST_ALARMS)
     room = max(height - 2 - len(warnings) - 4 - 1, 0)
     all_miners, all_nodes = lines_of(len(state.miners)), lines_of(len(state.nodes))
     for_sites = _site_lines(state, room // 2)
     room -= for_sites
     spare = max(room - all_miners - all_nodes, 0)
     tall = 3 if spare >= 10 else 1
-    groups = verification(state, width, lines=2 if spare >= 1 else 1)
+    groups = sections.verification(state, width, lines=2 if spare >= 1 else 1)
     blanks = max(spare - 2 * 2 * (tall > 1) - (len(groups) - 1), 0)
     for_miners = min(all_miners, max(room - all_nodes, room // 2))
     if for_miners < min(all_miners, _LEAST_TABLE):
         for_miners = min(all_miners, room)
     for_nodes = min(all_nodes, room - for_miners)
-    parts: list[list[RenderableType]] = [[heading(title, state, width)]]
+    parts: list[list[RenderableType]] = [[sections.heading(title, state, width)]]
     if warnings:
         parts.append(list(warnings))
-    parts.append([trend_rows(learning(state), width, tall), trend_rows(publication(state), width)])
+    parts.append(
+        [
+            sections.trend_rows(sections.learning(state), width, tall),
+            sections.trend_rows(sections.publication(state), width),
+        ]
+    )
     parts.append(list(groups))
     if for_miners >= min(all_miners, _LEAST_TABLE) > 0:
         parts.append([miners(state.miners, width, for_miners)])
     if for_sites:
-        parts.append([*rounds(state, width), sites(state.sites, width, for_sites - len(state.rounds[-1:]))])
+        parts.append([*sections.rounds(state, width), sites(state.sites, width, for_sites - len(state.rounds[-1:]))])
     if for_nodes >= min(all_nodes, _LEAST_TABLE) > 0:
         parts.append([nodes(state.nodes, width, for_nodes)])
     return _spread(parts, blanks)
@@ -94,7 +133,7 @@ def _spread(parts: Sequence[Sequence[RenderableType]], blanks: int) -> Group:
 
 def _spacious(title: str, state: NetworkState, width: int, height: int) -> RenderableType:
     """Lay out frames: the learning charts, the publication charts, verification with the miners, the nodes."""
-    warnings = alarms(state.alarms, width - 4, _MOST_ALARMS)
+    warnings = sections.alarms(state.alarms, width - 4, _MOST_ALARMS)
     top = 3 + (len(warnings) + 2 if warnings else 0)
     # Two rows of charts need at least five lines each; the two frames below them take six beside their tables.
     most = max(height - top - 2 * 5 - 6, 0)
@@ -106,16 +145,16 @@ def _spacious(title: str, state: NetworkState, width: int, height: int) -> Rende
     room = height - top - framed - 4
     tall = min(max(room * 3 // 5, 3), 10)
     low = min(max(room - tall, 2), 5)
-    parts: list[RenderableType] = [heading(title, state, width), Text("")]
+    parts: list[RenderableType] = [sections.heading(title, state, width), Text("")]
     if warnings:
         parts.append(_frame("alarms", Group(*warnings), "red"))
-    parts += [_pair(learning(state), width, tall), _pair(publication(state), width, low)]
+    parts += [_pair(sections.learning(state), width, tall), _pair(sections.publication(state), width, low)]
     inside = width - 4
-    body = Group(*verification(state, inside), Text(""), miners(state.miners, inside, for_miners))
-    parts.append(_frame("verification", body, note=rates(state)))
+    body = Group(*sections.verification(state, inside), Text(""), miners(state.miners, inside, for_miners))
+    parts.append(_frame("verification", body, note=sections.rates(state)))
     if for_sites:
         rows = sites(state.sites, inside, for_sites - len(state.rounds[-1:]))
-        parts.append(_frame("sites", Group(*rounds(state, inside), rows)))
+        parts.append(_frame("sites", Group(*sections.rounds(state, inside), rows)))
     if for_nodes >= 2:
         parts.append(_frame("nodes", nodes(state.nodes, inside, for_nodes)))
     return Group(*parts)

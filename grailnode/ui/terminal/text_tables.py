@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -11,11 +11,13 @@ from rich.text import Text
 
 from grailnode.observe.state import MinerRow, NodeRow, SiteRow
 from grailnode.ui.formatting import byte_text, clean
-from grailnode.ui.tallies import reasons_text
+from grailnode.ui.series import reasons_text
 from grailnode.ui.terminal.glyphs import bar
 
 KIND_STYLE: Final = {"honest": "green", "cheating": "red"}
 _GAP: Final = 2
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,22 @@ class Column:
     right: bool = True
 
 
-def miners(
-    rows: Sequence[MinerRow], width: int, most: int, *, scored: bool = True, keyed: bool = False
-) -> RenderableType:
+def miners(rows: Sequence[MinerRow], width: int, most: int, *, keyed: bool = False) -> RenderableType:
     """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines
     with the heading.
 
     Tables of less than 72 cells have no kind (its colour stays on the name), of less than 58 no submitted groups and no
     key, of less than 46 no bar for the score. With `keyed` the first 8 digits of the key follow the name.
     """
-    included = _ranked(rows, most - 1)
-    name = max([cell_len(clean(row.name, 16)) for row in included] + [5])
+    ranked = sorted(rows, key=lambda row: (-row.score, -row.submitted, row.key)) if len(rows) >= most else rows
+    included = _first(ranked, most)
+    name = _name_cells(included, 5)
     kind, submitted, barred = width >= 72, width >= 58, width >= 46
     keyed = keyed and submitted
     bar_width = (12 if width >= 100 else 4) if barred else 0
-    score = (bar_width + 5 if barred else 5) if scored else 0
+    score = bar_width + 5 if barred else 5
     fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
-    gaps = _GAP * (2 + keyed + kind + submitted + scored)
+    gaps = _GAP * (3 + keyed + kind + submitted)
     why = max(width - fixed - gaps, 4)
     table = fitted(
         [
@@ -53,7 +54,7 @@ def miners(
             Column("sent", 6) if submitted else None,
             Column("accepted", 8),
             Column("rejected", why, right=False),
-            Column("score", score, right=False) if scored else None,
+            Column("score", score, right=False),
         ],
         [_miner(row, why, has_kind=kind, bar_width=bar_width) for row in included],
     )
@@ -66,9 +67,8 @@ def sites(rows: Sequence[SiteRow], width: int, most: int) -> RenderableType:
 
     Tables of less than 58 cells have no bytes, of less than 46 no steps.
     """
-    fits = len(rows) <= most - 1
-    included = rows if fits else rows[: max(most - 2, 0)]
-    name = max([cell_len(clean(row.name, 16)) for row in included] + [4])
+    included = _first(rows, most)
+    name = _name_cells(included, 4)
     sized, stepped = width >= 58, width >= 46
     fixed = name + 7 + 6 + (6 if stepped else 0) + (8 if sized else 0)
     why = max(width - fixed - _GAP * (3 + stepped + sized), 4)
@@ -88,9 +88,8 @@ def sites(rows: Sequence[SiteRow], width: int, most: int) -> RenderableType:
 
 def nodes(rows: Sequence[NodeRow], width: int, most: int) -> RenderableType:
     """Return one line for each node: name, version, and what it does now. At most `most` lines with the heading."""
-    fits = len(rows) <= most - 1
-    included = rows if fits else rows[: max(most - 2, 0)]
-    name = max([cell_len(clean(row.name, 16)) for row in included] + [4])
+    included = _first(rows, most)
+    name = _name_cells(included, 4)
     version = max([len(_version(row)) for row in included] + [7])
     doing = max(width - name - version - 2 * _GAP, 4)
     table = fitted(
@@ -147,11 +146,13 @@ def _site(row: SiteRow, why: int) -> list[Text]:
     ]
 
 
-def _ranked(rows: Sequence[MinerRow], most: int) -> Sequence[MinerRow]:
-    """Return all of them in their order if they fit, else those with the highest scores, with a line for the rest."""
-    if len(rows) <= most:
-        return rows
-    return sorted(rows, key=lambda row: (-row.score, -row.submitted, row.key))[: max(most - 1, 0)]
+def _first(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """Return all rows if they fit into `most` lines below the heading, else those that leave a line for the rest."""
+    return rows if len(rows) < most else rows[: max(most - 2, 0)]
+
+
+def _name_cells(rows: Sequence[MinerRow | SiteRow | NodeRow], least: int) -> int:
+    return max([cell_len(clean(row.name, 16)) for row in rows] + [least])
 
 
 def _with_rest(table: Table, rest: int, noun: str) -> RenderableType:

@@ -267,8 +267,9 @@ class Coordinator:
         named_paths |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
         self._previous_shards = self._pointer.shards
         try:
-            for prefix in (paths.payloads(key), paths.rounds(key), paths.states(key)):
-                for path in [item.path async for item in node.store.list(prefix) if item.path not in named_paths]:
+            for kind in ("payloads", "rounds", "states"):
+                items = node.store.list(paths.kind_prefix(key, kind))
+                for path in [item.path async for item in items if item.path not in named_paths]:
                     await node.store.delete(path)
         except StoreError as error:
             node.telemetry.event("deletion-failed", error=str(error))

@@ -386,8 +386,9 @@ class Publisher:
                 available |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
         unnamed: set[str] = set()
         try:
-            for prefix in (paths.manifests(key), paths.patches(key), paths.anchors(key)):
-                unnamed |= {item.path async for item in self._node.store.list(prefix) if item.path not in available}
+            for kind in ("manifests", "patches", "anchors"):
+                items = self._node.store.list(paths.kind_prefix(key, kind))
+                unnamed |= {item.path async for item in items if item.path not in available}
             for path in self._deletions.paths_to_delete(unnamed, trio.current_time()):
                 await self._node.store.delete(path)
         except StoreError as error:

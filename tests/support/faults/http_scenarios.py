@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from grailnode.store.decorators.bounded import BoundedStore
+from grailnode.store.decorators.limiting import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store

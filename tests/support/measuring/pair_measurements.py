@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator
 
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups, serve
-from grailnode.calibration.variants import Pair
-from grailnode.calibration.vllm_variant import VllmServers
+from grailnode.calibration.variants import Pair, VllmServers
 from protocol.digest import Weights
 from roles.ports import Engine
 

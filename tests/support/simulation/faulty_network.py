@@ -16,7 +16,7 @@ import trio
 from grailnode.beacon.relays import StoreBeacon
 from grailnode.node.wiring import run_collector, run_publisher, run_training
 from grailnode.run.creation import Choices
-from grailnode.store.decorators.bounded import BoundedStore
+from grailnode.store.decorators.limiting import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.state.waiting_state import WaitingState
 from protocol.limits import MAX_KEYS

@@ -63,7 +63,7 @@ def _bit_identical(network: FaultyNetwork, views: dict[int, bytes]) -> Iterator[
 
 
 def _manifests(network: FaultyNetwork) -> list[Signed[Manifest]]:
-    puts = network.store.under(paths.manifests(_TRAINER))
+    puts = network.store.under(paths.kind_prefix(_TRAINER, "manifests"))
     return [open_signed(put.data, Manifest, network.run.authority.trainers) for put in puts]
 
 

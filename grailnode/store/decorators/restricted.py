@@ -1,8 +1,8 @@
-"""Presents the part of a store below a prefix as a store of its own."""
+"""Restricts a store to the objects below a prefix, or to reading."""
 
 from collections.abc import AsyncIterator
 
-from grailnode.store.names import check_path, check_prefix
+from grailnode.store.checks import PermanentError, check_path, check_prefix
 from roles.ports import ObjectInfo, ObjectStore
 
 
@@ -10,7 +10,6 @@ class PrefixedStore:
     """Implements ObjectStore with the objects below `prefix`, which it adds to every path.
 
     Args:
-        store: has the objects.
         prefix: ends with '/'.
 
     Raises:
@@ -37,3 +36,24 @@ class PrefixedStore:
         async for info in self._store.list(self._prefix + check_prefix(prefix), after=start):
             if info.path.startswith(self._prefix):
                 yield ObjectInfo(info.path.removeprefix(self._prefix), info.size)
+
+
+class ReadOnlyStore:
+    """Decorates a store: reads pass, writes raise an error without reaching it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Always raises PermanentError."""
+        raise PermanentError(f"{path}: not stored, this store is opened for reading")
+
+    async def delete(self, path: str) -> None:
+        """Always raises PermanentError."""
+        raise PermanentError(f"{path}: not deleted, this store is opened for reading")
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        return await self._store.get(path, max_bytes, offset=offset, size=size)
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self._store.list(prefix, after=after)

@@ -1,4 +1,4 @@
-"""What `grailnode calibrate` prints: the honest distribution as a table, and the thresholds in lines."""
+"""The tables that `grailnode calibrate`, `inspect` and `verify --rollout` print."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,6 +7,8 @@ from rich.table import Table
 
 from grailnode.calibration.proof_file import MeasuredRow, PairRow
 from grailnode.calibration.thresholds import WIDEST_MARGIN
+from grailnode.convert.inspect_patch import InspectedPatch
+from grailnode.observe.recheck import GroupReference, RecheckedGroup
 from protocol.proof import Step
 
 _UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
@@ -59,3 +61,56 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
         for copy in row.measured.copies
     ]
     return lines
+
+
+def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
+    """Return a table for a terminal of 80 columns, in bits for each change.
+
+    Args:
+        unchanged: include the tensors that do not change.
+    """
+    ratio = patch.weight_bytes / max(1, patch.nbytes)
+    bound = "" if patch.bound is None else f", the bound is {patch.bound:.2f}"
+    note = "" if patch.invertible else "\nnot invertible: value_planes do not hold the older values"
+    table = Table(
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
+        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}"
+        f"\nfrom {patch.base[:16]} to {patch.result[:16]}{note}",
+    )
+    table.add_column("tensor", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    numbers = ("changed", "density", "codec", "bytes", "bits", *(() if patch.bound is None else ("bound",)))
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in patch.tensors:
+        if row.changed or unchanged:
+            other = "" if row.dtype == "BF16" else f" {row.dtype}"
+            table.add_row(
+                row.name,
+                ("x".join(map(str, row.shape)) or "scalar") + other,
+                f"{row.changed:,}",
+                f"{row.density:.2%}",
+                row.codec,
+                f"{row.nbytes:,}",
+                f"{row.bits_per_change:.1f}",
+                *([] if row.bound is None else [f"{row.bound:.1f}"]),
+            )
+    return table
+
+
+def recheck_table(reference: GroupReference, group: RecheckedGroup) -> Table:
+    """Return the statistics of a group that was judged again, with every validator's result below."""
+    table = Table(
+        title=f"group {reference.index} of miner {group.miner.hex()[:16]} in window {reference.window}, "
+        f"version {group.version}",
+        caption="\n".join(f"validator {result.key[:16]}: {result.text}" for result in group.validators),
+    )
+    for heading in ("statistic", "value", "limit", ""):
+        table.add_column(heading, overflow="fold")
+    for line in group.statistics:
+        table.add_row(line.name, line.value, line.limit, "" if line.holds else "fails")
+    return table

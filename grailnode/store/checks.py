@@ -1,0 +1,126 @@
+"""Which paths and ranges of bytes every store accepts, and which pages of a listing it believes.
+
+The rule for paths is the same everywhere, so that objects can move between stores. Paths come from protocol/paths.py,
+never from a peer: an invalid one is a bug, a ValueError. The pages of a listing come from a service, which may repeat
+keys, ignore the prefix, or never end.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from protocol import limits
+from roles.ports import ObjectInfo, StoreError, TooLargeError
+
+MAX_EMPTY_PAGES: Final = 8
+"""Consecutive pages without a key below the prefix."""
+
+
+class PermanentError(StoreError):
+    """The store will never carry out this operation; a retry cannot help."""
+
+
+def check_path(path: str) -> str:
+    """Return the path if it is the path of an object.
+
+    Single slashes separate its parts. No part begins with '.', so that there is neither '.' nor '..', and no path
+    leads to the local store's own files.
+
+    Raises:
+        ValueError: the path is empty, absolute or too long; a part is empty, too long or begins with '.'; or a
+            character is not printable or is a backslash.
+    """
+    if not is_path(path):
+        raise ValueError(f"not an object path: {path[:200]!r}")
+    return path
+
+
+def is_path(path: str) -> bool:
+    """Return whether a path is the path of an object. Listings leave out every other path."""
+    if not path.isprintable() or "\\" in path or len(path.encode()) > limits.MAX_OBJECT_PATH_BYTES:
+        return False
+    return all(_is_part(part) for part in path.split("/"))
+
+
+def _is_part(part: str) -> bool:
+    return bool(part) and not part.startswith(".") and len(part.encode()) <= limits.MAX_OBJECT_PART_BYTES
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix if a path can begin with it: '' for all paths, 'folder/' for those of one folder.
+
+    Raises:
+        ValueError: no path can begin with it.
+    """
+    if prefix and not is_path(prefix + "x"):
+        raise ValueError(f"not a prefix of object paths: {prefix!r}")
+    return prefix
+
+
+def check_range(max_bytes: int, offset: int, size: int | None) -> None:
+    """Check the arguments of `ObjectStore.get`.
+
+    Raises:
+        ValueError: one of them is negative.
+    """
+    if max_bytes < 0 or offset < 0 or (size is not None and size < 0):
+        raise ValueError(f"a range of bytes cannot be negative: {max_bytes=} {offset=} {size=}")
+
+
+def slice_object(data: bytes, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
+    """Return a range of a whole object, as `ObjectStore.get` would.
+
+    Raises:
+        TooLargeError: the range has more than `max_bytes`.
+    """
+    end = len(data) if size is None else min(len(data), offset + size)
+    if end - offset > max_bytes:
+        raise TooLargeError(f"{path}: {end - offset} bytes where at most {max_bytes} are allowed")
+    return data[offset:end]
+
+
+class PageCheck:
+    """Reads the pages of one listing in order.
+
+    Args:
+        where: what is listed, for messages.
+    """
+
+    def __init__(self, where: str, prefix: str, after: str) -> None:
+        self._where = where
+        self._prefix = prefix
+        self._after = after
+        self._last_key = ""
+        self._is_empty = True
+        self._empty_pages = 0
+
+    def objects(self, entries: Iterable[tuple[str, int]]) -> Iterator[ObjectInfo]:
+        """Yield the objects of a page. Keys that no `put` could have created are left out.
+
+        Args:
+            entries: key and size in bytes.
+
+        Raises:
+            StoreError: the keys are not in ascending order.
+        """
+        self._is_empty = True
+        for key, size in entries:
+            if key <= self._last_key:
+                raise StoreError(f"{self._where}: the listing is out of order at {key[:80]!r}")
+            self._last_key = key
+            if not key.startswith(self._prefix):
+                continue  # the service ignores the prefix
+            if key <= self._after:  # the service ignores where to begin
+                self._is_empty = False
+            elif is_path(key):
+                self._is_empty = False
+                yield ObjectInfo(key, size)
+
+    def check_progress(self) -> None:
+        """Check that a next page is worth a request; call it after each page that another one follows.
+
+        Raises:
+            StoreError: `MAX_EMPTY_PAGES` and one more had nothing below the prefix.
+        """
+        self._empty_pages = self._empty_pages + 1 if self._is_empty else 0
+        if self._empty_pages > MAX_EMPTY_PAGES:
+            raise StoreError(f"{self._where}: the listing announces more pages, but they have no objects")

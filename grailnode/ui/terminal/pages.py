@@ -1,0 +1,184 @@
+"""The page that `grailnode status` prints, and the summary that the demo ends with, for any width."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from grailnode.observe.state import NetworkState, WindowRow
+from grailnode.ui.formatting import (
+    byte_part_text,
+    byte_text,
+    clean,
+    decimal_text,
+    duration_words,
+    rate_text,
+    share_text,
+)
+from grailnode.ui.report_data import DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
+from grailnode.ui.terminal import sections
+from grailnode.ui.terminal.glyphs import AsciiFallback, columns
+from grailnode.ui.terminal.sections import line
+from grailnode.ui.terminal.text_tables import Column, fitted, miners, nodes, sites
+
+_RECENT: Final = 8  # windows in the table, the newest last
+_WIDEST_STATUS: Final = 120
+_ALL: Final = 1 << 20
+_WIDEST_SUMMARY: Final = 100
+_WIDEST_SPARK: Final = 40
+_LABEL: Final = 15
+_CHANGE: Final = 18  # cells of '0.43 → 0.79  +0.36'
+
+
+def render_status(state: NetworkState) -> RenderableType:
+    """Return head, recent windows, miners, scores and alarms, for any width."""
+    return AsciiFallback(_Status(state))
+
+
+@dataclass(frozen=True)
+class _Status:
+    state: NetworkState
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        state, width = self.state, min(options.max_width, _WIDEST_STATUS)
+        parts: list[RenderableType] = [sections.heading("status", state, width)]
+        parts += sections.alarms(state.alarms, width, _ALL)
+        parts += [Text(""), *_head(state)]
+        if state.windows:
+            parts += [
+                sections.trend_rows(sections.learning(state), width),
+                sections.trend_rows(sections.publication(state), width),
+            ]
+            parts += [Text(""), _windows(state, width), *_strata(state)]
+        parts += [
+            Text(""),
+            *sections.verification(state, width, lines=2),
+            *sections.check_rate(state),
+            *_bottleneck(state),
+        ]
+        if state.miners:
+            parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
+        if state.sites:
+            parts += [Text(""), *sections.rounds(state, width), sites(state.sites, width, _ALL)]
+        if state.nodes:
+            parts += [Text(""), nodes(state.nodes, width, _ALL)]
+        yield from console.render(Group(*parts), options.update(width=width))
+
+
+def _head(state: NetworkState) -> list[Text]:
+    """Write a line on the newest version, and one on the anchor from which newcomers start."""
+    if not state.versions:
+        return [line(("no version has been published yet", "dim"))]
+    newest = state.versions[-1]
+    parts = [f"head    v{newest.version}, optimizer step {newest.optimizer_step}"]
+    if newest.patch_bytes is not None and newest.sparsity is not None:
+        parts.append(f"patch {byte_part_text(newest.patch_bytes, state.full_bytes)}")
+        parts.append(f"sparsity {share_text(newest.sparsity)}")
+    lines = [line(", ".join(parts))]
+    anchor = next((row for row in reversed(state.versions) if row.anchor_bytes is not None), None)
+    if anchor is not None and anchor.anchor_bytes is not None:
+        lines.append(line(f"anchor  v{anchor.version}, {byte_text(anchor.anchor_bytes)}"))
+    return lines
+
+
+def _windows(state: NetworkState, width: int) -> Table:
+    """Return a table of the newest windows; narrow terminals lose the version, then reward, then pass@1."""
+    columns = [
+        Column("window", 8),
+        Column("version", 7) if width >= 60 else None,
+        Column("verified", 8),
+        Column("rejected", 8),
+        Column("reward", 6) if width >= 44 else None,
+        Column("pass@1", 6) if width >= 36 else None,
+        Column(f"pass@{state.pass_at}", 7) if width >= 68 and state.pass_at > 1 else None,
+    ]
+    return fitted(columns, [_cells(row) for row in state.windows[-_RECENT:]])
+
+
+def _cells(row: WindowRow) -> list[Text]:
+    counts = (f"{row.window:,}", f"v{row.version}", f"{row.accepted:,}", f"{row.rejected:,}")
+    values = (row.reward, row.pass_at_1, row.pass_at_k)
+    return [Text(cell) for cell in (*counts, *map(decimal_text, values))]
+
+
+def _bottleneck(state: NetworkState) -> list[Text]:
+    """Write what limits the trainer, and what validators had no time for, over as many lines as it takes."""
+    return [Text(item) for item in (*([f"trainer {state.bottleneck}"] if state.bottleneck else []), *state.unjudged)]
+
+
+def _strata(state: NetworkState) -> list[Text]:
+    """Write a line with pass@1 of each kind of held-out problems, where there are kinds."""
+    strata = next((row.strata for row in reversed(state.windows) if row.strata), ())
+    if len(strata) < 2:
+        return []
+    parts = [f"{clean(row.name, 24) or 'other'} {row.pass_at_1:.2f} ({row.problems})" for row in strata]
+    return [line(f"pass@1 by kind of problem: {', '.join(parts)}")]
+
+
+def render_summary(report: DemoReport) -> RenderableType:
+    """Return the summary of a run that has ended, for any width."""
+    return AsciiFallback(_Summary(report))
+
+
+@dataclass(frozen=True)
+class _Summary:
+    report: DemoReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, _WIDEST_SUMMARY)
+        findings = Findings.of(self.report)
+        inside = width - 4
+        parts: list[RenderableType] = [_figures(self.report, findings, inside)]
+        if rows := self.report.groups:
+            parts += [Text(""), miners(rows, inside, len(rows) + 1)]
+        if judgement := judgement_text(self.report, findings):
+            good = not findings.false_rejections and not findings.false_acceptances
+            parts += [Text(""), Text(judgement, style="green" if good else "red")]
+        length = f"{self.report.windows} windows in {duration_words(self.report.seconds)}"
+        title = line((f"{clean(self.report.run_name, 24)}: {length}", "not dim bold"))
+        yield Panel(Group(*parts), box=box.ROUNDED, border_style="dim", title=title, title_align="left", width=width)
+
+
+def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
+    """Return the figures, a line each; the two figures of learning have a sparkline."""
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    label = min(_LABEL, max(width // 2, 4))
+    grid.add_column(width=label, no_wrap=True)
+    grid.add_column(width=max(width - label - 2, 4), no_wrap=True)
+    room = min(width - label - 2 - _CHANGE - 2, _WIDEST_SPARK)
+    for name, change, values, style in (
+        ("held-out pass@1", findings.pass_at_1, report.pass_at_1, "cyan"),
+        ("reward", findings.reward, report.reward, "magenta"),
+    ):
+        words = line(((change.text if change else "not measured").ljust(_CHANGE + 2), "bold"))
+        if room >= 8 and change is not None:
+            words.append(columns(values, room)[0], style=style)
+        grid.add_row(line(name), words)
+    for name, text in _lines(report, findings):
+        grid.add_row(line(name), line(text))
+    return grid
+
+
+def _lines(report: DemoReport, findings: Findings) -> list[tuple[str, str]]:
+    """Return (name, words) of the other figures."""
+    lines = []
+    if findings.patch_bytes is not None:
+        lines.append(("median patch", byte_part_text(findings.patch_bytes, report.full_bytes)))
+    if findings.sparsity is not None:
+        lines.append(("mean sparsity", f"{share_text(findings.sparsity)} of the weights unchanged by a version"))
+    if findings.nodes:
+        equal = f"{findings.equal_nodes} of {findings.nodes} nodes equal, bit for bit"
+        lines.append(("weights", f"{equal} · {(reference_digest(report) or '-')[:12]}"))
+    if report.sites:
+        rounds = sum(item.counted > 0 for item in report.rounds)
+        steps, groups = (sum(getattr(site, name) for site in report.sites) for name in ("steps", "groups"))
+        lines.append(("sites", f"{len(report.sites)}, {rounds} rounds, {steps:,} local steps on {groups:,} groups"))
+    else:
+        lines.append(("trainer waited", trainer_wait_text(report)))
+    speed = report.tokens_per_second
+    lines.append(("tokens a second", f"{rate_text(speed.generated)} generated, {rate_text(speed.verified)} verified"))
+    return lines
