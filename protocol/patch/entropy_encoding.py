@@ -171,6 +171,7 @@ def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64
         group = change >> U(54)
         symbol, _ = symbol_of(change & U(0xFFFFFFFF))
         symbols[group, symbol] += I(1)
+        # A gap and its change are all elements from one change to the next.
         elements[group] += I((change >> U(33)) & U(0x1FFFFF)) + I(1)
     return I(0)
 

@@ -93,6 +93,7 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
     """Return slots in proportion to weights, at least one each; the first of the largest gets the remaining slots."""
     total, spare = sum(weights), SLOTS - len(weights)
     widths = [1 + weight * spare // total for weight in weights]
+    # Shares are rounded down. What is left over changes the largest one least.
     widths[weights.index(max(weights))] += SLOTS - sum(widths)
     return tuple(widths)
 
@@ -102,6 +103,7 @@ def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
     """Build a row of a decoder table: for every slot its symbol's width, its place within the symbol (shifted left by
     12) and the symbol (shifted left by 24): uint32 [SLOTS].
     """
+    # For each slot its symbol, and how far it is from that symbol's first slot.
     width = np.array(widths, np.uint32)
     symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
     places = np.arange(SLOTS, dtype=np.uint32) - (np.cumsum(width, dtype=np.uint32) - width)[symbols]

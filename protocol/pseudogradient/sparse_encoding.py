@@ -188,6 +188,7 @@ class SparseEncoder:
 
     def _classes(self, sample: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
         """Choose the classes of a chunk by the exponents of the entries in a sample."""
+        # A sample without entries still gives one class, into which all elements fall.
         counts, residual = np.zeros(LAYOUT.exponents, np.int64), np.empty(BLOCK_ELEMENTS, np.float32)
         scans().sample(sample.arrays, np.float32(sample.decay), grid, residual, self._block.arrays, counts)
         return classes_of(counts)

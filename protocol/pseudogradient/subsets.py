@@ -227,6 +227,7 @@ def put_symbols(codes: UInt32Array, out: UInt32Array) -> Any:
             state >>= U(32)
         quotient = state // width
         state = (quotient << U(SLOT_BITS)) + begin + (state - quotient * width)
+    # The last state comes first in the section, upper word first: with it the decoder begins.
     out[position - I(1)] = state & U(0xFFFFFFFF)
     out[position - I(2)] = state >> U(32)
     return position - I(2)
