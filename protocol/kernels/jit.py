@@ -4,6 +4,14 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
+
+UInt8Array = NDArray[np.uint8]
+UInt16Array = NDArray[np.uint16]
+UInt32Array = NDArray[np.uint32]
+UInt64Array = NDArray[np.uint64]
+Int64Array = NDArray[np.int64]
 
 P = ParamSpec("P")
 R = TypeVar("R")

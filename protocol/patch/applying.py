@@ -62,6 +62,17 @@ def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, .
     return tuple(result)
 
 
+def _checked_table(
+    weights: Weights, patch: bytes | bytearray, digests: Digests | None
+) -> tuple[Header, tuple[TensorRow, ...]]:
+    """Read the table of a patch, and check all that it alone can show before the first frame is decoded."""
+    header = read_header(patch, len(weights))
+    rows = check_fit(weights, header.rows)
+    if digests is not None and weights_digest(digests, weights) != header.base:
+        raise PatchError("made for other weights than these")
+    return header, rows
+
+
 def check_tensor(row: TensorRow, digest: bytes) -> None:
     """Check that a new tensor has the digest that its row promises.
 
@@ -130,11 +141,7 @@ def apply_with_digests(
     Raises:
         MalformedError, LimitError, PatchError: as `apply`.
     """
-    # Everything that the table alone can show is checked before the first frame is decoded.
-    header = read_header(patch, len(weights))
-    rows = check_fit(weights, header.rows)
-    if digests is not None and weights_digest(digests, weights) != header.base:
-        raise PatchError("made for other weights than these")
+    header, rows = _checked_table(weights, patch, digests)
 
     def apply_row(item: tuple[TensorRow, memoryview]) -> tuple[torch.Tensor, bytes]:
         row, frame = item
@@ -205,8 +212,11 @@ class StreamingApply:
             self._head += data
             if len(self._head) < PREAMBLE.size or len(self._head) < header_bytes(self._head):
                 return []
-            self._header = self._read_table()
-            rest = memoryview(bytes(self._head))[self._header.frames_begin :]
+            header, rows = _checked_table(self._weights, self._head, self._base_digests)
+            if self._new_tensors is not None:
+                self._places = self._new_tensors(self._weights)
+            rest = memoryview(bytes(self._head))[header.frames_begin :]
+            self._header, self._rows = header, rows
             self._head.clear()
         return for_each(self._apply, self._take(rest), self._threads)
 
@@ -224,15 +234,6 @@ class StreamingApply:
             {name: result.weights[name] for name in self._weights},
             {name: result.digests[name] for name in self._weights},
         )
-
-    def _read_table(self) -> Header:
-        header = read_header(self._head, len(self._weights))
-        self._rows = check_fit(self._weights, header.rows)
-        if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != header.base:
-            raise PatchError("made for other weights than these")
-        if self._new_tensors is not None:
-            self._places = self._new_tensors(self._weights)
-        return header
 
     def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
         """Yield the frames that more bytes complete, with their rows."""

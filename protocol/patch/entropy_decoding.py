@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     PREFETCH_DISTANCE,
@@ -40,6 +40,7 @@ from protocol.patch.rans import (
     get_symbol,
     key_of,
 )
+from protocol.patch.values import Bits
 
 PAST_THE_END: Final = -2
 CUT_OFF: Final = -3
@@ -62,7 +63,7 @@ reasons: Final = {
 """The message for each status that a kernel returns, other than 0."""
 
 
-def fill_rows(widths: Any, table: Any) -> Any:
+def fill_rows(widths: UInt32Array, table: UInt32Array) -> Any:
     """Fill decoder tables from the widths of symbols; the entries are those of `rans.decoder_row`.
 
     Args:
@@ -80,7 +81,7 @@ def fill_rows(widths: Any, table: Any) -> Any:
 
 
 @kernel()
-def get_bits(raw: Any, bits: Any, width: Any) -> Any:
+def get_bits(raw: UInt32Array, bits: int, width: int) -> Any:
     """Read `width` <= 32 bits from bit `bits` on; return them and the number of the next bit."""
     # 31 bits before the first one and 32 of the value: two integers hold them, wherever they begin.
     place = bits >> U(5)
@@ -89,7 +90,7 @@ def get_bits(raw: Any, bits: Any, width: Any) -> Any:
 
 
 @kernel()
-def check_end(at: Any, end: Any, bits: Any, raw_bits: Any, gap_state: Any, step_state: Any) -> Any:
+def check_end(at: int, end: int, bits: int, raw_bits: int, gap_state: int, step_state: int) -> Any:
     """Check that the decoder ends where the sections end, in the initial states of an encoder; return a status."""
     # An encoder begins where the decoder ends, so all that it wrote is used up, and its states are the initial ones.
     if at > end or bits > raw_bits:
@@ -100,16 +101,16 @@ def check_end(at: Any, end: Any, bits: Any, raw_bits: Any, gap_state: Any, step_
 
 
 def get_changes(
-    elements: Any,
-    counts: Any,
-    words: Any,
-    raw: Any,
-    raw_bits: Any,
-    buckets: Any,
-    symbols: Any,
-    gaps: Any,
-    steps: Any,
-    changes: Any,
+    elements: int,
+    counts: Int64Array,
+    words: UInt16Array,
+    raw: UInt32Array,
+    raw_bits: int,
+    buckets: UInt64Array,
+    symbols: UInt64Array,
+    gaps: UInt32Array,
+    steps: UInt32Array,
+    changes: UInt64Array,
 ) -> Any:
     """Decode the changes of a chunk; return a status.
 
@@ -178,7 +179,7 @@ def get_changes(
 
 
 @kernel()
-def apply_step(bits: Any, change: Any, order: Any) -> Any:
+def apply_step(bits: int, change: int, order: UInt64Array) -> Any:
     """Return the bit pattern after a change, and whether it stays within the dtype."""
     # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
     # is larger than the largest one, as these are 64-bit integers without a sign.
@@ -187,7 +188,9 @@ def apply_step(bits: Any, change: Any, order: Any) -> Any:
     return bits_at(key & order[3], order), key <= order[3]
 
 
-def apply_listed(old: Any, new: Any, order: Any, changes: Any, cursor: Any, listed_gap: Any) -> Any:
+def apply_listed(
+    old: Bits, new: Bits, order: UInt64Array, changes: UInt64Array, cursor: Int64Array, listed_gap: Int64Array
+) -> Any:
     """Copy a piece of the chunk and apply its changes, all of which are listed; return a status.
 
     Args:
@@ -217,15 +220,15 @@ def apply_listed(old: Any, new: Any, order: Any, changes: Any, cursor: Any, list
 
 
 def apply_changes(
-    old: Any,
-    new: Any,
-    form: Any,
-    order: Any,
-    changes: Any,
-    cursor: Any,
-    classes: Any,
-    gaps: Any,
-    listed_gap: Any,
+    old: Bits,
+    new: Bits,
+    form: UInt64Array,
+    order: UInt64Array,
+    changes: UInt64Array,
+    cursor: Int64Array,
+    classes: UInt8Array,
+    gaps: Int64Array,
+    listed_gap: Int64Array,
 ) -> Any:
     """Copy a piece of the chunk, a multiple of 64 elements, and apply its changes; return a status.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     PREFETCH_DISTANCE,
@@ -28,6 +28,7 @@ from protocol.kernels.simd import (
     prefetch,
 )
 from protocol.patch.rans import MIN_STATE, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
+from protocol.patch.values import Bits
 
 BUFFER_FULL: Final = -1
 """Status of a kernel: the changes need more bytes than the elements themselves."""
@@ -37,7 +38,7 @@ GROUPS: Final = MAX_CLASSES + 1
 
 
 @kernel()
-def pack_change(group: Any, gap: Any, before: Any, after: Any, order: Any) -> Any:
+def pack_change(group: int, gap: int, before: int, after: int, order: UInt64Array) -> Any:
     """Pack a change from bit pattern `before` to `after` into one integer."""
     # A step down is a negative number in two's complement: its bits inverted, plus 1, are its size.
     step = key_of(after, order) - key_of(before, order)
@@ -46,7 +47,15 @@ def pack_change(group: Any, gap: Any, before: Any, after: Any, order: Any) -> An
     return size | down << U(32) | gap << U(33) | group << U(54)
 
 
-def scan_listed(old: Any, new: Any, order: Any, listed_gap: Any, changes: Any, count: Any, symbols: Any) -> Any:
+def scan_listed(
+    old: Bits,
+    new: Bits,
+    order: UInt64Array,
+    listed_gap: Int64Array,
+    changes: UInt64Array,
+    count: int,
+    symbols: Int64Array,
+) -> Any:
     """Append the changes of a multiple of 64 elements, all as listed changes; return the total number of changes.
 
     Args:
@@ -76,7 +85,15 @@ def scan_listed(old: Any, new: Any, order: Any, listed_gap: Any, changes: Any, c
 
 
 def scan(
-    old: Any, new: Any, form: Any, order: Any, classes: Any, gaps: Any, listed_gap: Any, changes: Any, counts: Any
+    old: Bits,
+    new: Bits,
+    form: UInt64Array,
+    order: UInt64Array,
+    classes: UInt8Array,
+    gaps: Int64Array,
+    listed_gap: Int64Array,
+    changes: UInt64Array,
+    counts: Int64Array,
 ) -> Any:
     """Append the changes of a multiple of 64 elements, with their groups; return the total number of changes.
 
@@ -127,7 +144,7 @@ def scan(
     return I(number)
 
 
-def sort(changes: Any, count: Any, ends: Any, target: Any) -> Any:
+def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array) -> Any:
     """Write changes to `target` by group; the changes of a group stay in their order.
 
     Args:
@@ -142,7 +159,7 @@ def sort(changes: Any, count: Any, ends: Any, target: Any) -> Any:
     return I(0)
 
 
-def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
+def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64Array) -> Any:
     """Add changes to the statistics of their groups.
 
     Args:
@@ -154,11 +171,12 @@ def tally(changes: Any, count: Any, elements: Any, symbols: Any) -> Any:
         group = change >> U(54)
         symbol, _ = symbol_of(change & U(0xFFFFFFFF))
         symbols[group, symbol] += I(1)
+        # A gap and its change are all elements from one change to the next.
         elements[group] += I((change >> U(33)) & U(0x1FFFFF)) + I(1)
     return I(0)
 
 
-def fill_entries(widths: Any, table: Any) -> Any:
+def fill_entries(widths: UInt32Array, table: UInt64Array) -> Any:
     """Fill encoder tables from the widths of symbols.
 
     A table has two integers for each symbol: 2^64 / width, rounded up; and the width (shifted left by 32) plus the
@@ -183,13 +201,21 @@ def fill_entries(widths: Any, table: Any) -> Any:
 
 
 @kernel()
-def put_entry(state: Any, out: Any, position: Any, table: Any, at: Any) -> Any:
+def put_entry(state: int, out: UInt16Array, position: int, table: UInt64Array, at: int) -> Any:
     """Code a symbol by its entry in an encoder table, which begins at index `at`; return the new state and position."""
     return put_symbol(state, out, position, table[at], table[at + U(1)])
 
 
 def put_changes(
-    changes: Any, counts: Any, buckets: Any, symbols: Any, gaps: Any, steps: Any, n_gaps: Any, n_steps: Any, out: Any
+    changes: UInt64Array,
+    counts: Int64Array,
+    buckets: UInt64Array,
+    symbols: UInt64Array,
+    gaps: UInt64Array,
+    steps: UInt64Array,
+    n_gaps: int,
+    n_steps: int,
+    out: UInt16Array,
 ) -> Any:
     """Code gaps and steps of sorted changes; return the index in `out` of the first word, or BUFFER_FULL.
 
@@ -236,7 +262,7 @@ def put_changes(
 
 
 @kernel()
-def put_bits(out: Any, position: Any, pending: Any, fill: Any, value: Any, width: Any) -> Any:
+def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: int, width: int) -> Any:
     """Append a value of at most `width` <= 32 bits.
 
     Args:
@@ -255,7 +281,9 @@ def put_bits(out: Any, position: Any, pending: Any, fill: Any, value: Any, width
     return position + full, pending >> (full << U(5)), fill & U(31)
 
 
-def put_raw(changes: Any, counts: Any, buckets: Any, symbols: Any, out: Any) -> Any:
+def put_raw(
+    changes: UInt64Array, counts: Int64Array, buckets: UInt64Array, symbols: UInt64Array, out: UInt32Array
+) -> Any:
     """Write the raw bits of sorted changes, in their order; return the number of bits.
 
     The raw bits are the low bits of the gap, the direction of the step, and the bits of the step's size that its symbol

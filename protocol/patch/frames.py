@@ -42,6 +42,7 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
     """Return evenly spaced blocks of a tensor, or all of it if it is small."""
     if old.size <= PROBE_BLOCKS * PROBE_ELEMENTS:
         return old, new
+    # Rows differ in how much they change, so the blocks are spread over all of them.
     starts = np.linspace(0, old.size - PROBE_ELEMENTS, PROBE_BLOCKS).astype(np.int64)
     pieces = [slice(start, start + PROBE_ELEMENTS) for start in starts.tolist()]
     return np.concatenate([old[piece] for piece in pieces]), np.concatenate([new[piece] for piece in pieces])

@@ -75,6 +75,7 @@ def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
         model: Model | None = None
         chunks: list[Chunk] = []
+        # Only sparse frames have a model; the sizes of the others are in the table.
         if row.mode == Mode.SPARSE:
             model, chunks = read_directory(frame, row.shape, row.changed, layout_of(row.dtype))
         yield FrameFacts(

@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import UInt16Array, UInt64Array, kernel
 from protocol.kernels.simd import highest_bit, upper_product
 
 U: Any = numba.uint64
@@ -93,6 +93,7 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
     """Return slots in proportion to weights, at least one each; the first of the largest gets the remaining slots."""
     total, spare = sum(weights), SLOTS - len(weights)
     widths = [1 + weight * spare // total for weight in weights]
+    # Shares are rounded down. What is left over changes the largest one least.
     widths[weights.index(max(weights))] += SLOTS - sum(widths)
     return tuple(widths)
 
@@ -102,6 +103,7 @@ def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
     """Build a row of a decoder table: for every slot its symbol's width, its place within the symbol (shifted left by
     12) and the symbol (shifted left by 24): uint32 [SLOTS].
     """
+    # For each slot its symbol, and how far it is from that symbol's first slot.
     width = np.array(widths, np.uint32)
     symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
     places = np.arange(SLOTS, dtype=np.uint32) - (np.cumsum(width, dtype=np.uint32) - width)[symbols]
@@ -110,7 +112,7 @@ def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
 
 
 @kernel()
-def put_symbol(state: Any, out: Any, position: Any, inverse: Any, entry: Any) -> Any:
+def put_symbol(state: int, out: UInt16Array, position: int, inverse: int, entry: int) -> Any:
     """Code a symbol; return the new state and position.
 
     The quotient is exact: the state is below 2^48, so the error of the rounded-up inverse adds less than 1 / width.
@@ -133,7 +135,7 @@ def put_symbol(state: Any, out: Any, position: Any, inverse: Any, entry: Any) ->
 
 
 @kernel()
-def get_symbol(state: Any, words: Any, position: Any, entry: Any) -> Any:
+def get_symbol(state: int, words: UInt16Array, position: int, entry: int) -> Any:
     """Update the state after a symbol was decoded; return the new state and position.
 
     Args:
@@ -147,7 +149,7 @@ def get_symbol(state: Any, words: Any, position: Any, entry: Any) -> Any:
 
 
 @kernel()
-def put_state(state: Any, out: Any, position: Any) -> Any:
+def put_state(state: int, out: UInt16Array, position: int) -> Any:
     """Write a state, least significant word last; return the new position."""
     for word in range(STATE_WORDS):
         out[position - I(1) - word] = (state >> U(16 * word)) & U(0xFFFF)
@@ -155,7 +157,7 @@ def put_state(state: Any, out: Any, position: Any) -> Any:
 
 
 @kernel()
-def get_state(words: Any, position: Any) -> Any:
+def get_state(words: UInt16Array, position: int) -> Any:
     """Read a state, as written by `put_state`; return it and the new position."""
     state = U(0)
     for word in range(STATE_WORDS):
@@ -164,7 +166,7 @@ def get_state(words: Any, position: Any) -> Any:
 
 
 @kernel()
-def symbol_of(size: Any) -> Any:
+def symbol_of(size: int) -> Any:
     """Return the symbol of a step's size, and how many of the size's low bits the symbol does not determine."""
     # Sizes of one or two bits have a symbol each; larger ones share theirs with others of the same upper three bits.
     # Both results are computed, and a mask picks one: sizes are random, so a branch would be guessed wrong often.
@@ -176,21 +178,21 @@ def symbol_of(size: Any) -> Any:
 
 
 @kernel()
-def key_of(bits: Any, order: Any) -> Any:
+def key_of(bits: int, order: UInt64Array) -> Any:
     """Return the key of a bit pattern (values.to_keys) by the constants of Layout.order, without a branch."""
     negative = U(I(bits << order[0]) >> I(63))
     return bits ^ order[1] ^ (negative & order[2])
 
 
 @kernel()
-def bits_at(key: Any, order: Any) -> Any:
+def bits_at(key: int, order: UInt64Array) -> Any:
     """Return the bit pattern of a key by the constants of Layout.order, without a branch."""
     positive = U(I(key << order[0]) >> I(63))
     return key ^ order[1] ^ order[2] ^ (positive & order[2])
 
 
 @kernel()
-def class_of(bits: Any, shift: Any, mask: Any, first: Any, last: Any) -> Any:
+def class_of(bits: int, shift: int, mask: int, first: int, last: int) -> Any:
     """Return a bit pattern's class: its exponent minus `first`, limited to 0..`last`."""
     exponent = max((bits >> shift) & mask, first) - first
     return min(exponent, last)

@@ -249,6 +249,7 @@ def encode_sparse(
         # The first chunks tell what the others will cost: a frame that would lose against another mode ends here.
         if number + 1 == len(sample) and (sections.size - max_head) * old.size > GIVE_UP_RATIO * below * end:
             raise BufferFullError
+    # The head was reserved at its largest size, so only now the size of the frame is known.
     frame = sections.frame(directory, max_head)
     if len(frame) >= below:
         raise BufferFullError
@@ -332,6 +333,7 @@ class Decoder:
         self._tables = model.decoder_tables()
         self._order = model.layout.order
         self._classes = np.empty(VECTOR_SIZE, np.uint8)
+        # For a caller that keeps no piece, such as the publisher's own check.
         self._scratch: Bits = np.empty(PIECE_ELEMENTS, f"u{model.layout.bits // 8}")
 
     def _changes(self, chunk: Chunk) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -12,15 +12,14 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel
 from protocol.kernels.simd import at_least_mask, bits_of_float, highest_bit, lowest_bit, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, PAST_THE_END, get_bits
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
 from protocol.pseudogradient.arithmetic import Floats
-from protocol.pseudogradient.subsets import CHUNK, Integers, Masks, Words, join, split
+from protocol.pseudogradient.subsets import CHUNK, join, split
 from protocol.pseudogradient.visibility import W
 
 SIDE: Final = 64
@@ -49,7 +48,7 @@ class Blocks:
         """Number of chunks."""
         return -(-self.rows // self.height) * -(-self.columns // self.width)
 
-    def bounds(self, begin: int, end: int) -> Integers:
+    def bounds(self, begin: int, end: int) -> Int64Array:
         """Return what kernels need to find the chunks from `begin` to before `end`: int64[6].
 
         These are the attributes, in their order, then `begin` and `end`.
@@ -80,7 +79,7 @@ class Area(NamedTuple):
 
 
 @kernel()
-def area_of(chunk: int, bounds: Integers) -> Area:
+def area_of(chunk: int, bounds: Int64Array) -> Area:
     """Return the elements of a chunk; see `Blocks.bounds`."""
     rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
     chunks_across = (columns + width - I(1)) // width
@@ -120,7 +119,7 @@ def level_of(size: int) -> Any:
 
 
 @kernel()
-def count_at_least(magnitudes: Words, size: int, least: int) -> Any:
+def count_at_least(magnitudes: UInt32Array, size: int, least: int) -> Any:
     """Count the magnitudes that reach a number above 0: int64.
 
     Args:
@@ -133,7 +132,7 @@ def count_at_least(magnitudes: Words, size: int, least: int) -> Any:
 
 
 @kernel()
-def threshold_of(magnitudes: Words, size: int, chosen: int, guess: int) -> Any:
+def threshold_of(magnitudes: UInt32Array, size: int, chosen: int, guess: int) -> Any:
     """Return a threshold that keeps the `chosen` largest magnitudes: uint32.
 
     It is a number that exactly `chosen` magnitudes reach or, if equal magnitudes leave no such number, the largest one
@@ -176,7 +175,7 @@ def threshold_of(magnitudes: Words, size: int, chosen: int, guess: int) -> Any:
 
 
 @kernel()
-def drop_surplus(bitmap: Masks, magnitudes: Words, threshold: int, surplus: int) -> Any:
+def drop_surplus(bitmap: UInt64Array, magnitudes: UInt32Array, threshold: int, surplus: int) -> Any:
     """Remove the last `surplus` elements whose magnitude is the threshold from those that a bitmap chooses."""
     for reverse in range(CHUNK // 64):
         word = CHUNK // 64 - 1 - reverse
@@ -191,7 +190,7 @@ def drop_surplus(bitmap: Masks, magnitudes: Words, threshold: int, surplus: int)
 
 
 @kernel()
-def take_values(update: Floats, area: Area, bitmap: Masks, values: Floats, count: int) -> Any:
+def take_values(update: Floats, area: Area, bitmap: UInt64Array, values: Floats, count: int) -> Any:
     """Append the values of a chunk's chosen elements, in ascending order of places; return the new number of values.
 
     Args:
@@ -212,7 +211,9 @@ def take_values(update: Floats, area: Area, bitmap: Masks, values: Floats, count
     return count
 
 
-def select(update: Floats, bounds: Integers, chosen: int, magnitudes: Words, bitmaps: Masks, values: Floats) -> Any:
+def select(
+    update: Floats, bounds: Int64Array, chosen: int, magnitudes: UInt32Array, bitmaps: UInt64Array, values: Floats
+) -> Any:
     """Choose the largest entries of each chunk; of equal ones, those that come first. Return their number: int64.
 
     Args:
@@ -255,14 +256,14 @@ def select(update: Floats, bounds: Integers, chosen: int, magnitudes: Words, bit
 def split_chunks(
     update: Floats,
     sent: Floats,
-    bounds: Integers,
+    bounds: Int64Array,
     chosen: int,
-    tables: tuple[Integers, Words],
-    entries: tuple[Masks, NDArray[np.uint8], Floats],
-    scratch: tuple[Integers, Masks],
-    codes: Words,
-    bits: tuple[Words, Masks],
-    done: Integers,
+    tables: tuple[Int64Array, UInt32Array],
+    entries: tuple[UInt64Array, UInt8Array, Floats],
+    scratch: tuple[Int64Array, UInt64Array],
+    codes: UInt32Array,
+    bits: tuple[UInt32Array, UInt64Array],
+    done: Int64Array,
 ) -> Any:
     """List the symbols of some chunks, write their raw bits, and subtract what is sent; return the number of symbols.
 
@@ -305,13 +306,13 @@ def split_chunks(
 
 
 def join_chunks(
-    bounds: Integers,
+    bounds: Int64Array,
     chosen: int,
-    tables: tuple[Integers, Words],
+    tables: tuple[Int64Array, UInt32Array],
     lookup: Floats,
-    scratch: tuple[Masks, Masks],
-    sections: tuple[Words, Words],
-    state: Masks,
+    scratch: tuple[UInt64Array, UInt64Array],
+    sections: tuple[UInt32Array, UInt32Array],
+    state: UInt64Array,
     out: Floats,
 ) -> Any:
     """Decode some chunks, the inverse of `split_chunks`; return a status.

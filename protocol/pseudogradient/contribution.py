@@ -105,6 +105,7 @@ def decode_part(
                 raise ContributionError(f"{entries} entries instead of {expected}", part.names[0])
             values = decode_chunks(frame, part.shapes, coding.chosen)
         case _:
+            # The decoder has refused what is not finite, and added up the squares on its way.
             squares = np.zeros(LANES)
             values = decode_sparse(frame, base, _sparse(coding), entries, squares)
             norm.add_lanes(squares)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
@@ -30,7 +30,7 @@ from protocol.kernels.simd import (
 )
 from protocol.patch.entropy_encoding import put_bits
 from protocol.patch.rans import I, U
-from protocol.pseudogradient.arithmetic import INFINITE
+from protocol.pseudogradient.arithmetic import INFINITE, Floats, Lanes
 from protocol.pseudogradient.visibility import MAX_STEPS, ROUNDER, F, S, W, exact_rank, grid_rank, grid_step, view_of
 
 BLOCK_ELEMENTS: Final = 1 << 12
@@ -46,6 +46,12 @@ NOT_FINITE: Final = -1
 """Status of the kernel: an update is infinite or NaN."""
 
 
+BlockArrays = tuple[Floats, UInt8Array, UInt32Array, UInt64Array, UInt64Array, UInt8Array]
+BLOCK_ARRAYS: Final = (
+    "Tuple((float32[::1], uint8[::1], uint32[:, ::1], uint64[::1], uint64[::1], uint8[::1]))"  # in numba's words
+)
+
+
 class BlockScratch:
     """The memory of the kernels for the elements of one block.
 
@@ -57,6 +63,7 @@ class BlockScratch:
         entries: packed entries: uint64 [BLOCK_ELEMENTS].
         masks: a mask for each vector: uint64 [BLOCK_ELEMENTS / VECTOR_SIZE].
         classes: the classes of the elements of a vector: uint8 [VECTOR_SIZE].
+        arrays: all of these, in this order, as kernels take them.
     """
 
     def __init__(self) -> None:
@@ -66,10 +73,13 @@ class BlockScratch:
         self.entries: NDArray[np.uint64] = np.empty(BLOCK_ELEMENTS, np.uint64)
         self.masks: NDArray[np.uint64] = np.empty(BLOCK_ELEMENTS // VECTOR_SIZE, np.uint64)
         self.classes: NDArray[np.uint8] = np.empty(VECTOR_SIZE, np.uint8)
+        self.arrays = (self.floats, self.flags, self.words, self.entries, self.masks, self.classes)
 
 
 @kernel()
-def gate_exact(base: Any, local: Any, feedback: Any, decay: Any, values: Any, residual: Any, flags: Any) -> Any:
+def gate_exact(
+    base: Floats, local: Floats, feedback: Floats, decay: Any, values: Floats, residual: Floats, flags: UInt8Array
+) -> Any:
     """Choose the entries that are sent as exact values; return how many updates are not finite.
 
     Args:
@@ -93,15 +103,15 @@ def gate_exact(base: Any, local: Any, feedback: Any, decay: Any, values: Any, re
 
 @kernel()
 def gate_grid(
-    base: Any,
-    local: Any,
-    feedback: Any,
+    base: Floats,
+    local: Floats,
+    feedback: Floats,
     decay: Any,
     floor: Any,
     fraction: Any,
-    values: Any,
-    residual: Any,
-    flags: Any,
+    values: Floats,
+    residual: Floats,
+    flags: UInt8Array,
 ) -> Any:
     """Choose the entries that are sent as values on the grid; see `gate_exact` and `grid_step`.
 
@@ -128,9 +138,21 @@ def gate_grid(
 
 @kernel()
 def gate_block(
-    base: Any, local: Any, feedback: Any, decay: Any, grid: Any, values: Any, residual: Any, flags: Any
+    inputs: tuple[Floats, Floats, Floats],
+    begin: int,
+    end: int,
+    decay: Any,
+    grid: UInt64Array,
+    residual: Floats,
+    block: BlockArrays,
 ) -> Any:
-    """Gate the elements of a block; see `gate_exact`, and `scan` for `grid`."""
+    """Gate the elements of a block, which begins at `begin` and ends before `end`; see `gate_exact` and `scan`.
+
+    Returns:
+        How many updates are not finite. The block's floats and flags say what is sent.
+    """
+    base, local, feedback = inputs[0][begin:end], inputs[1][begin:end], inputs[2][begin:end]
+    values, flags = block[0][: end - begin], block[1][: end - begin]
     if grid[2] != U(0):
         infinite = gate_exact(base, local, feedback, decay, values, residual, flags)
     else:
@@ -140,36 +162,41 @@ def gate_block(
 
 
 def sample(
-    base: Any, local: Any, feedback: Any, decay: Any, grid: Any, residual: Any, floats: Any, flags: Any, counts: Any
+    inputs: tuple[Floats, Floats, Floats],
+    decay: Any,
+    grid: UInt64Array,
+    residual: Floats,
+    block: BlockArrays,
+    counts: Int64Array,
 ) -> Any:
     """Count the entries of any number of elements by the exponents of their weights.
 
     Args:
-        residual, floats, flags: scratch memory of BLOCK_ELEMENTS elements.
+        inputs, decay, grid, block: see `scan`.
+        residual: scratch memory: float32 [BLOCK_ELEMENTS].
         counts: result: int64[256].
     """
+    base, flags = inputs[0], block[1]
     for start in range(0, base.size, BLOCK_ELEMENTS):
         end = min(start + BLOCK_ELEMENTS, base.size)
-        own, out = base[start:end], residual[: end - start]
-        values, sent = floats[: end - start], flags[: end - start]
         # The same gate as for the frame, of which only the flags are used: so the sample is true.
-        gate_block(own, local[start:end], feedback[start:end], decay, grid, values, out, sent)
+        gate_block(inputs, start, end, decay, grid, residual[: end - start], block)
         for i in range(end - start):
-            counts[W(bits_of_float(own[i]) >> W(23)) & W(0xFF)] += I(sent[i])
+            counts[W(bits_of_float(base[start + i]) >> W(23)) & W(0xFF)] += I(flags[i])
     return 0
 
 
 @kernel()
-def list_entries(
-    base: Any, values: Any, flags: Any, form: Any, classes: Any, gaps: Any, counts: Any, words: Any, entries: Any
-) -> Any:
+def list_entries(base: UInt32Array, form: UInt64Array, block: BlockArrays, gaps: Int64Array, counts: Int64Array) -> Any:
     """List the entries of a block in the order of its elements; return their number.
 
     Args:
         base: bit patterns of the weights: uint32 [n].
-        values, flags: see `gate_exact`.
-        words, entries: result: weights, values and packed gaps and classes of the entries (`BlockScratch`).
+        form, gaps, counts: see `scan`.
+        block: floats and flags say what is sent; result: weights and values in words, packed gaps and classes in
+            entries.
     """
+    values, flags, words, entries, _, classes = block
     shift, mask, first, last = form[0], form[1], form[2], form[3]
     number = U(0)
     for vector in range(base.size // VECTOR_SIZE):
@@ -195,7 +222,7 @@ def list_entries(
 
 
 @kernel()
-def rank_entries(words: Any, count: Any, grid: Any) -> Any:
+def rank_entries(words: UInt32Array, count: int, grid: UInt64Array) -> Any:
     """Compute the ranks of a block's entries; see `BlockScratch`. An exact value without a rank gets -1."""
     weights, values, ranks = words[1], words[2], words[3]
     if grid[2] != U(0):
@@ -208,7 +235,7 @@ def rank_entries(words: Any, count: Any, grid: Any) -> Any:
 
 
 @kernel()
-def put_unranked(words: Any, count: Any, unranked: Any, filled: Any) -> Any:
+def put_unranked(words: UInt32Array, count: int, unranked: UInt32Array, filled: UInt64Array) -> Any:
     """Write the bits of a block's values without a rank, and replace ranks by what size and flag follow from."""
     # Afterwards words[3] is 2 * (size - 1) + flag of each entry: an unranked value has size 1, ranks begin at size 2.
     position, pending, fill = filled[0], filled[1], filled[2]
@@ -224,57 +251,48 @@ def put_unranked(words: Any, count: Any, unranked: Any, filled: Any) -> Any:
 
 
 def scan(
-    base: Any,
-    local: Any,
-    feedback: Any,
+    inputs: tuple[Floats, Floats, Floats],
     decay: Any,
-    form: Any,
-    grid: Any,
-    residual: Any,
-    floats: Any,
-    flags: Any,
-    words: Any,
-    entries: Any,
-    classes: Any,
-    gaps: Any,
-    changes: Any,
-    counts: Any,
-    unranked: Any,
-    filled: Any,
-    squares: Any,
+    form: UInt64Array,
+    grid: UInt64Array,
+    residual: Floats,
+    block: BlockArrays,
+    listing: tuple[UInt64Array, Int64Array, Int64Array],
+    bits: tuple[UInt32Array, UInt64Array],
+    squares: Lanes,
 ) -> Any:
     """Append the entries of a multiple of 64 elements; return the total number of entries, or NOT_FINITE.
 
     Args:
-        base, local, feedback: float32 [n].
+        inputs: base, local weights and error feedback before sending: float32 [n] each.
+        decay: of the error feedback: float32.
         form: constants of the classes of uint32 bit patterns, see `protocol.patch.context_model.form_of`.
         grid: reference exponent or floor, fraction, and 1 for exact values: uint64[3].
         residual: result: the error feedback after sending: float32 [n].
-        floats, flags, words, entries, classes: see `BlockScratch`.
-        gaps: minus the number of elements of each class since its last entry: int64[MAX_CLASSES].
-        changes: array for all entries.
-        counts: entries of each group so far: int64[GROUPS].
-        unranked: array for the exact values without a rank: uint32.
-        filled: position, pending bits and their number in `unranked`: uint64[3].
+        block: see `BlockScratch`.
+        listing: array for all entries: uint64; entries of each group so far: int64[GROUPS]; and minus the number of
+            elements of each class since its last entry: int64[MAX_CLASSES].
+        bits: array for the exact values without a rank: uint32; and position, pending bits and their number in it:
+            uint64[3].
         squares: the sums of the squares of what is sent (`arithmetic.SquaredNorm`), which are updated: float64[8].
     """
+    (changes, counts, gaps), (unranked, filled), base = listing, bits, inputs[0]
+    floats, words, entries = block[0], block[2], block[3]
     # A chunk comes in one or two calls (its tail is padded): go on behind the entries of the first.
     number = U(0)
     for group in range(MAX_CLASSES + 1):
         number += U(counts[group])
     for start in range(0, base.size, BLOCK_ELEMENTS):
         end = min(start + BLOCK_ELEMENTS, base.size)
-        own, out = base[start:end], residual[start:end]
-        values, sent = floats[: end - start], flags[: end - start]
         # 1. Which entries are sent, their values, and what remains. An update that is not finite ends the pass.
-        infinite = gate_block(own, local[start:end], feedback[start:end], decay, grid, values, out, sent)
+        infinite = gate_block(inputs, start, end, decay, grid, residual[start:end], block)
         if infinite != W(0):
             return I(NOT_FINITE)
         # 2. The norm, of all elements in their order: those that are not sent are zeros.
-        for vector in range(values.size // VECTOR_SIZE):
-            add_squares(values, U(vector * VECTOR_SIZE), squares)
+        for vector in range((end - start) // VECTOR_SIZE):
+            add_squares(floats, U(vector * VECTOR_SIZE), squares)
         # 3. The entries, side by side, so that the next step has no gaps to skip.
-        count = list_entries(own.view(np.uint32), values, sent, form, classes, gaps, counts, words, entries)
+        count = list_entries(base[start:end].view(np.uint32), form, block, gaps, counts)
         # 4. Ranks, and the bits of values without one, in the order of the elements.
         rank_entries(words, count, grid)
         if grid[2] != U(0):
@@ -298,13 +316,12 @@ class Scans:
 @cache
 def scans() -> Scans:
     """Compile the kernels, or load them from numba's cache."""
-    floats, words, byte, unsigned, integers = "float32[::1]", "uint32[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
-    inputs = (floats, floats, floats, "float32")
-    scratch = (floats, byte, "uint32[:, ::1]", unsigned, byte)
-    results = (integers, unsigned, integers, words, unsigned, "float64[::1]")
+    floats, unsigned, integers = "float32[::1]", "uint64[::1]", "int64[::1]"
+    inputs, listing = f"UniTuple({floats}, 3)", f"Tuple(({unsigned}, {integers}, {integers}))"
+    bits, squares = f"Tuple((uint32[::1], {unsigned}))", "float64[::1]"
     return Scans(
-        scan=kernel(*inputs, unsigned, unsigned, floats, *scratch, *results)(scan),
-        sample=kernel(*inputs, unsigned, floats, floats, byte, integers)(sample),
+        scan=kernel(inputs, "float32", unsigned, unsigned, floats, BLOCK_ARRAYS, listing, bits, squares)(scan),
+        sample=kernel(inputs, "float32", unsigned, floats, BLOCK_ARRAYS, integers)(sample),
     )
 
 

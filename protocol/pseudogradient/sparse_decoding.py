@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError, MalformedError
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
@@ -42,7 +42,14 @@ from protocol.patch.fields import Cursor
 from protocol.patch.rans import I, U
 from protocol.patch.sparse import CHUNK_ELEMENTS
 from protocol.pseudogradient.arithmetic import INFINITE, Floats, Lanes
-from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED, UNRANKED_BITS, BlockScratch
+from protocol.pseudogradient.scanning import (
+    BLOCK_ARRAYS,
+    BLOCK_ELEMENTS,
+    UNRANKED,
+    UNRANKED_BITS,
+    BlockArrays,
+    BlockScratch,
+)
 from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, WORDS, SparseCoding
 from protocol.pseudogradient.visibility import MAX_RANK, S, W, exact_rank, exact_value, grid_value, view_of
 
@@ -52,18 +59,23 @@ _reasons: Final = {**reasons, LEAVES_CLASS: "a value that changes no BF16 weight
 
 @kernel()
 def locate_entries(
-    base: Any, form: Any, bare: Any, classes: Any, gaps: Any, changes: Any, cursor: Any, block: Any
+    base: UInt32Array,
+    form: UInt64Array,
+    bare: int,
+    entry_list: tuple[UInt64Array, Int64Array, Int64Array],
+    block: BlockArrays,
 ) -> Any:
     """Find the entries of a block; return their number.
 
     Args:
         base: bit patterns of the weights: uint32 [n].
         bare: size of the entries that `complete` needs to know, or 0.
-        block: words, entries and masks of `scanning.BlockScratch`; result: places and weights of the entries, the
-            entries, and which elements of each vector have a bare one.
+        form, entry_list: see `place`.
+        block: result: places and weights of the entries in words, the entries, and in masks which elements of each
+            vector have a bare one.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
-    words, entries, masks = block
+    (changes, cursor, gaps), (_, _, words, entries, masks, classes) = entry_list, block
     count = U(0)
     for vector in range(base.size // VECTOR_SIZE):
         begin, bare_ones = U(vector) * U(VECTOR_SIZE), U(0)
@@ -94,7 +106,7 @@ def locate_entries(
 
 
 @kernel()
-def compute_values(words: Any, entries: Any, count: Any, grid: Any) -> Any:
+def compute_values(words: UInt32Array, entries: UInt64Array, count: int, grid: UInt64Array) -> Any:
     """Compute the values of a block's entries; return how many are out of range.
 
     An exact value without a rank becomes 0, or -0 if it is negative.
@@ -123,7 +135,9 @@ def compute_values(words: Any, entries: Any, count: Any, grid: Any) -> Any:
 
 
 @kernel()
-def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> Any:
+def complete(
+    base: UInt32Array, masks: UInt64Array, unranked: UInt32Array, state: UInt64Array, values: UInt32Array
+) -> Any:
     """Put the exact values of a block that have no rank in their places, in the order of the elements; return a status.
 
     Args:
@@ -157,50 +171,45 @@ def complete(base: Any, masks: Any, unranked: Any, state: Any, values: Any) -> A
 
 
 def place(
-    base: Any,
-    form: Any,
-    grid: Any,
-    changes: Any,
-    cursor: Any,
-    gaps: Any,
-    words: Any,
-    entries: Any,
-    masks: Any,
-    classes: Any,
-    unranked: Any,
-    state: Any,
-    squares: Any,
-    out: Any,
+    base: UInt32Array,
+    form: UInt64Array,
+    grid: UInt64Array,
+    entry_list: tuple[UInt64Array, Int64Array, Int64Array],
+    block: BlockArrays,
+    bits: tuple[UInt32Array, UInt64Array],
+    squares: Lanes,
+    out: Floats,
 ) -> Any:
     """Write the values of a multiple of 64 elements to their places, and zeros elsewhere; return a status.
 
     Args:
         base: bit patterns of the weights: uint32 [n].
         form, grid: see `scanning.scan`.
-        changes: decoded entries by class (`protocol.patch.entropy_decoding.get_changes`).
-        cursor: index of the next entry of each group: int64[GROUPS].
-        gaps: number of elements of each class before its next entry: int64[MAX_CLASSES].
-        words, entries, masks, classes: see `scanning.BlockScratch`.
-        unranked, state: see `complete`.
+        entry_list: decoded entries by class (`protocol.patch.entropy_decoding.get_changes`): uint64; index of the next
+            entry of each group: int64[GROUPS]; and number of elements of each class before its next entry:
+            int64[MAX_CLASSES].
+        block: see `scanning.BlockScratch`.
+        bits: the bits of the values without a rank, and the state of reading them: see `complete`.
         squares: the sums of the squares of the values (`arithmetic.SquaredNorm`), which are updated: float64[8].
         out: result: float32 [n].
     """
+    (unranked, state), (_, _, words, entries, masks, _) = bits, block
     bare, status = U(UNRANKED) if grid[2] != U(0) else U(0), I(0)
     for start in range(0, base.size, BLOCK_ELEMENTS):
         end = min(start + BLOCK_ELEMENTS, base.size)
         own, values = base[start:end], out[start:end]
         # Zeros first, then the values of the block's entries over them.
-        bits = values.view(np.uint32)
-        for i in range(bits.size):
-            bits[i] = W(0)
-        count = locate_entries(own, form, bare, classes, gaps, changes, cursor, (words, entries, masks))
+        patterns = values.view(np.uint32)
+        for i in range(patterns.size):
+            patterns[i] = W(0)
+        count = locate_entries(own, form, bare, entry_list, block)
         # The entries lie side by side, so ranks become values without a branch; then each goes to its place.
         if compute_values(words, entries, count, grid) != W(0):
             status = I(LEAVES_DTYPE)
         for i in range(count):
-            bits[words[0, i]] = words[2, i]
+            patterns[words[0, i]] = words[2, i]
         if bare != U(0):
-            answer = complete(own, masks, unranked, state, bits)
+            answer = complete(own, masks, unranked, state, patterns)
             status = answer if answer != I(0) else status
         if status != I(0):
             break
@@ -213,10 +222,10 @@ def place(
 @cache
 def placer() -> Callable[..., int]:
     """Compile `place`, or load it from numba's cache."""
-    words, byte, unsigned, integers = "uint32[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
-    scratch = ("uint32[:, ::1]", unsigned, unsigned, byte)
-    results = (unsigned, "float64[::1]", "float32[::1]")
-    return kernel(words, unsigned, unsigned, unsigned, integers, integers, *scratch, words, *results)(place)
+    words, unsigned = "uint32[::1]", "uint64[::1]"
+    entry_list, bits = f"Tuple(({unsigned}, int64[::1], int64[::1]))", f"Tuple(({words}, {unsigned}))"
+    results = ("float64[::1]", "float32[::1]")
+    return kernel(words, unsigned, unsigned, entry_list, BLOCK_ARRAYS, bits, *results)(place)
 
 
 def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes) -> Floats:
@@ -329,8 +338,7 @@ def _place(
     gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)[1:].copy()
     bits = np.frombuffer(bytes(unranked[0]) + bytes(8 + -len(unranked[0]) % 4), "<u4").astype(np.uint32)
     position = np.array((0, unranked[1]), np.uint64)  # in the bits of values without a rank: read, remaining
-    scratch = (out.block.words, out.block.entries, out.block.masks, out.block.classes)
-    state = (*forms, changes, cursor, gaps, *scratch, bits, position, out.squares)
+    state = (*forms, (changes, cursor, gaps), out.block.arrays, (bits, position), out.squares)
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
     _check(placer()(base[:whole].view(np.uint32), *state, out.values[:whole]))
     if whole < base.size:

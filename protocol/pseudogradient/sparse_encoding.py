@@ -55,16 +55,19 @@ class Inputs:
     feedback: Floats
     decay: float = 1.0
 
+    @property
+    def arrays(self) -> tuple[Floats, Floats, Floats]:
+        """Base, local weights and feedback, as kernels take them."""
+        return self.base, self.local, self.feedback
+
     def slice(self, begin: int, end: int) -> "Inputs":
         """Return a range of the elements, without a copy."""
         return Inputs(self.base[begin:end], self.local[begin:end], self.feedback[begin:end], self.decay)
 
     def padded(self, size: int) -> "Inputs":
         """Return a copy with zeros behind the last element."""
-        base, local, feedback = (
-            np.concatenate((own, np.zeros(size - own.size, np.float32)))
-            for own in (self.base, self.local, self.feedback)
-        )
+        zeros = np.zeros(size - self.base.size, np.float32)
+        base, local, feedback = (np.concatenate((own, zeros)) for own in self.arrays)
         return Inputs(base, local, feedback, self.decay)
 
     def sample(self) -> "Inputs":
@@ -153,10 +156,9 @@ class SparseEncoder:
                 continue
             own = inputs.slice(begin, end) if end == whole else inputs.slice(begin, end).padded(VECTOR_SIZE)
             out = residual[begin:end] if end == whole else np.empty(VECTOR_SIZE, np.float32)
-            arrays = (own.base, own.local, own.feedback, np.float32(own.decay), form, listing.grid, out)
-            scratch = (block.floats, block.flags, block.words, block.entries, block.classes)
-            results = (listing.gaps, listing.changes, listing.counts, self._unranked, listing.filled, listing.squares)
-            count = scans().scan(*arrays, *scratch, *results)
+            lists, bits = (listing.changes, listing.counts, listing.gaps), (self._unranked, listing.filled)
+            constants = (np.float32(own.decay), form, listing.grid)
+            count = scans().scan(own.arrays, *constants, out, block.arrays, lists, bits, listing.squares)
             if count < 0:
                 raise ContributionError("values that are not finite", "an update")
             residual[begin:end] = out[: end - begin]
@@ -186,9 +188,9 @@ class SparseEncoder:
 
     def _classes(self, sample: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
         """Choose the classes of a chunk by the exponents of the entries in a sample."""
-        block, counts = self._block, np.zeros(LAYOUT.exponents, np.int64)
-        arrays = (sample.base, sample.local, sample.feedback, np.float32(sample.decay), grid)
-        scans().sample(*arrays, np.empty(BLOCK_ELEMENTS, np.float32), block.floats, block.flags, counts)
+        # A sample without entries still gives one class, into which all elements fall.
+        counts, residual = np.zeros(LAYOUT.exponents, np.int64), np.empty(BLOCK_ELEMENTS, np.float32)
+        scans().sample(sample.arrays, np.float32(sample.decay), grid, residual, self._block.arrays, counts)
         return classes_of(counts)
 
     def _sections(

@@ -14,9 +14,8 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel
 from protocol.kernels.simd import lowest_bit, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, get_bits
 from protocol.patch.entropy_encoding import put_bits
@@ -32,15 +31,11 @@ MAX_CHOSEN: Final = 1024
 SLOT_BITS: Final = 16
 SLOTS: Final = 1 << SLOT_BITS
 MIN_STATE: Final = 1 << 32
-Integers = NDArray[np.int64]
-Words = NDArray[np.uint32]
-Masks = NDArray[np.uint64]
-
 MAX_NODES: Final = MAX_CHOSEN * MAX_LEVEL // 2
 """Upper limit of the nodes of a chunk that are halved: at each level at most one for two chosen elements."""
 
 
-def fill_slots(offsets: Any, weights: Any, slots: Any) -> Any:
+def fill_slots(offsets: Int64Array, weights: UInt64Array, slots: UInt32Array) -> Any:
     """Fill the tables of the counts in a left half.
 
     Args:
@@ -88,8 +83,8 @@ def fill_slots(offsets: Any, weights: Any, slots: Any) -> Any:
 class SlotTables:
     """The tables for chunks with up to so many chosen elements; see `fill_slots`."""
 
-    offsets: NDArray[np.int64]
-    slots: NDArray[np.uint32]
+    offsets: Int64Array
+    slots: UInt32Array
 
 
 @lru_cache(maxsize=4)
@@ -109,7 +104,7 @@ def slot_tables(chosen: int) -> SlotTables:
 
 
 @kernel()
-def fill_sums(bitmap: Any, sums: Any) -> Any:
+def fill_sums(bitmap: UInt64Array, sums: Int64Array) -> Any:
     """Count the ones of a bitmap before each of its words, and at its end: int64 [CHUNK / 64 + 1]."""
     # Then the ones of any run of words are one subtraction, whichever node asks.
     total = I(0)
@@ -120,7 +115,7 @@ def fill_sums(bitmap: Any, sums: Any) -> Any:
 
 
 @kernel()
-def count_between(bitmap: Any, sums: Any, begin: Any, size: Any) -> Any:
+def count_between(bitmap: UInt64Array, sums: Int64Array, begin: int, size: int) -> Any:
     """Count the ones of a bitmap in an aligned range of a power of two elements."""
     # An aligned range of fewer than 64 elements lies within one word; a larger one begins and ends between words.
     if size < I(64):
@@ -130,7 +125,7 @@ def count_between(bitmap: Any, sums: Any, begin: Any, size: Any) -> Any:
 
 
 @kernel()
-def place_in(bitmap: Any, begin: Any) -> Any:
+def place_in(bitmap: UInt64Array, begin: int) -> Any:
     """Return the place in a range of its only one, which is the first one of the bitmap from its begin on."""
     # A range of fewer than 64 elements lies within a word. A larger one begins with a word: skip those without a one.
     word = U(begin) >> U(6)
@@ -144,26 +139,26 @@ def place_in(bitmap: Any, begin: Any) -> Any:
 
 
 @kernel()
-def node_of(chosen: Any, begin: Any, level: Any) -> Any:
+def node_of(chosen: int, begin: int, level: int) -> Any:
     """Pack a node into one integer: uint64. Its chosen elements: 32 bits | its first element: 24 | its level: 8."""
     return U(chosen) << U(32) | U(begin) << U(8) | U(level)
 
 
 @kernel()
-def parts_of_node(node: Any) -> Any:
+def parts_of_node(node: int) -> Any:
     """Return the chosen elements, the first element and the level of a node: int64."""
     return I(node >> U(32)), I((node >> U(8)) & U(0xFFFFFF)), I(node & U(0xFF))
 
 
 @kernel()
 def split(
-    bitmap: Masks,
+    bitmap: UInt64Array,
     level: int,
     chosen: int,
-    tables: tuple[Integers, Words],
-    scratch: tuple[Integers, Masks],
-    codes: Words,
-    bits: tuple[Words, Masks],
+    tables: tuple[Int64Array, UInt32Array],
+    scratch: tuple[Int64Array, UInt64Array],
+    codes: UInt32Array,
+    bits: tuple[UInt32Array, UInt64Array],
 ) -> Any:
     """List the symbols of one chunk, and write its raw bits; return the number of symbols.
 
@@ -214,7 +209,7 @@ def split(
     return symbols
 
 
-def put_symbols(codes: Any, out: Any) -> Any:
+def put_symbols(codes: UInt32Array, out: UInt32Array) -> Any:
     """Code symbols with rANS from the last to the first; return the index in `out` of the first word.
 
     Args:
@@ -232,13 +227,14 @@ def put_symbols(codes: Any, out: Any) -> Any:
             state >>= U(32)
         quotient = state // width
         state = (quotient << U(SLOT_BITS)) + begin + (state - quotient * width)
+    # The last state comes first in the section, upper word first: with it the decoder begins.
     out[position - I(1)] = state & U(0xFFFFFFFF)
     out[position - I(2)] = state >> U(32)
     return position - I(2)
 
 
 @kernel()
-def symbol_at(slot: Any, slots: Any, table: Any, count: Any) -> Any:
+def symbol_at(slot: int, slots: UInt32Array, table: int, count: int) -> Any:
     """Return the symbol of a slot in the table that begins at index `table` and has `count` symbols."""
     # Bisection: `low` is always a symbol whose first slot is not behind this one.
     low, high = I(0), count - I(1)
@@ -252,7 +248,7 @@ def symbol_at(slot: Any, slots: Any, table: Any, count: Any) -> Any:
 
 
 @kernel()
-def choose_range(bitmap: Any, begin: Any, size: Any) -> Any:
+def choose_range(bitmap: UInt64Array, begin: int, size: int) -> Any:
     """Set the bits of a range of elements."""
     for place in range(begin, begin + size):
         bitmap[place >> 6] |= U(1) << (U(place) & U(63))
@@ -263,11 +259,11 @@ def choose_range(bitmap: Any, begin: Any, size: Any) -> Any:
 def join(
     level: int,
     chosen: int,
-    tables: tuple[Integers, Words],
-    nodes: Masks,
-    sections: tuple[Words, Words],
-    state: Masks,
-    bitmap: Masks,
+    tables: tuple[Int64Array, UInt32Array],
+    nodes: UInt64Array,
+    sections: tuple[UInt32Array, UInt32Array],
+    state: UInt64Array,
+    bitmap: UInt64Array,
 ) -> Any:
     """Decode one chunk, the inverse of `split` and `put_symbols`; return a status.
 
