@@ -97,9 +97,9 @@ async def fetch_task(
         sandbox: of the run's environment, None if it needs none.
         versions: of the weights, that the node keeps.
     """
-    policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
+    policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
-    data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
+    data = await creation.fetch_data(node, directory / "data")
     task = make_task(node, policy, data, sandbox)
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)

@@ -7,8 +7,7 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.digest import content_digest
-from protocol.errors import ForkError, MalformedError, ProtocolError
+from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
@@ -18,7 +17,7 @@ from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
-from roles.records import fetch_record
+from roles.records import fetch_object, fetch_record
 from roles.trainer.outer.round_files import DOWNLOAD, UsedGroup
 
 _AT_ONCE = 4  # downloads
@@ -26,22 +25,6 @@ _AT_ONCE = 4  # downloads
 HEAD_START: Final = 5.0
 HEAD_START_BYTES: Final = 10_000_000
 """Seconds, and bytes a second, that a worker's space has before the trainer's copy of a payload is fetched as well."""
-
-
-async def fetch_object(node: Node, path: str, ref: ObjectRef) -> bytes:
-    """Fetch an object and check its size and SHA-256.
-
-    Raises:
-        StoreError: it is not there, or the store does not answer.
-        MalformedError: it is another object.
-    """
-    try:
-        data = await node.store.get(path, ref.size)
-    except TooLargeError as error:
-        raise MalformedError("larger than its reference says", path) from error
-    if len(data) != ref.size or await node.run_sync(content_digest, data) != ref.digest:
-        raise MalformedError("not the object of this digest", path)
-    return data
 
 
 async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:

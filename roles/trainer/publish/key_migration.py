@@ -10,12 +10,12 @@ import trio
 
 from protocol import paths
 from protocol.chain.manifest import Head
-from protocol.digest import content_digest
-from protocol.errors import ChainError
+from protocol.errors import ChainError, MalformedError
 from protocol.identity.signing import sign
 from protocol.objects import ObjectRef
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
+from roles.records import fetch_object
 from roles.trainer.publish.history import History
 
 _RETRY_SECONDS: Final = 1.0
@@ -44,15 +44,15 @@ async def migrate(node: Node, history: History, old_key: bytes, head: Head) -> N
 async def _copy(node: Node, source: str, target: str, ref: ObjectRef) -> None:
     while True:
         try:
-            data = await node.store.get(source, ref.size)
+            data = await fetch_object(node, source, ref)
             break
         except NotFoundError:
             raise ChainError(
                 "is gone; the old key's space must stay readable until its chain has moved", source
             ) from None
+        except MalformedError as error:
+            raise ChainError(f"{error.what}; the old key's space was tampered with", source) from error
         except StoreError as error:
             node.telemetry.event("get-failed", path=source, error=str(error))
             await trio.sleep(_RETRY_SECONDS)
-    if content_digest(data) != ref.digest:
-        raise ChainError("not the bytes that the manifest names; the old key's space was tampered with", source)
     await node.publish(target, data)
