@@ -13,6 +13,7 @@ from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
 from grailnode.store.permanent_error import PermanentError
+from roles.node.backoff import Pause
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
@@ -33,7 +34,7 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 @pytest.fixture
 def retrying(faulty: FaultyStore) -> RetryingStore:
-    return RetryingStore(faulty, random.Random(8), RetryPolicy(attempts=4, first_pause=1.0, deadline=60.0))
+    return RetryingStore(faulty, random.Random(8), RetryPolicy(attempts=4, pause=Pause(1.0, 10.0), deadline=60.0))
 
 
 class TestRetrying:
