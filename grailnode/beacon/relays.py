@@ -16,7 +16,7 @@ import trio
 from protocol import limits
 from protocol.beacon import ChainInfo, LocalKey, open_round
 from protocol.errors import ProtocolError
-from roles.node.backoff import Pause
+from roles.node.retries import Pause
 from roles.ports import BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 log = logging.getLogger(__name__)

@@ -52,9 +52,8 @@ from protocol.beacon import LocalKey
 from protocol.digest import Weights
 from protocol.environments import Sandbox
 from protocol.run import RunManifest
-from roles.node.backoff import Pause
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter, Pause
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import StoreError

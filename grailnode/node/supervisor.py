@@ -22,7 +22,7 @@ import trio
 from grailnode import UserError
 from grailnode.node.process_launch import Seat
 from roles.first_failure import first_failure
-from roles.node.backoff import Pause
+from roles.node.retries import Pause
 from roles.ports import LineReporter
 
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]

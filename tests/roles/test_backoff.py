@@ -1,6 +1,7 @@
 """Pauses between tries, and participants that are passed over for a while."""
 
-from roles.node.backoff import Backoff, Pause
+from roles.node.participant_memory import Backoff
+from roles.node.retries import Pause
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
 

@@ -12,7 +12,7 @@ from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.ports import RepairError, StateError
-from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_files import ROUNDS
 from roles.trainer.outer.round_repair import repair_rounds
 from roles.trainer.publish.chain_repair import ChainRepair

@@ -13,7 +13,7 @@ from grailnode.store.decorators.readonly import ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
 from grailnode.store.permanent_error import PermanentError
-from roles.node.backoff import Pause
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link

@@ -25,7 +25,7 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.store.s3.s3_store import S3Store
 from grailnode.store.state.state_store import StateStore
-from roles.node.backoff import Pause
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, ObjectStore, StateError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.measuring.store_listing import paths

@@ -9,7 +9,7 @@ import trio
 
 from grailnode.store.decorators.repeating import RepeatingStore
 from grailnode.store.permanent_error import PermanentError
-from roles.node.backoff import Pause
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, ObjectStore, StoreError, TooLargeError
 
 T = TypeVar("T")

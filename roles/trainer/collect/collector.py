@@ -16,16 +16,13 @@ import trio
 
 from protocol import paths
 from protocol.identity.signing import sign
-from roles.node.backoff import Pause
 from roles.node.identity import Node
+from roles.node.retries import Pause
 from roles.ports import BeaconError, StoreError
 from roles.rosters import Rosters
-from roles.trainer.collect.absences import Absences
-from roles.trainer.collect.acceptance import Acceptance
-from roles.trainer.collect.outcome_log import OutcomeLog
-from roles.trainer.collect.pooled_evidence import refuse_improbable_window
-from roles.trainer.collect.quorum import Decision, decide
-from roles.trainer.collect.validator_monitor import ValidatorMonitor
+from roles.trainer.collect.acceptance import Acceptance, OutcomeLog
+from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
+from roles.trainer.collect.validator_monitor import Absences, ValidatorMonitor
 from roles.trainer.collect.verdict_reader import VerdictReader
 
 

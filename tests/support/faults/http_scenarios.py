@@ -14,7 +14,7 @@ from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
-from roles.node.backoff import Pause
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
 from tests.support.builders.chains import MINER, make_node, small_run
 from tests.support.faults.exchange_fault_proxy import ExchangeFault, ExchangeFaultProxy, affects_puts

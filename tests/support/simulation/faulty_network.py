@@ -20,8 +20,8 @@ from grailnode.store.decorators.bounded import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.state.waiting_state import WaitingState
 from protocol.limits import MAX_KEYS
-from roles.node.backoff import Pause
 from roles.node.identity import Node
+from roles.node.retries import Pause
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.faults.faulty_store import FaultyStore
