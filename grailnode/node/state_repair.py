@@ -23,7 +23,7 @@ from roles.trainer.collect.collector_repair import repair_collector
 from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from roles.trainer.publish.chain_repair import ChainRepair
-from roles.trainer.publish.rewind_repair import repair_rewind
+from roles.trainer.publish.rewind_repair import LAST_CHANGES, repair_rewind
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
 
@@ -45,6 +45,7 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     draft = node.state
     assert isinstance(draft, StateDraft)
     damages = await draft.scan()
+    last_changes: tuple[str, ...] = ()
     for path, what in damages.items():
         say(f"{path}: {what}")
     await _repair_authority(node, set(damages), say)
@@ -57,6 +58,8 @@ async def repair_state(node: Node, say: LineReporter) -> None:
         if not await repair_rounds(node, damages.keys(), say, is_rewound=is_rewound):
             await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt, is_rewound=is_rewound)
         await repair_collector(draft, damages.keys(), say)
+        if is_rewound and not chain_is_rebuilt:
+            last_changes = LAST_CHANGES
     elif node.key.public in node.authority.workers:
         await repair_site(node, damages.keys(), say)
         await repair_collector(draft, damages.keys(), say)
@@ -67,7 +70,7 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     for path in damages:
         if path.startswith(REMAKEABLE):
             say(f"{path}: is made again")
-    await draft.commit()
+    await draft.commit(last_changes)
     say(f"{node.name}: its state is whole")
 
 

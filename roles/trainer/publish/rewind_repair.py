@@ -4,6 +4,8 @@ The trainer's head in storage becomes that of the last valid version, under the 
 back to it, the weights are rebuilt from it, and training continues there.
 """
 
+from typing import Final
+
 from protocol import paths
 from protocol.chain.manifest import Head
 from protocol.chain.verifier import is_taken_back
@@ -16,9 +18,15 @@ from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, RepairError, StoreError
 from roles.trainer.publish.fencing import reaches_rewind, read_own_head
 from roles.trainer.publish.head_writer import HeadStamp, make_head
-from roles.trainer.publish.history import History
+from roles.trainer.publish.history import MANIFESTS, REWIND, History
 from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
 from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, run_inline
+
+LAST_CHANGES: Final = (MANIFESTS, REWIND)
+"""What is written last after versions were taken back, when all that belongs to them is gone. As long as one of their
+manifests is left, the publisher refuses to start and the next repair takes them back again. The note that the rewind is
+obeyed would let the publisher go on with them.
+"""
 
 
 async def repair_rewind(node: Node, say: LineReporter) -> bool:
@@ -48,8 +56,9 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     if history.writer not in (None, node.key.public):
         raise RepairError(f"{CHAIN}: these versions were published under another key; repair with that key")
     # The state is a draft until the whole repair has succeeded; only the head is seen by others at once. After a crash
-    # all of it is done again: the head in storage is then this repair's own, and the next one has a higher epoch still.
-    # The weights are rebuilt after the head, by a follower, which refuses the head that shows what is taken back.
+    # all of it is done again, also if the draft was written in part (LAST_CHANGES): the head in storage is then this
+    # repair's own, and the next one has a higher epoch still. The weights are rebuilt after the head, by a follower,
+    # which refuses the head that shows what is taken back.
     taken_back, head = history.promised_version, await read_own_head(node)
     await history.take_back(point.version)
     await history.record_rewind(number)
