@@ -1,21 +1,30 @@
-"""The one door through which signed records of other participants come in.
+"""The doors through which signed records and content-addressed objects of other participants come in.
 
 A record is believed only when everything about it agrees: it is no larger than its type allows, its signature holds,
 its signer is the participant to whom the path belongs, it is of this run, and the path that follows from its own
 fields is the very path that it was fetched from. Storage that swaps two true records, of two windows or of two miners,
 is refused here like storage that bends one.
 
+An object (a patch, an anchor, a payload, a file of the run) is believed only when its bytes have the digest and the
+size that a record names.
+
 Heads and manifests are judged by `protocol.chain.verifier`, which knows more of them; `fetch_envelope` gives it their
 bytes.
 """
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from protocol import limits, paths
+from protocol.digest import content_digest
 from protocol.encoding import Record
 from protocol.errors import MalformedError, error_context
 from protocol.identity.signing import PublishedRecord, Signed, open_signed
+from protocol.objects import ObjectRef
+from protocol.run import FileRef
+from roles.gather import first_success
 from roles.node.identity import Node
+from roles.ports import StoreError, TooLargeError
 
 P = TypeVar("P", bound=PublishedRecord)
 
@@ -70,3 +79,42 @@ async def fetch_envelope(node: Node, record_type: type[Record], path: str) -> by
         TooLargeError: what lies there is larger than such a record with its envelope can be.
     """
     return await node.store.get(path, record_type.max_bytes + limits.MAX_ENVELOPE_BYTES)
+
+
+async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef) -> bytes:
+    """Fetch an object, and check that it has the size and the SHA-256 that a record names.
+
+    Raises:
+        NotFoundError: nothing lies there.
+        StoreError: the store did not answer.
+        MalformedError: other bytes lie there.
+    """
+    try:
+        data = await node.store.get(path, ref.size)
+    except TooLargeError as error:
+        raise MalformedError(f"larger than the {ref.size} bytes that were named", path) from error
+    inline = len(data) <= _INLINE_BYTES
+    digest = content_digest(data) if inline else await node.run_sync(content_digest, data)
+    if len(data) != ref.size or digest != ref.digest:
+        raise MalformedError("not the bytes of this digest", path)
+    return data
+
+
+async def fetch_run_file(node: Node, ref: ObjectRef | FileRef, writers: Sequence[bytes], name: str) -> bytes:
+    """Fetch a file of the run from the first space that has it.
+
+    Args:
+        writers: the trainers in whose spaces it may be.
+        name: of the file, in errors.
+
+    Raises:
+        StoreError: no space has it; this is the first failure. Storage that is wrong now may be right later.
+    """
+
+    async def fetch(writer: bytes) -> bytes:
+        try:
+            return await fetch_object(node, paths.file(writer, ref.digest), ref)
+        except MalformedError as error:
+            raise StoreError(f"{name}: not the file that the run names, as storage shows it now") from error
+
+    return await first_success(fetch, writers, errors=(StoreError,))

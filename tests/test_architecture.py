@@ -226,6 +226,35 @@ def test_signed_records_come_in_through_one_door() -> None:
     assert openers == MAY_OPEN
 
 
+MAY_COMPARE_DIGESTS = {  # beside `roles.records.fetch_object`, the one door for objects, and why
+    "roles.node.participant_memory",  # whether an announcement has the bytes whose signature was checked
+    "roles.validator.ledger_repair",  # the links between the entries of a ledger
+    "grailnode.observe.ledger_check",  # likewise
+    "grailnode.store.decorators.caching",  # what storage and an earlier process left on this machine's disk
+    "grailnode.store.decorators.disk_cache",  # likewise
+    "grailnode.run.files",  # a file that was fetched before
+    "grailnode.run.requirements",  # the file that the operator has named
+    "grailnode.run.base_files",  # whether this program writes the files of a base as the run names them
+}
+
+
+def compares_digests(path: Path) -> bool:
+    """Return whether `content_digest` stands on a side of a comparison."""
+    return any(
+        isinstance(part, ast.Name) and part.id == "content_digest"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        for part in ast.walk(node)
+    )
+
+
+def test_objects_come_in_through_one_door() -> None:
+    comparing = {
+        module_name(path) for path in FILES if not within(module_name(path), "protocol") and compares_digests(path)
+    }
+    assert comparing == MAY_COMPARE_DIGESTS
+
+
 def import_error(importer: str, target: str) -> str | None:
     """Say why a module of tests/ or bench/ may not import another module of them; None if it may."""
     package, *parts = target.split(".")

@@ -16,6 +16,7 @@ import trio
 from protocol import limits
 from protocol.beacon import ChainInfo, LocalKey, open_round
 from protocol.errors import ProtocolError
+from roles.node.retries import Pause
 from roles.ports import BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_CACHED_ROUNDS: Final = 64
 """Verified rounds in memory; a node asks for the same few rounds repeatedly."""
 
-_PAUSE_GROWTH: Final = 1.5
+_PAUSE: Final = Pause(first=0.02, longest=1.0, factor=1.5)
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,13 @@ class RelayTimeouts:
         deadline: a call fails after this time, counted from when the round is due or, if later, from the call.
         answer: for the answer of one relay.
         head_start: before the next relay is asked as well.
-        first_pause: before all relays are asked a second time; each later pause is half as long again.
-        longest_pause: pauses do not grow beyond it.
+        pause: before all relays are asked again.
     """
 
     deadline: float = 60.0
     answer: float = 5.0
     head_start: float = 0.5
-    first_pause: float = 0.02
-    longest_pause: float = 1.0
+    pause: Pause = _PAUSE
 
 
 class RelayBeacon:
@@ -91,7 +90,7 @@ class RelayBeacon:
         return randomness
 
     async def _poll(self, round_number: int) -> bytes:
-        pause = self._timeouts.first_pause
+        pause = 0.0
         failures: dict[str, str] = {}
         with trio.move_on_after(self._timeouts.deadline):
             while True:
@@ -100,8 +99,8 @@ class RelayBeacon:
                     return randomness
                 if self._clock.now() < self._chain.round_time(round_number):
                     raise BeaconError(f"beacon round {round_number} is not due: this machine's clock was ahead")
+                pause = self._timeouts.pause.after(pause)
                 await trio.sleep(pause)
-                pause = min(pause * _PAUSE_GROWTH, self._timeouts.longest_pause)
         causes = "; ".join(f"{name}: {failure}" for name, failure in failures.items()) or "no relay answered"
         raise BeaconError(
             f"beacon round {round_number}: no valid answer within {self._timeouts.deadline:g} s ({causes})"

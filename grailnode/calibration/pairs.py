@@ -21,8 +21,8 @@ from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ChatSpec
+from roles.policy.assignment import encode_prompt
 from roles.policy.prefill import check_completions, join_forwards
-from roles.policy.prompt_encoding import encode_prompt
 from roles.ports import Engine, Forward, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28

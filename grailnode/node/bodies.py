@@ -52,8 +52,8 @@ from protocol.beacon import LocalKey
 from protocol.digest import Weights
 from protocol.environments import Sandbox
 from protocol.run import RunManifest
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter, Pause
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import StoreError
@@ -62,7 +62,7 @@ from roles.trainer.publish.publisher import PublisherSettings
 if TYPE_CHECKING:
     from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 
-_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
+_JOIN_PAUSE = Pause(first=0.5, longest=30.0)  # a file that is damaged in storage is downloaded each time
 
 ProcessBody = Callable[[Node, Launch], Awaitable[None]]
 """What a process does after its node has been made; it runs until cancelled."""
@@ -78,14 +78,14 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     reporter = ChangeReporter(node.telemetry, "files-missing")
-    pause = _RETRY_SECONDS
+    pause = 0.0
     while True:
         try:
             return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
         except StoreError as error:
             reporter.failure(error)
+            pause = _JOIN_PAUSE.after(pause)
             await trio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_RETRY_SECONDS)  # a file that is damaged in storage is downloaded each time
 
 
 async def fetch_task(
@@ -97,9 +97,9 @@ async def fetch_task(
         sandbox: of the run's environment, None if it needs none.
         versions: of the weights, that the node keeps.
     """
-    policy = await creation.fetch_model(node.store, node.run, node.authority.trainers, directory / "model")
+    policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
-    data = await creation.fetch_data(node.store, node.run, node.authority.trainers, directory / "data")
+    data = await creation.fetch_data(node, directory / "data")
     task = make_task(node, policy, data, sandbox)
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)

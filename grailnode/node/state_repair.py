@@ -12,19 +12,18 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store.state.draft import StateDraft
 from grailnode.store.state.state_store import REMAKEABLE
 from protocol import paths
-from protocol.errors import ProtocolError
+from protocol.errors import ChainError, ProtocolError
 from protocol.rollout.batch import Commitment
 from roles.authority_updates import AUTHORITY, refresh_authority
 from roles.node.identity import Node
-from roles.policy.follower import TRUST_PATH
-from roles.policy.trust_repair import repair_trust
+from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
 from roles.records import fetch_record
 from roles.trainer.collect.collector_repair import repair_collector
-from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from roles.trainer.publish.chain_repair import ChainRepair
-from roles.trainer.publish.rewind_repair import repair_rewind
+from roles.trainer.publish.rewind_repair import LAST_CHANGES, repair_rewind
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
 
@@ -46,6 +45,7 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     draft = node.state
     assert isinstance(draft, StateDraft)
     damages = await draft.scan()
+    last_changes: tuple[str, ...] = ()
     for path, what in damages.items():
         say(f"{path}: {what}")
     await _repair_authority(node, set(damages), say)
@@ -58,17 +58,19 @@ async def repair_state(node: Node, say: LineReporter) -> None:
         if not await repair_rounds(node, damages.keys(), say, is_rewound=is_rewound):
             await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt, is_rewound=is_rewound)
         await repair_collector(draft, damages.keys(), say)
+        if is_rewound and not chain_is_rebuilt:
+            last_changes = LAST_CHANGES
     elif node.key.public in node.authority.workers:
         await repair_site(node, damages.keys(), say)
         await repair_collector(draft, damages.keys(), say)
     elif node.key.public in node.authority.validators:
         await LedgerRepair(node, damages.keys(), say).run()
     if TRUST_PATH in damages:
-        say(await repair_trust(node, *await _newest_use(node)))
+        say(await _repair_trust(node, *await _newest_use(node)))
     for path in damages:
         if path.startswith(REMAKEABLE):
             say(f"{path}: is made again")
-    await draft.commit()
+    await draft.commit(last_changes)
     say(f"{node.name}: its state is whole")
 
 
@@ -109,3 +111,37 @@ async def _newest_use(node: Node) -> tuple[int, bytes | None]:
         except (NotFoundError, TooLargeError, ProtocolError):
             continue  # of another run, or bytes of somebody else
     return -1, None
+
+
+async def _repair_trust(node: Node, used_version: int, used_weights: bytes | None = None) -> str:
+    """Rebuild the trust of a node that follows a chain, from the trainer's signed head; return a line about it.
+
+    The trust is never behind what the node has used.
+
+    Args:
+        used_version: the newest version that this node is known to have used; -1 for none.
+        used_weights: the digest of its weights, if that is known.
+
+    Raises:
+        RepairError: storage shows an older chain, or another one.
+        StoreError, ProtocolError: storage shows no chain that can be followed.
+    """
+    follower = await Follower.open(node)
+    await follower.refresh()
+    trust = follower.chain.trust
+    if trust is None or trust.version < used_version:
+        version = trust.version if trust is not None else -1
+        raise RepairError(
+            f"{TRUST_PATH}: storage shows version {version}, but this node has used version {used_version}; trust must "
+            "not go back, so try again when the trainer's storage is up to date"
+        )
+    if used_weights is not None:
+        try:
+            manifest = follower.chain.manifest(used_version)
+        except ChainError:
+            pass  # it is older than what the head lists
+        else:
+            if manifest.weights != used_weights:
+                raise RepairError(f"{TRUST_PATH}: storage shows another chain than the one that this node has used")
+    basis = f"at least version {used_version}, which this node has used" if used_version >= 0 else "as a new node does"
+    return f"{TRUST_PATH}: version {trust.version}, which storage shows now ({basis})"

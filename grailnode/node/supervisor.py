@@ -22,6 +22,7 @@ import trio
 from grailnode import UserError
 from grailnode.node.process_launch import Seat
 from roles.first_failure import first_failure
+from roles.node.retries import Pause
 from roles.ports import LineReporter
 
 _PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
@@ -34,7 +35,7 @@ _GRACE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.02
 _MAX_RESTARTS: Final = 5  # after faults of the program, within _RESTART_SPAN_SECONDS
 _RESTART_SPAN_SECONDS: Final = 60.0
-_MAX_DELAY_SECONDS: Final = 30.0
+_RESTART_PAUSE: Final = Pause(first=0.2, longest=30.0, factor=1.5)
 _OUTSIDE_CAUSES: Final = {EXIT_TRANSIENT, -signal.SIGKILL, -signal.SIGTERM}
 """Ends that say nothing about the program: storage, the machine (also its memory running out), or somebody's signal."""
 _PR_SET_NAME: Final = 15
@@ -158,7 +159,7 @@ def next_delay(delay: float, uptime: float) -> float:
     Args:
         delay: the delay before its last start; uptime: how many seconds it then ran. After a minute it begins anew.
     """
-    return 0.2 if uptime >= _RESTART_SPAN_SECONDS else min(_MAX_DELAY_SECONDS, max(0.2, 1.5 * delay))
+    return _RESTART_PAUSE.after(0.0 if uptime >= _RESTART_SPAN_SECONDS else delay)
 
 
 async def _wait_for_any(sentinels: Sequence[int]) -> None:

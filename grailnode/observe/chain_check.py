@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
-from protocol.digest import content_digest
 from protocol.errors import ChainError, ExpiredError, error_context
 from roles.node.identity import Node
 from roles.policy.verified_weights import AnchorBuild, PatchBuild, VerifiedWeights, WeightsBuild, objects_of
-from roles.ports import LineReporter, ObjectStore
-from roles.records import fetch_envelope
+from roles.ports import LineReporter
+from roles.records import fetch_envelope, fetch_object
 
 
 async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
@@ -48,7 +47,7 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
     weights: VerifiedWeights | None = None
     for manifest in chain.manifests():
         if manifest.version in head.anchors:
-            anchor = await _build(node.store, AnchorBuild(manifest), trainer, manifest, from_anchor=True)
+            anchor = await _build(node, AnchorBuild(manifest), trainer, manifest, from_anchor=True)
             size = sum(ref.size for ref in manifest.anchor)
             say(f"version {manifest.version}: anchor of {size} bytes is {anchor.digest.hex()[:16]}")
             patch_follows = (
@@ -57,7 +56,7 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
             if manifest.version >= head.oldest_patch - 1 and not patch_follows:
                 weights = anchor  # the patches begin here, or no listed patch leads to this version
         if weights is not None and weights.version == manifest.version - 1 and manifest.patch is not None:
-            weights = await _build(node.store, PatchBuild(weights, manifest), trainer, manifest, from_anchor=False)
+            weights = await _build(node, PatchBuild(weights, manifest), trainer, manifest, from_anchor=False)
             size, digest_text = manifest.patch.size, weights.digest.hex()[:16]
             say(f"version {weights.version}: patch of {size} bytes leads to {digest_text}")
         if weights is not None and weights.version == manifest.version:
@@ -67,13 +66,9 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
 
 
 async def _build(
-    store: ObjectStore, build: WeightsBuild, trainer: bytes, manifest: Manifest, *, from_anchor: bool
+    node: Node, build: WeightsBuild, trainer: bytes, manifest: Manifest, *, from_anchor: bool
 ) -> VerifiedWeights:
     path_of = paths.anchor if from_anchor else paths.patch
     for ref in objects_of(manifest, from_anchor):
-        path = path_of(trainer, ref.digest)
-        data = await store.get(path, ref.size)
-        if content_digest(data) != ref.digest:
-            raise ChainError("not the bytes that the manifest names", path)
-        build.add(data)
+        build.add(await fetch_object(node, path_of(trainer, ref.digest), ref))
     return build.finish()

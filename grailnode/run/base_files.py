@@ -18,15 +18,14 @@ from torch import Tensor
 from grailnode.engine import models
 from grailnode.engine.lora_model import check_base, check_base_digest, initial_adapters
 from grailnode.engine.policy import Policy, PolicyError, load_weights
-from grailnode.run.files import write_whole
+from grailnode.run.files import is_object, write_whole
 from protocol import limits, paths
 from protocol.chain import safetensors
 from protocol.digest import Weights, content_digest, digest_weights
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
 from protocol.objects import ObjectRef
-from roles.gather import first_success
 from roles.node.identity import Node
-from roles.ports import StoreError
+from roles.records import fetch_run_file
 from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
 
 _ITEM_BYTES: Final = 2  # of BF16
@@ -112,8 +111,9 @@ async def fetch_base(
         leftover.unlink()
     files = [directory / f"{number:05d}.safetensors" for number in range(len(lora.shards))]
     for number, (file, ref) in enumerate(zip(files, lora.shards, strict=True), start=1):
-        if not await node.run_sync(_is_complete, file, ref):
-            await _fetch(node, ref, writers, file)
+        if not await node.run_sync(is_object, file, ref):
+            data = await fetch_run_file(node, ref, writers, f"{file.name} of the base")
+            await node.run_sync(write_whole, file, data)
             node.telemetry.event("base-file-fetched", file=number, of=len(files), bytes=ref.size)
     base: dict[str, Tensor] = await node.run_sync(_read, files, lora, shapes)
     return base
@@ -138,21 +138,6 @@ def _check_sizes(lora: LoraSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
     largest = max(ref.size for ref in lora.shards)
     if largest > max(limits.MAX_BASE_FILE_BYTES, *sizes) + header:
         raise PolicyError(f"the run's base has a file of {largest} bytes, which is more than a node reads at once")
-
-
-async def _fetch(node: Node, ref: ObjectRef, writers: Sequence[bytes], file: Path) -> None:
-    async def fetch(writer: bytes) -> bytes:
-        data = await node.store.get(paths.file(writer, ref.digest), ref.size)
-        if await node.run_sync(content_digest, data) != ref.digest:
-            raise StoreError(f"{file.name} of the base: not the file that the run names, as storage shows it now")
-        return data
-
-    data = await first_success(fetch, writers, errors=(StoreError,))
-    await node.run_sync(write_whole, file, data)
-
-
-def _is_complete(file: Path, ref: ObjectRef) -> bool:
-    return file.is_file() and file.stat().st_size == ref.size and content_digest(file.read_bytes()) == ref.digest
 
 
 def _read(files: Sequence[Path], lora: LoraSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

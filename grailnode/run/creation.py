@@ -9,6 +9,7 @@ from grailnode.engine import policy as policies
 from grailnode.engine.models import build_exact
 from grailnode.run import requirements
 from grailnode.run.base_files import LoraStart
+from grailnode.run.files import is_object
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
@@ -29,8 +30,9 @@ from protocol.run import (
     ScoringSpec,
 )
 from protocol.window import Schedule
-from roles.gather import first_success
-from roles.ports import ObjectStore, StoreError
+from roles.node.identity import Node
+from roles.ports import ObjectStore
+from roles.records import fetch_run_file
 
 MODEL_FILES = (
     *("config.json", "tokenizer.json", "generation_config.json"),
@@ -276,43 +278,24 @@ def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
     return manifest
 
 
-async def fetch_model(
-    store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path
-) -> policies.Policy:
-    """Fetch the run's model files into a directory, check them, and load the policy.
-
-    Args:
-        writers: the trainers in whose spaces the files may be.
-    """
-    for ref in run.model.files:
-        await _fetch(store, ref, writers, directory)
+async def fetch_model(node: Node, directory: Path) -> policies.Policy:
+    """Fetch the run's model files into a directory, check them, and load the policy."""
+    for ref in node.run.model.files:
+        await _fetch(node, ref, directory)
     return policies.Policy.load(directory)
 
 
-async def fetch_data(store: ObjectStore, run: RunManifest, writers: Sequence[bytes], directory: Path) -> bytes | None:
+async def fetch_data(node: Node, directory: Path) -> bytes | None:
     """Fetch the run's data file into a directory and check it; None for a run without one."""
-    return None if run.data is None else await _fetch(store, run.data, writers, directory)
+    return None if node.run.data is None else await _fetch(node, node.run.data, directory)
 
 
-async def _fetch(store: ObjectStore, ref: FileRef, writers: Sequence[bytes], directory: Path) -> bytes:
-    """Return a file of the run: from a directory, else from the first space that has it, and then kept there.
-
-    Raises:
-        StoreError: no space has it; this is the first failure. Storage that is wrong now may be right later.
-    """
+async def _fetch(node: Node, ref: FileRef, directory: Path) -> bytes:
+    """Return a file of the run: from a directory, else from a current trainer's space, and then kept there."""
     target = directory / ref.name
-    if target.is_file() and target.stat().st_size == ref.size:
-        data = target.read_bytes()
-        if content_digest(data) == ref.digest:
-            return data
-
-    async def fetch(writer: bytes) -> bytes:
-        data = await store.get(paths.file(writer, ref.digest), ref.size)
-        if content_digest(data) != ref.digest:
-            raise StoreError(f"{ref.name}: not the file that the run names, as storage shows it now")
-        return data
-
-    data = await first_success(fetch, writers, errors=(StoreError,))
+    if await node.run_sync(is_object, target, ref):
+        return target.read_bytes()
+    data = await fetch_run_file(node, ref, node.authority.trainers, ref.name)
     directory.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
     return data

@@ -8,6 +8,9 @@ from typing import Self
 
 from grailnode.run import key_files
 from grailnode.store.disk import sync_folder, write_through
+from protocol.digest import content_digest
+from protocol.objects import ObjectRef
+from protocol.run import FileRef
 
 
 def write_whole(file: Path, data: bytes) -> None:
@@ -29,6 +32,11 @@ def write_whole(file: Path, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_object(file: Path, ref: ObjectRef | FileRef) -> bool:
+    """Return whether a file has the size and the SHA-256 that a record names."""
+    return file.is_file() and file.stat().st_size == ref.size and content_digest(file.read_bytes()) == ref.digest
 
 
 class NewFiles:

@@ -18,7 +18,7 @@ from protocol.environments import Requirements, Sandbox
 from protocol.environments.dataset import Dataset
 from protocol.errors import ProtocolError
 from protocol.run import ChatSpec, FileRef, RunManifest
-from roles.policy.prompt_encoding import encode_prompt
+from roles.policy.assignment import encode_prompt
 
 DATA: Final = "data.jsonl"
 """The name of a run's data file in the run's directory, whatever the original is called."""

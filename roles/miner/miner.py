@@ -15,8 +15,8 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Group, assemble
 from roles.miner.produce import MiningWindow, Producer
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter
 from roles.policy.follower import Follower
 from roles.policy.serving import keep_fresh, serve
 from roles.policy.verified_weights import VerifiedWeights

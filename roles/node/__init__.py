@@ -1,1 +1,1 @@
-"""What every role has: identity, proven time, alarms and backoff. Imports protocol and roles.ports."""
+"""What every role has: identity, proven time, memory of participants, retries. Imports protocol and roles.ports."""

@@ -11,10 +11,7 @@ from protocol.identity.authority import Authority, Revisions
 from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import SigningKey, sign
 from protocol.run import RunManifest
-from roles.node.alarms import Alarms
-from roles.node.announcement_cache import AnnouncementCache
-from roles.node.backoff import Backoff
-from roles.node.sightings import Sightings
+from roles.node.participant_memory import Alarms, AnnouncementCache, Backoff, Sightings
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 

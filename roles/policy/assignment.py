@@ -3,16 +3,36 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
 from protocol.environments import Environment, Problem
 from protocol.environments.base import SandboxError
 from protocol.rollout import challenge
-from protocol.run import RunManifest
+from protocol.run import ChatSpec, RunManifest
 from roles.gather import gather
-from roles.policy.prompt_encoding import Tokenizer, encode_prompt
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, the same on every node."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """The token ids of a text; with the tokens that the tokenizer puts around every text, if `special`."""
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """The text of token ids; any ids of the vocabulary."""
+
+
+def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tuple[int, ...]:
+    """Return the token ids of the prompt for a problem's text (docs/spec/run.md).
+
+    Every node that reads, writes or checks a prompt does it here.
+
+    Args:
+        chat: how the text becomes a conversation; None where it is the prompt.
+    """
+    return tokenizer.encode(text) if chat is None else tokenizer.encode(chat.prompt(text), special=False)
 
 
 @dataclass(frozen=True)

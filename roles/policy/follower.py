@@ -14,7 +14,6 @@ import trio
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest, check_expiry
 from protocol.chain.verifier import ChainVerifier, Plan, Trust
-from protocol.digest import content_digest
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, error_context
 from protocol.identity.signing import claimed_signers
 from protocol.patch import NewTensors
@@ -30,7 +29,7 @@ from roles.policy.verified_weights import (
     objects_of,
 )
 from roles.ports import NotFoundError, StoreError
-from roles.records import fetch_envelope
+from roles.records import fetch_envelope, fetch_object
 
 TRUST_PATH = "trust"
 _HEAD_SECONDS = 5.0  # to fetch the head, or half a window where that is longer
@@ -245,15 +244,13 @@ class Follower:
         """Fetch an object of a version, unless it is a part of a patch that is in memory.
 
         Raises:
-            StoreError: it cannot be fetched. ChainError: these are not the bytes that the manifest names.
+            StoreError: it cannot be fetched. MalformedError: storage shows other bytes than the manifest names.
         """
         ref, version = item.ref, item.manifest.version
         data = None if item.from_anchor else self._parts.pop((version, ref.digest), None)
         if data is None:
             path = (paths.anchor if item.from_anchor else paths.patch)(self._trainer, ref.digest)
-            data = await self._node.store.get(path, ref.size)
-            if await self._node.run_sync(content_digest, data) != ref.digest:
-                raise ChainError("not the bytes that the manifest names", path)
+            data = await fetch_object(self._node, path, ref)
         return data
 
     async def _prefetch_part(self, item: VersionObject) -> None:

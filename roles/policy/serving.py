@@ -9,8 +9,8 @@ import trio
 
 from protocol.errors import ProtocolError
 from roles.first_failure import first_failure
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter
 from roles.policy.follower import Follower
 from roles.policy.verified_weights import PatchStep, VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError

@@ -12,8 +12,8 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import PublishedRecord
 from protocol.judging.ledger import Seal, Summary
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import find_seal

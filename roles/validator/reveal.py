@@ -15,8 +15,8 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.ledger import Seal, Summary, Witness
 from protocol.judging.verdict import Verdict
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter
 from roles.ports import NotFoundError, StoreError
 from roles.seals import find_seal
 from roles.validator.ledger_state import Ledger

@@ -3,6 +3,7 @@ and manifests that are too new, too old, or of another place.
 """
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -177,16 +178,16 @@ async def test_a_false_manifest_of_a_new_version_is_refused(
 FALSE_WEIGHTS: dict[str, tuple[Callable[[bytes, bytes], bytes | None], str]] = {
     "arbitrary: a flipped bit": (
         lambda honest, earlier: honest[:-1] + bytes([honest[-1] ^ 1]),
-        "not the bytes that the manifest names",
+        "not the bytes of this digest",
     ),
     "endless: longer than its manifest says": (
         lambda honest, earlier: honest + bytes(1 << 20),
-        "(patches|anchors)/.*: .* bytes where at most",
+        "(patches|anchors)/.*: larger than the .* bytes that were named",
     ),
     "freeze: none": (lambda honest, earlier: None, "patches|anchors"),
     "mix: of another version": (
         lambda honest, earlier: earlier,
-        "not the bytes that the manifest names|could not be read|larger",
+        "not the bytes of this digest|could not be read|larger",
     ),
 }
 
@@ -292,10 +293,11 @@ async def test_arbitrary_a_model_file_with_another_digest():
     testbed = await follow_chain()
     ref = FileRef(name="config.json", digest=content_digest(b"{}"), size=2)
     run = testbed.run.model_copy(update={"model": testbed.run.model.model_copy(update={"files": (ref,)})})
+    node = replace(testbed.node, run=run, shared_revisions=testbed.node.revisions)
     for trainer in (TRAINER, SECOND):
         await testbed.store.put(paths.file(trainer.public, ref.digest), b"[]")
     with TemporaryDirectory() as folder, pytest.raises(StoreError, match="not the file that the run names"):
-        await fetch_model(testbed.store, run, testbed.node.authority.trainers, Path(folder))
+        await fetch_model(node, Path(folder))
 
 
 @simulated

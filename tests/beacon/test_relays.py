@@ -108,7 +108,7 @@ class TestRelays:
             assert answers == []
             await memory.put(CHAIN.path(1), KEY.answer(1))
         assert answers == [TRUTH[0]]
-        assert trio.current_time() < 20.0 + 2 * RelayTimeouts().longest_pause
+        assert trio.current_time() < 20.0 + 2 * RelayTimeouts().pause.longest
 
     async def test_a_verified_round_is_cached(self, autojump_clock, clock, memory):
         await memory.put(CHAIN.path(1), KEY.answer(1))

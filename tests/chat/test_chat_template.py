@@ -12,7 +12,7 @@ from grailnode.engine.policy import Policy
 from grailnode.run import workspace
 from grailnode.run.creation import Choices, open_run
 from protocol.environments import dataset
-from roles.policy.prompt_encoding import encode_prompt
+from roles.policy.assignment import encode_prompt
 from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.builders.tasks import MATH
 from tests.support.processes.command_line import run_command

@@ -15,9 +15,8 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.loss.advantages import advantages
 from roles.trainer.learn.loss.loss_names import LossName
-from roles.trainer.learn.loss.policy_loss import LOSSES, LossSettings
+from roles.trainer.learn.loss.policy_loss import LOSSES, LossSettings, advantages
 from roles.trainer.learn.loss.surrogates import ClipSettings
 from roles.trainer.learn.optimizer import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup

@@ -19,8 +19,7 @@ from protocol.digest import digest_weights
 from protocol.lora import LoraSpec
 from protocol.quantization import Precision, dequantize, quantize
 from roles.policy.causal_model import CausalModel
-from roles.trainer.learn.checkpoint_files import newest_checkpoint
-from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.learn.checkpoint_files import newest_checkpoint, repair_checkpoint
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.policy_loss import LossSettings
 from roles.trainer.learn.optimizer import MASTER

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol.rollout.sampling import log_probabilities
-from roles.trainer.learn.loss.advantages import advantages
-from roles.trainer.learn.loss.divergence import entropy, reference_divergence
 from roles.trainer.learn.loss.loss_names import LossName
-from roles.trainer.learn.loss.policy_loss import LOSSES, LossSettings, PolicyLoss, policy_loss
+from roles.trainer.learn.loss.policy_loss import (
+    LOSSES,
+    LossSettings,
+    PolicyLoss,
+    advantages,
+    entropy,
+    policy_loss,
+    reference_divergence,
+)
 from roles.trainer.learn.loss.surrogates import ClipSettings, token_ratio
 
 CLIP = ClipSettings()

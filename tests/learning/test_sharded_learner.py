@@ -20,7 +20,7 @@ from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.policy_loss import LossSettings
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
-from roles.trainer.outer.local_work import encode_work
+from roles.trainer.outer.local_steps import encode_work
 from tests.learning.groups import group
 from tests.learning.rank_scenarios import SETTINGS, Tensors, assert_equal, groups_of, train
 from tests.learning.ranks import Ranks, run_ranks

@@ -198,18 +198,18 @@ async def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked
     run, store, trainer = network.run, network.store, key("trainer").public
     files = requirements.files_to_publish(run, mathematics.data)
     await creation.publish_files(store, trainer, files)
-    assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+    assert await creation.fetch_data(network.node("miner-1"), tmp_path / "data") == network.data
     assert run.data is not None
     path = paths.file(trainer, run.data.digest)
     await store.delete(path)
     # The local file is still there, and is checked again.
-    assert await creation.fetch_data(store, run, [trainer], tmp_path / "data") == network.data
+    assert await creation.fetch_data(network.node("miner-1"), tmp_path / "data") == network.data
     local_file = tmp_path / "data" / run.data.name
     local_file.write_bytes(local_file.read_bytes().replace(b"4", b"5"))
     assert network.data is not None
     await store.put(path, network.data.replace(b"4", b"5"))
     with pytest.raises(StoreError, match=r"^data\.jsonl: not the file that the run names, as storage shows it now$"):
-        await creation.fetch_data(store, run, [trainer], tmp_path / "data")
+        await creation.fetch_data(network.node("miner-1"), tmp_path / "data")
 
 
 @simulated

@@ -10,8 +10,7 @@ from protocol import paths
 from protocol.identity.signing import sign
 from protocol.limits import MAX_ROUND_GROUPS
 from roles.ports import StoreError
-from roles.trainer.outer.contribution_retention import KEPT_ROUNDS
-from roles.trainer.outer.round_reader import HEAD_START
+from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
 from tests.support.builders.samples import digest, round_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key

@@ -76,7 +76,7 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOf
         patch.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     error_info = run_command("verify", "--run", str(network.workspace.config))
     assert error_info.returncode == 1
-    assert "not the bytes that the manifest names" in error_info.stderr
+    assert "not the bytes of this digest" in error_info.stderr
     assert len(error_info.stderr.splitlines()) == 1
 
     status_result = run_command("status", "--run", str(network.workspace.config))

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from protocol.judging.evidence import surprisal
 from protocol.judging.verdict import Judgement, Reason
-from roles.trainer.collect.absences import Absences
-from roles.trainer.collect.pooled_evidence import refuse_improbable_window
-from roles.trainer.collect.quorum import Decision, decide
+from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
+from roles.trainer.collect.validator_monitor import Absences
 from tests.support.builders import samples
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.exclusions import NOT_SEALED, Exclusions

@@ -13,7 +13,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef
 from protocol.digest import content_digest
-from protocol.errors import ChainError, GapError, ProtocolError
+from protocol.errors import GapError, MalformedError, ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.objects import ObjectRef
 from roles.policy.follower import Follower
@@ -52,7 +52,7 @@ async def test_a_false_patch_is_replaced_by_an_anchor_and_a_missing_one_leaves_t
     good = await testbed.store.get(path, 1 << 20)
     await testbed.store.put(path, good[:-1] + bytes([good[-1] ^ 1]))
     await follower.refresh()
-    with pytest.raises(ChainError, match="not the bytes that the manifest names"):
+    with pytest.raises(MalformedError, match="not the bytes of this digest"):
         await follower.prefetch()
     weights = await follower.rebuild(3)  # by way of the anchor of version 3
     assert equal(weights.weights, testbed.chain.weights[3])
@@ -141,7 +141,7 @@ async def test_a_part_that_is_bent_or_gone_leaves_the_version_before():
     good = await testbed.store.get(last, 1 << 20)
     await follower.refresh()
     await testbed.store.put(last, bytes([good[0] ^ 1]) + good[1:])
-    with pytest.raises(ChainError, match="not the bytes that the manifest names"):
+    with pytest.raises(MalformedError, match="not the bytes of this digest"):
         await follower.rebuild(1)
     await testbed.store.delete(last)
     with pytest.raises(NotFoundError):

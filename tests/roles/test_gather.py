@@ -6,7 +6,7 @@ import trio
 from protocol.errors import ProtocolError
 from roles.first_failure import first_failure
 from roles.gather import fetch_ahead, first_success, gather
-from roles.node.change_reporter import ChangeReporter
+from roles.node.retries import ChangeReporter
 from roles.ports import EngineError, StoreError
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated

@@ -1,18 +1,24 @@
 """A trainer whose own versions the roots take back: it stops, and after a repair it goes on from the last valid one."""
 
+import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import cast
 
 import pytest
 import trio
 
+from grailnode.node.state_repair import repair_state
 from grailnode.store.memory import MemoryStore
+from grailnode.store.state.draft import StateDraft
+from grailnode.store.state.state_store import StateStore
 from protocol import paths
 from protocol.errors import ChainError, RollbackError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.ports import RepairError, StateError
-from roles.trainer.learn.checkpoint_repair import repair_checkpoint
+from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_files import ROUNDS
 from roles.trainer.outer.round_repair import repair_rounds
 from roles.trainer.publish.chain_repair import ChainRepair
@@ -20,7 +26,15 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
-from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, copy_of, newest, publish_until_killed
+from tests.roles.publisher_testbed import (
+    SETTINGS,
+    DeadlyState,
+    KilledError,
+    PublisherTestbed,
+    copy_of,
+    newest,
+    publish_until_killed,
+)
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, change_elements, equal
 from tests.support.simulation.network import key
@@ -217,3 +231,51 @@ async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_a
     await testbed.publish(state=backup)
     version, weights = await newest(*await testbed.follower(state))
     assert version == 5 and equal(weights, testbed.weights[5])
+
+
+class RepairedState(DeadlyState):
+    """A state that a repair opens."""
+
+    async def scan(self) -> dict[str, None]:
+        return {item.path: None async for item in self.list("")}
+
+    async def forget(self, path: str) -> None:
+        await self.delete(path)
+
+
+async def repair_until_killed(testbed: PublisherTestbed, changes: int) -> bool:
+    """Repair the trainer's state as `grailnode repair` does; kill it after some changes. Return whether it was."""
+    state, operations = RepairedState(), itertools.count()
+    async for item in testbed.state.list(""):
+        await state.put(item.path, await testbed.state.get(item.path, 1 << 30))
+    testbed.state, state.is_deadly = state, lambda operation, path: next(operations) == changes
+    node = replace(testbed.node(), state=StateDraft(cast(StateStore, state)), shared_revisions=None)
+    try:
+        await repair_state(node, lambda line: None)
+    except KilledError:
+        return True
+    finally:
+        state.is_deadly = lambda operation, path: False
+    return False
+
+
+@simulated
+async def test_a_repair_that_is_killed_at_any_change_leaves_nothing_of_what_is_taken_back():
+    """The trainer goes on with the last valid version, or it refuses to start and another repair brings it there."""
+    changes, was_killed = 0, True
+    while was_killed:
+        testbed = await published()
+        old_work = f"{INBOX}0000000003-{bytes(32).hex()}"
+        await testbed.state.put(old_work, b"groups of version 6")
+        await take_back(testbed, 4)
+        was_killed = await repair_until_killed(testbed, changes)
+        try:
+            await testbed.publish()
+        except StateError:
+            assert not await repair_until_killed(testbed, -1)
+            await testbed.publish()
+        assert old_work not in {item.path async for item in testbed.state.list(INBOX)}
+        version, weights = await newest(*await testbed.follower())
+        assert version == 4 and equal(weights, testbed.weights[4])
+        changes += 1
+    assert changes > 10

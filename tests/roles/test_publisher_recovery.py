@@ -12,7 +12,8 @@ from protocol.errors import ChainError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore, StoreError
-from roles.trainer.publish.history import HeadStamp, History, make_head
+from roles.trainer.publish.head_writer import HeadStamp, make_head
+from roles.trainer.publish.history import History
 from tests.roles.publisher_testbed import (
     SETTINGS,
     SUCCESSOR,

@@ -1,16 +1,21 @@
-"""The one door for signed records: everything about a record agrees with where it was fetched, or it is refused."""
+"""The doors for signed records and objects: a record agrees in everything with where it was fetched, an object has
+the digest and the size that were named, or they are refused.
+"""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.digest import content_digest
 from protocol.errors import MalformedError, ProtocolError, SignatureError
 from protocol.identity.signing import PublishedRecord, SigningKey, sign
+from protocol.objects import ObjectRef
 from roles.node.identity import Node
 from roles.ports import NotFoundError, TooLargeError
-from roles.records import fetch_record, open_record
+from roles.records import fetch_object, fetch_record, open_record
 from tests.support.builders import samples
 from tests.support.builders.chains import make_node
 from tests.support.simulation.network import Log
@@ -127,3 +132,37 @@ async def test_a_lower_ceiling_of_the_run_holds_too() -> None:
     assert await fetch(record, data, max_bytes=len(data)) == record
     with pytest.raises(TooLargeError):
         await fetch(record, data + bytes(1 << 13), max_bytes=len(data))
+
+
+@pytest.mark.parametrize("size", [0, 100, 1 << 20], ids=["empty", "small", "large"])
+async def test_an_object_comes_in_and_a_large_one_is_hashed_off_the_event_loop(size: int) -> None:
+    data, store = bytes(size), MemoryStore()
+    in_threads: list[Any] = []
+
+    async def run_sync(function: Any, *arguments: Any) -> Any:
+        in_threads.append(function)
+        return function(*arguments)
+
+    await store.put("object", data)
+    reader = replace(node(store), run_sync=run_sync, shared_revisions=None)
+    assert await fetch_object(reader, "object", ObjectRef(digest=content_digest(data), size=size)) == data
+    assert in_threads == ([content_digest] if size > 1 << 16 else [])
+
+
+@pytest.mark.parametrize(
+    ("shown", "size", "error", "message"),
+    [
+        (None, 3, NotFoundError, "object"),
+        (b"abd", 3, MalformedError, "^object: not the bytes of this digest$"),
+        (b"ab", 3, MalformedError, "^object: not the bytes of this digest$"),
+        (b"abcd", 3, MalformedError, "^object: larger than the 3 bytes that were named$"),
+        (b"abc", 4, MalformedError, "^object: not the bytes of this digest$"),
+    ],
+    ids=["none", "other bytes", "fewer bytes", "more bytes", "another size than was named"],
+)
+async def test_another_object_is_refused(shown: bytes | None, size: int, error: type[Exception], message: str) -> None:
+    store = MemoryStore()
+    if shown is not None:
+        await store.put("object", shown)
+    with pytest.raises(error, match=message):
+        await fetch_object(node(store), "object", ObjectRef(digest=content_digest(b"abc"), size=size))

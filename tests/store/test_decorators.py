@@ -11,6 +11,7 @@ from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.restricted import PrefixedStore, ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.store_faults import Fault, Link
@@ -31,7 +32,7 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 @pytest.fixture
 def retrying(faulty: FaultyStore) -> RetryingStore:
-    return RetryingStore(faulty, random.Random(8), RetryPolicy(attempts=4, first_pause=1.0, deadline=60.0))
+    return RetryingStore(faulty, random.Random(8), RetryPolicy(attempts=4, pause=Pause(1.0, 10.0), deadline=60.0))
 
 
 class TestRetrying:

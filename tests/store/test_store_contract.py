@@ -25,6 +25,7 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.store.s3.s3_store import S3Store
 from grailnode.store.state.state_store import StateStore
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, ObjectStore, StateError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.measuring.store_listing import paths
@@ -248,7 +249,7 @@ class StoreContract(ReadContract):
 # The contract suite of ObjectStore, for every store and for decorators that must be transparent
 
 
-BRIEF = RetryPolicy(attempts=4, first_pause=0.01)
+BRIEF = RetryPolicy(attempts=4, pause=Pause(0.01, 10.0))
 
 
 class TestMemory(StoreContract):

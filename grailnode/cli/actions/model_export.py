@@ -98,7 +98,7 @@ async def export_version(
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    policy = await fetch_model(node.store, node.run, node.authority.trainers, partial)
+    policy = await fetch_model(node, partial)
     windows = await _windows(node)
     card = model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
     (partial / "README.md").write_text(card, encoding="utf-8")

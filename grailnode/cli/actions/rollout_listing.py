@@ -61,7 +61,7 @@ async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:
     if window is None:
         raise click.ClickException("no validator has summarized a window yet; name one with --window")
     with tempfile.TemporaryDirectory(prefix="grailnode-rollouts-") as directory:
-        policy = await fetch_model(node.store, node.run, node.authority.trainers, Path(directory))
+        policy = await fetch_model(node, Path(directory))
         return await read_rollouts(node, policy.tokenizer, window, miner)
 
 

@@ -4,14 +4,17 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from grailnode.store.checks import PermanentError
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 T = TypeVar("T")
+
+_PAUSE: Final = Pause(first=0.2, longest=10.0)
 
 
 class RepeatingStore(ABC):
@@ -69,15 +72,12 @@ class RetryPolicy:
 
     Attributes:
         attempts: the most tries of one operation.
-        first_pause: seconds before the second try. Pauses double from try to try, and each is multiplied by a random
-            factor of 0.5 to 1.
-        longest_pause: seconds; pauses do not grow beyond it.
+        pause: between two tries; each is multiplied by a random factor of 0.5 to 1.
         deadline: seconds for all tries and pauses of an operation.
     """
 
     attempts: int = 6
-    first_pause: float = 0.2
-    longest_pause: float = 10.0
+    pause: Pause = _PAUSE
     deadline: float = 120.0
 
 
@@ -98,11 +98,12 @@ class RetryingStore(RepeatingStore):
     async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
         policy = self._policy
         failure: StoreError | None = None
-        tries = 0
+        tries, pause = 0, 0.0
         with trio.move_on_after(policy.deadline):
             while tries < policy.attempts:
                 if tries:
-                    await trio.sleep(self._pause(tries))
+                    pause = policy.pause.after(pause)
+                    await trio.sleep(pause * self._rng.uniform(0.5, 1.0))
                 tries += 1
                 try:
                     return await action()
@@ -112,7 +113,3 @@ class RetryingStore(RepeatingStore):
                     failure = error
         message = failure or f"{where}: no answer within {policy.deadline:g} s"
         raise StoreError(f"{message} (tried {tries} times)") from failure
-
-    def _pause(self, tries: int) -> float:
-        longest = min(self._policy.longest_pause, self._policy.first_pause * 2.0 ** (tries - 1))
-        return longest * self._rng.uniform(0.5, 1.0)

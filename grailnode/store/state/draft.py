@@ -25,21 +25,32 @@ class StateDraft:
         self._lost_paths = frozenset(results.keys() - self._intact_paths)
         return {path: error.what for path, error in results.items() if error is not None}
 
-    async def commit(self) -> None:
+    async def commit(self, last: tuple[str, ...] = ()) -> None:
         """Write the changes, and remove what was lost.
 
-        A repair that is killed meanwhile can be started again: what was lost is removed last.
+        A repair that is killed meanwhile can be started again: what was lost is removed after what replaces it.
+
+        Args:
+            last: prefixes of paths. Their changes come after all others, in the order in which they were made, because
+                they are what shows the next repair that this one has to be done again.
         """
-        for path, data in self._changes.items():
+        first_changes = {path: data for path, data in self._changes.items() if not path.startswith(last)}
+        for path, data in first_changes.items():
             if data is not None:
-                if path in self._lost_paths:
-                    await self._state.forget(path)
-                await self._state.put(path, data)
-        for path, data in self._changes.items():
+                await self._write(path, data)
+        for path, data in first_changes.items():
             if data is None:
                 await self._state.forget(path)
         for path in sorted(self._lost_paths - self._changes.keys()):
             await self._state.forget(path)
+        for path, data in self._changes.items():
+            if path not in first_changes:
+                await (self._state.forget(path) if data is None else self._write(path, data))
+
+    async def _write(self, path: str, data: bytes) -> None:
+        if path in self._lost_paths:
+            await self._state.forget(path)
+        await self._state.put(path, data)
 
     async def put(self, path: str, data: bytes) -> None:
         await trio.lowlevel.checkpoint()

@@ -17,14 +17,12 @@ import trio
 from protocol import paths
 from protocol.identity.signing import sign
 from roles.node.identity import Node
+from roles.node.retries import Pause
 from roles.ports import BeaconError, StoreError
 from roles.rosters import Rosters
-from roles.trainer.collect.absences import Absences
-from roles.trainer.collect.acceptance import Acceptance
-from roles.trainer.collect.outcome_log import OutcomeLog
-from roles.trainer.collect.pooled_evidence import refuse_improbable_window
-from roles.trainer.collect.quorum import Decision, decide
-from roles.trainer.collect.validator_monitor import ValidatorMonitor
+from roles.trainer.collect.acceptance import Acceptance, OutcomeLog
+from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
+from roles.trainer.collect.validator_monitor import Absences, ValidatorMonitor
 from roles.trainer.collect.verdict_reader import VerdictReader
 
 
@@ -45,6 +43,7 @@ class CollectorSettings:
 
 _FINAL_ATTEMPTS = 3  # reads after a window's deadline, because storage may show something wrong at one of them
 _MAX_CONCURRENT = 16  # miners' windows at once, and as many again of miners whose storage failed the last time
+_PAUSE = Pause(first=0.5, longest=30.0)  # before a window whose storage did not answer is read again
 _BACKLOG_WINDOWS = 64  # of the oldest windows that are collected at once, beside those that are still open
 
 
@@ -58,7 +57,7 @@ class _Retry:
     """
 
     time: float = -inf
-    delay: float = 0.5
+    delay: float = _PAUSE.first
     final_attempts: int = 0
 
     def permits(self, now: float, after_deadline: bool) -> bool:
@@ -66,10 +65,10 @@ class _Retry:
         return now >= self.time or (after_deadline and self.final_attempts == 0)
 
     def next(self, now: float, after_deadline: bool) -> "_Retry":
-        """Return the retry after this one: its delay doubles up to half a minute, so a dead storage costs little."""
+        """Return the retry after this one: later each time, but at once for the last tries after the deadline."""
         final_attempts = self.final_attempts + after_deadline
         soon = after_deadline and final_attempts < _FINAL_ATTEMPTS
-        delay = 0.5 if soon else min(30.0, 2 * self.delay)
+        delay = _PAUSE.after(0.0 if soon else self.delay)
         return _Retry(now + delay, delay, final_attempts)
 
 

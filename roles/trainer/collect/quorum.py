@@ -1,13 +1,16 @@
-"""Which groups enough validators accept with the same log-probabilities. Pure functions of verdicts."""
+"""Which groups enough validators accept with the same log-probabilities, and which miners' windows their evidence
+together refuses. Pure functions of verdicts."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.judging.verdict import Judgement, Verdict
+from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
+from protocol.judging.verdict import Judgement, Reason, Verdict
+from protocol.proof import Thresholds
 from roles.trainer.verified_batch import GroupOutcome, valid_logprobs
 
 LOGPROBS_DISAGREE = "logprobs-disagree"
@@ -187,3 +190,35 @@ def _agreements(opinions: Sequence[tuple[str, bytes]], tolerance: LogprobToleran
 def logprobs_agree(one: bytes, other: bytes, tolerance: float) -> bool:
     """Return whether two nodes' log-probabilities of a group's tokens agree; false if either cannot be right."""
     return bool(_agreements([("", one), ("", other)], lambda *_: tolerance)[0, 1])
+
+
+def refuse_improbable_window(decisions: Sequence[Decision], thresholds: Thresholds) -> list[Decision]:
+    """Return the decisions on a miner's window; the accepted ones are refused if honest work would not give all of
+    them together.
+
+    Where R1 deals the groups, each validator tests its own part of a window, and a cheat in few tokens of each group is
+    seen in all parts together only.
+
+    No single validator can cause this by misses that it invents. Of each group the smallest counts of the judgements
+    that accept it are taken; and what is left must be improbable without the groups that one validator alone accepts,
+    whichever it is.
+
+    Args:
+        decisions: on all groups of the window, those included that were carried out before.
+        thresholds: within which those lie by which the misses were counted.
+    """
+    accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
+    sole_judges = {decision.validators for decision in accepted if len(decision.validators) == 1}
+    evidence = [
+        window_surprisal([_smallest_counts(item) for item in accepted if item.validators != left_out], thresholds)
+        for left_out in sole_judges or [()]
+    ]
+    if min(evidence) <= surprisal_threshold(thresholds):
+        return list(decisions)
+    reason = Reason.WINDOW.value
+    return [replace(decision, reason=decision.reason or reason, pending=False) for decision in decisions]
+
+
+def _smallest_counts(decision: Decision) -> Counts:
+    counts = [judgement.counts for judgement in decision.accepting]
+    return Counts(**{field.name: min(getattr(item, field.name) for item in counts) for field in fields(Counts)})

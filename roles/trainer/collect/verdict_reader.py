@@ -25,7 +25,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals, find_seal
-from roles.trainer.collect.absences import Absences
+from roles.trainer.collect.validator_monitor import Absences
 
 _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longer is taken to hang
 

@@ -1,4 +1,4 @@
-"""The checkpoints of the training process, in the node's state.
+"""The checkpoints of the training process, in the node's state, and their repair (docs/guide/operate.md).
 
     checkpoints/{step}/{number}   masters and moments (roles/trainer/tensor_shards.py)
     checkpoints/{step}/replay     the replay buffer (safetensors)
@@ -8,17 +8,32 @@ The note is written last and deleted first, so a checkpoint is there whole or no
 memory at any time: masters and moments are written from where training has them, one file after the other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, ClassVar, Final
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from protocol.chain import safetensors
+from protocol.digest import Weights
 from protocol.encoding import Record, Version
 from protocol.limits import MAX_SHARD_BYTES
-from roles.ports import ObjectStore
-from roles.trainer.tensor_shards import RunSync, ShardReader, TensorSource, delete_shards, put_shards
+from protocol.quantization import SCALE, dequantize, is_scale
+from roles.ports import LineReporter, NotFoundError, ObjectStore
+from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.spool import newest_weights, weights_folder
+from roles.trainer.tensor_shards import (
+    SHARD_BYTES,
+    RunSync,
+    ShardReader,
+    TensorSource,
+    delete_shards,
+    put_shards,
+    read_tensors,
+    run_inline,
+)
 
 NOTES: Final = "training/"
 CHECKPOINTS: Final = "checkpoints/"
@@ -100,3 +115,53 @@ async def delete_checkpoints(state: ObjectStore, newest: CheckpointNote | None) 
     folders = {item.path[: item.path.rindex("/") + 1] async for item in state.list(CHECKPOINTS)}
     for folder in sorted(folders - ({newest.folder} if newest else set())):
         await delete_shards(state, folder)
+
+
+async def repair_checkpoint(
+    state: ObjectStore, say: LineReporter, *, chain_is_rebuilt: bool, is_rewound: bool = False
+) -> None:
+    """Make the checkpoint fit the chain and the outbox, which are whole.
+
+    A checkpoint that is lost is made from the newest weights, and so is one that is older than these where the chain
+    was rebuilt, because the state may be that of an old backup: masters are the published weights, the moments begin at
+    zero, the warm-up starts again, and the replay buffer is empty. So is one of versions that the roots took back.
+    """
+    newest = await newest_weights(state)
+    note = await _whole_checkpoint(state)
+    if newest is None or newest[0] == 0:
+        await delete_checkpoints(state, None)  # training begins with the genesis weights
+        return
+    version, shards = newest
+    if note is None or is_rewound or (chain_is_rebuilt and note.version < version):
+        await delete_checkpoints(state, None)
+        source = _masters(await read_tensors(state, weights_folder(version), shards))
+        await put_checkpoint(state, (version, 0), source, {}, run_inline, SHARD_BYTES)
+        say(f"{NOTES}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
+    elif note.version > version + 1:
+        next_note = note.model_copy(update={"version": version + 1})
+        await state.put(next_note.path, next_note.to_bytes())
+        say(f"{note.path}: becomes version {version + 1}, since the versions before it are lost")
+
+
+async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
+    """Return the newest checkpoint if no file of it is lost."""
+    note = await newest_checkpoint(state)
+    if note is None:
+        return None
+    with suppress(NotFoundError):
+        await get_replay(state, note, run_inline)
+        if len([item async for item in state.list(note.folder)]) == note.shards + 1:
+            return note
+    return None
+
+
+def _masters(weights: Weights) -> TensorSource:
+    """Return the weights of a version as masters in float32, which are made when they are read."""
+
+    def read(names: Sequence[str]) -> Weights:
+        weight_names = [name.removeprefix(MASTER) for name in names]
+        tensors = {part: weights[part] for name in weight_names for part in (name, name + SCALE) if part in weights}
+        return {MASTER + name: tensor for name, tensor in dequantize(tensors, torch.float32).items()}
+
+    sizes = {MASTER + name: 4 * tensor.numel() for name, tensor in weights.items() if not is_scale(name, weights)}
+    return TensorSource(sizes, read)

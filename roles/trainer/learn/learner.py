@@ -21,10 +21,8 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
-from roles.trainer.learn.loss.advantages import advantages
-from roles.trainer.learn.loss.divergence import entropy
 from roles.trainer.learn.loss.loss_names import AdvantageName
-from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, policy_loss
+from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, advantages, entropy, policy_loss
 from roles.trainer.learn.optimizer import AdamW, AdamWSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.tensor_shards import TensorSource

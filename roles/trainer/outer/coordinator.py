@@ -27,8 +27,8 @@ from protocol.outer.round_records import (
 )
 from protocol.outer.shared_state import SharedState
 from roles.gather import gather
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files

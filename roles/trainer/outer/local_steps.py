@@ -1,18 +1,32 @@
 """The local steps of a site: those of the present round, and with a delay those for the next one while it closes.
 
-Nothing here is durable. A site that is killed takes the steps of the present round again, from the shared weights.
+The results of the steps become the payload of a contribution here. Nothing of it is durable: a site that is killed
+takes the steps of the present round again, from the shared weights.
 """
 
-import trio
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from protocol import limits
+import torch
+import trio
+from torch import Tensor
+
+from protocol import limits, pseudogradient
 from protocol.digest import Weights
 from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
 from roles.trainer.outer.group_pool import GroupPool
-from roles.trainer.outer.local_learner import LocalLearner, State, StepFigures, begin_round, masters, with_masters
+from roles.trainer.outer.local_learner import (
+    LocalLearner,
+    State,
+    StepFigures,
+    begin_round,
+    masters,
+    own_state,
+    with_masters,
+)
 from roles.trainer.outer.site_settings import SiteSettings
 
 
@@ -146,3 +160,45 @@ class LocalSteps:
             grad_norm=figures.grad_norm,
             reward=figures.mean_reward,
         )
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """The result of the local steps of a round.
+
+    Attributes:
+        payload, norm: of the contribution; feedback, inner: the site's own states if it counts.
+    """
+
+    payload: bytes
+    norm: float
+    feedback: dict[str, Tensor]
+    inner: Mapping[str, Tensor]
+
+
+def encode_work(
+    shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules
+) -> LocalWork:
+    """Encode what the local steps have changed.
+
+    Args:
+        state: of the learner after the steps.
+        feedback: the site's error feedback before the round; None for zeros.
+    """
+    uses_feedback, stream = rules.uses_feedback(shared.step), shared.stream(rules)
+    if feedback is None and len(stream) < len(shared.weights):
+        feedback = {name: torch.zeros_like(tensor) for name, tensor in shared.weights.items()}
+    contribution = pseudogradient.encode(
+        stream,
+        masters(state),
+        feedback,
+        rules.coding,
+        shared.digests.weights,
+        decay=rules.feedback_decay if uses_feedback else 1.0,
+    )
+    return LocalWork(
+        payload=contribution.payload,
+        norm=contribution.head.squared_norm**0.5,
+        feedback={**(feedback or {}), **contribution.residual} if uses_feedback else {},
+        inner=own_state(state, shared.weights, stream),
+    )

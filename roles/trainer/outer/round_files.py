@@ -9,7 +9,7 @@
     outer/payload/{number}              its payload
     outer/download/{digest}             shards of a state that a site is fetching
     outer/seen/{number}-{worker}        the contribution that a coordinator saw first
-    outer/sent/{number}                 projections of what the sites sent in a round, for a coordinator to compare them
+    outer/sent/{number}                 projections of the contributions to a round, which a coordinator compares
     outer/pointer                       the round pointer that the coordinator published last
 
 An object is complete or absent. The manifest is the atomic point of a coordinator, which stores projections and state
@@ -79,7 +79,13 @@ class SiteRecord(Record):
 
 
 class SentContribution(Record):
-    """What a site sent in a round: PROJECTED numbers (`protocol.outer.comparing.SentRound`), float32, little-endian."""
+    """The contribution of one site to a round, reduced to a random projection (protocol/outer/comparing.py).
+
+    Attributes:
+        worker: the site's public key.
+        refused: whether the contribution did not count in the round.
+        numbers: the projection: PROJECTED values of float32, little-endian, one after the other.
+    """
 
     kind: ClassVar[str] = "sent-contribution"
     worker: Key
@@ -88,7 +94,12 @@ class SentContribution(Record):
 
 
 class SentRoundRecord(Record):
-    """What all sites sent in a round, and of which stream."""
+    """The projections of all contributions to a round, as a coordinator stores them for later rounds (`SentRound`).
+
+    Attributes:
+        stream: the number of the stream of weights that the contributions change.
+        sent: one projection for each site whose contribution was long enough to be compared.
+    """
 
     kind: ClassVar[str] = "sent-round"
     max_bytes: ClassVar[int] = (4 * PROJECTED + 128) * limits.MAX_WORKERS
@@ -160,7 +171,7 @@ async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]
 
 
 async def put_sent(state: ObjectStore, number: int, sent: SentRound) -> None:
-    """Store what the sites sent in a round."""
+    """Store the projections of the contributions to a round."""
     rows = zip(sent.workers, sent.projections, strict=True)
     record = SentRoundRecord(
         stream=sent.stream,
@@ -173,7 +184,7 @@ async def put_sent(state: ObjectStore, number: int, sent: SentRound) -> None:
 
 
 async def get_sent(state: ObjectStore, newest: int) -> dict[int, SentRound]:
-    """Read what the sites sent in the newest rounds, by number, as far as it is there."""
+    """Read the projections of the newest REMEMBERED_ROUNDS rounds, by number; rounds without a file are left out."""
     rounds = {}
     for number in range(max(0, newest + 1 - REMEMBERED_ROUNDS), newest + 1):
         try:

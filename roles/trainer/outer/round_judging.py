@@ -19,9 +19,8 @@ from protocol.pseudogradient.payload import FRAME_SLACK, largest_frame
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_record, open_record
+from roles.records import fetch_object, fetch_record, open_record
 from roles.trainer.outer.round_files import SEEN, numbered
-from roles.trainer.outer.round_reader import fetch_object
 
 PROJECTIONS: Final = "projections of contributions"
 """What the secret of a coordinator's projections is derived for."""

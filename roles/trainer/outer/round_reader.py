@@ -1,4 +1,6 @@
-"""How a site reads rounds from storage: round manifests, the payloads that they name, and whole states."""
+"""How a site reads rounds from storage: round manifests, the payloads that they name, and whole states; and what it
+deletes from its own space when a round is over.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,18 +9,17 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.digest import content_digest
-from protocol.errors import ForkError, MalformedError, ProtocolError
+from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
-from protocol.outer.round_records import CountedContribution, RoundManifest, RoundPointer
+from protocol.outer.round_records import CountedContribution, RoundContribution, RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
-from roles.ports import NotFoundError, TooLargeError
-from roles.records import fetch_record
+from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.records import fetch_object, fetch_record
 from roles.trainer.outer.round_files import DOWNLOAD, UsedGroup
 
 _AT_ONCE = 4  # downloads
@@ -26,22 +27,6 @@ _AT_ONCE = 4  # downloads
 HEAD_START: Final = 5.0
 HEAD_START_BYTES: Final = 10_000_000
 """Seconds, and bytes a second, that a worker's space has before the trainer's copy of a payload is fetched as well."""
-
-
-async def fetch_object(node: Node, path: str, ref: ObjectRef) -> bytes:
-    """Fetch an object and check its size and SHA-256.
-
-    Raises:
-        StoreError: it is not there, or the store does not answer.
-        MalformedError: it is another object.
-    """
-    try:
-        data = await node.store.get(path, ref.size)
-    except TooLargeError as error:
-        raise MalformedError("larger than its reference says", path) from error
-    if len(data) != ref.size or await node.run_sync(content_digest, data) != ref.digest:
-        raise MalformedError("not the object of this digest", path)
-    return data
 
 
 async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
@@ -160,3 +145,33 @@ async def forget_downloads(node: Node) -> None:
     """Delete the shards that this site has fetched."""
     for path in [item.path async for item in node.state.list(DOWNLOAD)]:
         await node.state.delete(path)
+
+
+KEPT_ROUNDS: Final = 8
+
+
+async def delete_old_contributions(node: Node, newest: int) -> None:
+    """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds.
+
+    The trainer has a copy of each payload that counts for as long as a site may need it.
+
+    A store that refuses causes an event and no failure: what is left costs only space, and is deleted later.
+
+    Args:
+        newest: the round that was closed last.
+    """
+    key = node.key.public
+    try:
+        for path in [item.path async for item in node.store.list(paths.contributions(key))]:
+            number = path.removeprefix(paths.contributions(key))
+            if not number.isdigit() or int(number) > newest - KEPT_ROUNDS:
+                continue
+            try:
+                record = (await fetch_record(node, RoundContribution, path)).record
+            except (NotFoundError, TooLargeError, ProtocolError):
+                pass  # somebody changed it; its payload is found by nobody
+            else:
+                await node.store.delete(paths.payload(key, record.payload.digest))
+            await node.store.delete(path)
+    except StoreError as error:
+        node.telemetry.event("deletion-failed", error=str(error))

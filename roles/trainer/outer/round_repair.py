@@ -19,10 +19,10 @@ from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import parts_of
 from roles.node.identity import Node
 from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
-from roles.records import fetch_record
+from roles.records import fetch_object, fetch_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS
-from roles.trainer.outer.round_reader import fetch_object, fetch_payloads
+from roles.trainer.outer.round_reader import fetch_payloads
 from roles.trainer.spool import SnapshotName, newest_weights, next_version, put_snapshot, weights_folder
 from roles.trainer.tensor_shards import TensorSource, read_tensors
 

@@ -20,18 +20,17 @@ from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS
-from roles.node.change_reporter import ChangeReporter
 from roles.node.identity import Node
+from roles.node.retries import ChangeReporter
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.contribution_retention import delete_old_contributions
 from roles.trainer.outer.group_pool import GroupPool
 from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
-from roles.trainer.outer.local_steps import LocalSteps
-from roles.trainer.outer.local_work import LocalWork, encode_work
+from roles.trainer.outer.local_steps import LocalSteps, LocalWork, encode_work
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
+    delete_old_contributions,
     fetch_manifest,
     fetch_payloads,
     fetch_pointer,

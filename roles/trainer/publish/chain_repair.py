@@ -64,6 +64,9 @@ class ChainRepair:
         if head is None:
             return False
         history = await History.open(self._node.state)
+        # Storage may show one version more than is marked: the process was killed between head and mark, and its next
+        # start goes on by itself (publisher.py). More than one, or a manifest that this state has not signed, means
+        # that the state is a copy of an earlier time.
         own_manifest = history.manifests.get(head.version)
         return (
             head.version > history.published_version + 1
@@ -78,6 +81,10 @@ class ChainRepair:
             RepairError: storage is behind this state, or shows another history.
             StoreError, ProtocolError: storage or the state cannot be read, or storage shows no valid chain.
         """
+        # The node's state is a draft, which is written after the whole repair, so a crash before that changes nothing.
+        # First, storage is compared with what this state has published. Storage decides, because followers trust what
+        # it shows; but it must not be behind. To continue an older head would sign a second history of the versions in
+        # between, and to begin anew where a version was published would sign a second manifest for version 0.
         state = self._node.state
         self._local = await read_manifests(state)
         known_version = await self._known_version()
@@ -95,6 +102,9 @@ class ChainRepair:
                 f"{CHAIN}: storage shows version {head.version}, but this node has published version {known_version}; "
                 "restore the storage first"
             )
+        # Then the three things that the record is about: manifests, which decide whether this is the node's own chain;
+        # weights of the newest version, of which the next patch is made; snapshots that continue them. The record comes
+        # last, because it says of all of them that they are there.
         manifests = await self._fetch_manifests(head)
         count = await self._rebuild_weights(head)
         await self._repair_outbox(head.version)
@@ -103,6 +113,7 @@ class ChainRepair:
 
     async def _known_version(self) -> int:
         """Return the newest version that this state is known to have published; -1 for none."""
+        # The names of lost objects count as well: a mark whose bytes are damaged still says of which version it was.
         names = [path for path in self._lost_paths if path.startswith(PUBLISHED_WEIGHTS)]
         names += [item.path async for item in self._node.state.list(PUBLISHED_WEIGHTS)]
         return max((int(name.removeprefix(PUBLISHED_WEIGHTS)) for name in names), default=-1)
@@ -130,10 +141,14 @@ class ChainRepair:
             RepairError: this state has signed another manifest for one of the versions.
         """
         node, key = self._node, self._node.key.public
+        # The record has to agree with what followers see, so the checks are theirs. This node renews the head itself
+        # and was stopped, so an expired one counts.
         chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
         chain.accept_head(await fetch_envelope(node, Head, paths.head(key)), node.clock.now(), allow_expired=True)
         manifests: dict[int, tuple[Manifest, bytes]] = {}
         for version, digest in chain.missing_manifests():
+            # One key never signs two manifests for a version. If it did, somebody else has the key, and to go on would
+            # put this node's signature on top of a chain that is not its own.
             local = self._local.get(version)
             if local is not None and local.digest != digest:
                 raise RepairError(
@@ -151,16 +166,20 @@ class ChainRepair:
         they have.
         """
         node, path = self._node, f"{PUBLISHED_WEIGHTS}{head.version:010d}"
+        # Damaged files are absent from the draft, so files that are all there are intact.
         with suppress(NotFoundError):
             count = await count_shards(node.state, path)
             if await self._is_complete(head.version, count):
                 return count
+        # Otherwise this node fetches them as a new follower does, and each byte is checked against signed manifests. A
+        # follower takes the newest chain of all trainers, so whose chain that is has to be looked at.
         follower = await Follower.open(node, allow_expired=True)
         await follower.refresh()
         await node.state.delete(TRUST_PATH)  # a publisher has none
         if follower.chain.head is None or follower.chain.head.version != head.version:
             raise RepairError(f"{path}: storage shows the chain of another trainer as the newest")
         verified = await follower.rebuild(head.version)
+        # The old files go first: these weights may be cut into fewer files, and a leftover would count as one of them.
         folder = weights_folder(head.version)
         await delete_shards(node.state, folder)
         for lost_path in sorted({path, *(name for name in self._lost_paths if name.startswith(folder))}):
@@ -173,6 +192,8 @@ class ChainRepair:
 
     async def _repair_outbox(self, published_version: int) -> None:
         """Keep the snapshots that follow the published version without a gap, and a signed manifest that fits."""
+        # Each snapshot is trained from the one before. After a gap nothing that follows can be published as a patch, so
+        # it is dropped, and trained again from the newest version that is left.
         state, expected = self._node.state, published_version + 1
         for name in await list_snapshots(state):
             is_complete = await self._is_complete(name.version, await count_shards(state, name.path))
@@ -182,6 +203,8 @@ class ChainRepair:
             await state.delete(name.path)
             if name.version > published_version:
                 self._say(f"{name.path}: dropped, since the version before it is lost")
+        # The next version's manifest may be signed already. It is published with exactly the weights that it names, or
+        # not at all: no head shows it yet, so without these weights it may be forgotten and another one signed.
         next_manifest = self._local.get(published_version + 1)
         if next_manifest is None:
             return
@@ -201,6 +224,7 @@ class ChainRepair:
             count: of the files of the newest version's weights.
         """
         state = self._node.state
+        # An epoch never goes back: followers refuse a lower one, and fencing stops the publisher that has it.
         epoch = head.epoch
         with suppress(NotFoundError):
             epoch = max(epoch, int(await state.get(EPOCH, 32)))
@@ -212,17 +236,21 @@ class ChainRepair:
             REWIND: str(head.revision).encode(),  # the head was made when the rewinds up to then had been obeyed
             f"{PUBLISHED_WEIGHTS}{head.version:010d}": str(count).encode(),
         }
+        # Versions whose files stay: the base of the next patch, and what the outbox still has to publish.
         versions = {head.version, *(name.version for name in await list_snapshots(state))}
         if next_manifest is not None:
             manifests[head.version + 1] = next_manifest.record, next_manifest.data
         for version, (manifest, data) in manifests.items():
             objects[f"{MANIFESTS}{version:010d}"] = data
+            # The head names only anchors that are complete in storage. One that it does not name is either still to be
+            # uploaded, if its files are here, or it may be deleted at any time and must never be named again.
             if version in head.anchors:
                 objects[f"{ANCHORS}{version:010d}"] = b""
             elif manifest.anchor and await self._is_complete(version, len(manifest.anchor)):
                 versions.add(version)  # its anchor is uploaded from there
             elif manifest.anchor:
                 objects[f"{ANCHORS}{version:010d}"] = RETIRED
+        # What is left of the old record would be read together with the new one, so it is removed.
         for path in [item.path async for item in state.list(CHAIN)]:
             if path not in objects:
                 await state.delete(path)

@@ -44,7 +44,9 @@ class Fence:
             StateError: the roots take back versions that this node has published.
             StoreError: the head cannot be read.
         """
+        # A version that is signed counts here, marked or not: a killed process may have shown it.
         await self._obey_rewind(self._history.promised_version)
+        # A head that this state cannot explain was published from another state. To publish on would be a fork.
         current = await read_own_head(self._node)
         if current is not None and not self._knows(current.record) and not self._is_obsolete(current.record):
             raise ChainError(
@@ -57,6 +59,8 @@ class Fence:
         if history.writer not in (None, self._node.key.public) and self._node.revisions.rewind is not None:
             # after a rewind followers know the epochs of the remaining manifests only
             own_epoch = max((signed.record.epoch for signed in history.manifests.values()), default=0)
+        # Higher than both: than the state's, as storage may be rolled back, and than storage's, as the state may be
+        # older.
         if max(own_epoch, head_epoch) >= (1 << 53) - 1:
             raise ChainError("an epoch that nobody can follow: the key is stolen; revoke it with --rewind", "resume")
         await history.begin_epoch(max(own_epoch, head_epoch) + 1)
@@ -98,15 +102,21 @@ class Fence:
             StoreError: the head cannot be read.
         """
         await self.obey_rewind()
+        # A head of this process, or of an earlier epoch, or none: nobody else publishes, or who does has not seen the
+        # present epoch yet and will stop when it does.
         current, history = await read_own_head(self._node), self._history
         if current is None or current.digest in self._own_heads or current.record.epoch < history.epoch:
             return
+        # A higher epoch began later and wins. In the same epoch a head with versions that are unknown here shows that
+        # the other one has published on.
         head = current.record
         if head.epoch > history.epoch or not self._knows(head):
             raise FencedError(
                 f"another trainer publishes under this key (epoch {head.epoch} version {head.version}, "
                 f"this one epoch {history.epoch} version {history.published_version})"
             )
+        # Both began at the same moment, and storage has kept the other's head. This one read it, so it takes the next
+        # epoch; the other one will read that and stop.
         self._node.telemetry.event("epoch-contested", epoch=head.epoch)
         await history.begin_epoch(head.epoch + 1)
 

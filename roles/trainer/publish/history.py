@@ -16,14 +16,12 @@ of each version whose anchor is not complete yet, because they are its shards.
 
 from collections.abc import Set
 from contextlib import suppress
-from dataclasses import dataclass
 
-from protocol import limits
+from protocol import limits, paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore, StateError
-from roles.trainer.publish.retention import retained_range
 from roles.trainer.spool import (
     PUBLISHED_WEIGHTS,
     count_shards,
@@ -87,6 +85,8 @@ class History:
             history.writer = await state.get(WRITER, 32)
         with suppress(NotFoundError):
             history.rewind = int(await state.get(REWIND, 32))
+        # The note on a version's files is also the mark that it is published: one put, so a crash leaves both or
+        # neither. Its manifest was recorded long before that mark, so a mark without a manifest is damage.
         history.published_version = await newest_published_version(state)
         if history.published_version >= 0 and history.published_version not in history.manifests:
             raise StateError(
@@ -105,6 +105,7 @@ class History:
     async def clean_up(self) -> None:
         """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
         await self.delete_needless_weights()
+        # `delete_before` deletes a manifest before the note on its anchor; a crash in between leaves the note alone.
         for version in sorted((self.anchors | self.retired_anchors) - self.manifests.keys()):
             await self._delete_anchor_note(version)
 
@@ -121,6 +122,7 @@ class History:
     async def take_back(self, version: int) -> None:
         """Forget all versions after one, which the roots take back."""
         for later_version in [number for number in self.manifests if number > version]:
+            # The manifest goes last: as long as one is left, `promised_version` shows that there is something to do.
             await self._state.delete(f"{PUBLISHED_WEIGHTS}{later_version:010d}")
             await self._delete_anchor_note(later_version)
             await self._state.delete(f"{MANIFESTS}{later_version:010d}")
@@ -165,9 +167,12 @@ class History:
         Args:
             uploading: versions whose anchor is being uploaded. Those whose anchor is to be uploaded are needed anyhow.
         """
+        # Notes before files: a note says that its files are complete, so it must not outlive them.
         newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
             await self._state.delete(path)
+        # These files are the only copy of which an anchor's upload can be made, again after a crash. Those of the
+        # newest published version and of later ones stay as well: the next patches are made of them.
         needed_versions = {manifest.version for manifest in self.incomplete_anchors()} | uploading
         for version in sorted(await stored_versions(self._state)):
             if version < self.published_version and version not in needed_versions:
@@ -189,16 +194,32 @@ class History:
         self.anchors.discard(version)
         self.retired_anchors.discard(version)
 
+    def available_paths(self, key: bytes) -> set[str]:
+        """Return the paths, below a key, of all objects that a head may name now or later."""
+        available: set[str] = set()
+        for version, signed in self.manifests.items():
+            available.add(paths.manifest(key, version, signed.digest))
+            if signed.record.patch is not None and version >= self.first_patch:
+                available |= {paths.patch(key, ref.digest) for ref in signed.record.patch.parts}
+            if version not in self.retired_anchors:
+                available |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
+        return available
+
     async def retire(self, head: Head) -> None:
         """Record that what a head of the newest published version leaves out will never be named again.
 
         It may be deleted in storage once every head that may name it has expired.
         """
+        # Memory changes before the first await: while this task waits for the disk, another one, whose anchor is
+        # complete now, may make a head, and that must not name what is retired here.
         previous_first_patch, self.first_patch = self.first_patch, max(self.first_patch, head.oldest_patch)
         anchors_up_to_head = {version for version in self.anchors if version <= head.version}
         await self.retire_anchors(anchors_up_to_head - set(head.anchors))
+        # The disk follows before anything is deleted in storage: a publisher that starts again after a crash must not
+        # name what may be gone.
         if self.first_patch != previous_first_patch:
             await self._state.put(FIRST_PATCH, str(self.first_patch).encode())
+        # No later head lists a version before this base, so nothing of them needs to be known any more.
         await self.delete_before(head.base)
 
     async def retire_anchors(self, versions: Set[int]) -> None:
@@ -228,37 +249,3 @@ async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
         signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
         manifests[signed.record.version] = signed
     return manifests
-
-
-@dataclass(frozen=True)
-class HeadStamp:
-    """What a head says beside the chain.
-
-    Attributes:
-        run_id: the run.
-        revision: the newest revision of the authority that the publisher knows.
-        expires_ms: when the head expires, milliseconds since the Unix epoch.
-    """
-
-    run_id: bytes
-    revision: int
-    expires_ms: int
-
-
-def make_head(history: History, newest: int, keep_patches: int, keep_anchors: int, stamp: HeadStamp) -> Head:
-    """Return the head that shows everything up to version `newest`."""
-    available = {version for version in history.anchors if version <= newest}
-    anchors, oldest_patch = retained_range(newest, available, history.first_patch, keep_patches, keep_anchors)
-    base = anchors[0]
-    head = Head(
-        run=stamp.run_id,
-        epoch=history.epoch,
-        base=base,
-        manifests=tuple(history.manifests[version].digest for version in range(base, newest + 1)),
-        anchors=anchors,
-        oldest_patch=oldest_patch,
-        revision=stamp.revision,
-        expires_ms=stamp.expires_ms,
-    )
-    history.check_available(head)
-    return head

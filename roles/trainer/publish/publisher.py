@@ -6,14 +6,12 @@ process that is killed at any instruction goes on where it was. Anchors are uplo
 names them once they are complete.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Head, Manifest
+from protocol.chain.manifest import Manifest
 from protocol.digest import content_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
@@ -23,9 +21,10 @@ from protocol.patch import split_parts
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
-from roles.trainer.publish.history import HeadStamp, History, make_head
+from roles.trainer.publish.head_writer import HeadWriter
+from roles.trainer.publish.history import History
 from roles.trainer.publish.key_migration import migrate
-from roles.trainer.publish.retention import DeletionSchedule
+from roles.trainer.publish.retention import DeletionSchedule, delete_unnamed_objects
 from roles.trainer.publish.version_build import (
     PublicationMoment,
     VersionBuild,
@@ -66,9 +65,6 @@ class PublisherSettings:
     part_bytes: int = 4 << 20
 
 
-_CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody may set
-
-
 class Publisher:
     """Publishes the snapshots of one trainer.
 
@@ -85,9 +81,14 @@ class Publisher:
         self.started = trio.Event()
         self._published_weights: VersionWeights | None = None  # of the newest published version
         self._uploading: set[int] = set()  # versions whose anchor is being uploaded
-        self._head_lock = trio.Lock()
-        self._head_version = history.published_version
-        self._head_expiry = 0.0  # seconds since the Unix epoch, without the offset
+        self._heads = HeadWriter(
+            node,
+            history,
+            self.fence,
+            keep_patches=settings.keep_patches,
+            keep_anchors=settings.keep_anchors,
+            expiry_offset_ms=settings.expiry_offset_ms,
+        )
         self._deletions = DeletionSchedule(node.run.head_ttl)
 
     async def run(self) -> None:
@@ -96,7 +97,7 @@ class Publisher:
         self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._node.keep_announced, "trainer", 600.0)
-            nursery.start_soon(self._renew_head)
+            nursery.start_soon(self._heads.keep_fresh)
             for manifest in self._history.incomplete_anchors():
                 nursery.start_soon(self._upload_anchor, manifest)
             while True:
@@ -111,10 +112,14 @@ class Publisher:
 
         The second head follows after some seconds, in which another trainer under this key can write its own.
         """
+        # An epoch of one's own comes before everything that others can see: whoever publishes under the same key
+        # notices it, and stops or is noticed (fencing.py).
         node, history = self._node, self._history
         await history.clean_up()
-        self._head_version = max(self._head_version, await self.fence.begin())  # a head never shows less than the last
+        await self._heads.begin()
         version = history.published_version
+        # The next patch leads from these weights. If one bit of them were wrong, no follower could apply it, so they
+        # are compared with the signed manifest before anything is built on them.
         if version >= 0:
             build = VersionBuild(version)
             await self._read(build, self._reader(version, await history.published_shards()))
@@ -125,15 +130,18 @@ class Publisher:
                     f"not the weights that were published as version {version}",
                 )
             self._published_weights = weights
+        # After a rotation of the key the chain moves to the new key's space. The writer is recorded last, so a crash in
+        # between makes the next start move it again.
         if history.writer not in (None, node.key.public):
             assert history.writer is not None
-            await migrate(node, history, history.writer, self._head(version))
+            await migrate(node, history, history.writer, self._heads.head(version))
         await history.set_writer(node.key.public)
+        # Now the first head. What storage has lost must be retired before, since a head names only what is there.
         await self._retire_lost_anchors()
         if version >= 0:
-            await self._write_head(version)
+            await self._heads.write(version)
             await trio.sleep(self._settings.takeover_seconds)
-            await self._write_head(version)
+            await self._heads.write(version)
 
     async def _retire_lost_anchors(self) -> None:
         """Retire the anchors that storage has lost, if the chain can be followed from another one."""
@@ -142,6 +150,8 @@ class Publisher:
             missing_path = await self._missing_shard(history.manifests[version].record)
             if missing_path is None:
                 continue
+            # Another anchor helps only if the patches that follow it are not retired. Without one this anchor stays in
+            # the record: storage may show it again, and a chain without an anchor cannot be followed by a new node.
             others = [other for other in history.anchors if other != version and other >= history.first_patch - 1]
             self._node.telemetry.event("anchor-lost", version=version, path=missing_path, retired=bool(others))
             if others:
@@ -151,6 +161,7 @@ class Publisher:
         """Return the path of a shard of a version's anchor that storage says is not there; None if it shows all."""
         for ref in manifest.anchor:
             path = paths.anchor(self._node.key.public, ref.digest)
+            # The last byte tells whether the shard is there in its full length, and costs no download.
             try:
                 await self._node.store.get(path, 1, offset=ref.size - 1, size=1)
             except NotFoundError:
@@ -169,6 +180,8 @@ class Publisher:
                 f"the outbox begins with version {name.version}, {history.published_version} is published", "outbox"
             )
         reader = self._reader(name.version, await count_shards(node.state, name.path))
+        # Objects first, then the signature that names them. If the manifest is signed already, a crash came after that:
+        # its patch is in storage, and only the digest of the weights is computed again.
         signed = history.manifests.get(name.version)
         if signed is None:
             objects = await self._build(name, reader)
@@ -183,14 +196,19 @@ class Publisher:
                 f"{weights_folder(name.version)} of this node's state",
                 f"not the weights of the manifest that was signed for version {name.version}",
             )
+        # From here on every step may be repeated with the same bytes, and followers see them in an order in which
+        # nothing is named before it is there: anchor (if there is no other way to the version), manifest, head.
         if manifest.patch is None and manifest.version not in history.anchors:
             await self._upload_shards(manifest)
         await node.publish(paths.manifest(node.key.public, manifest.version, signed.digest), signed.data)
-        await self._write_head(manifest.version)
-        self._log_version(manifest)  # before the mark: after a crash between them it is logged twice, never not at all
+        await self._heads.write(manifest.version)
+        # A crash before the mark: all of this is done again, and the version is logged twice, never not at all. A crash
+        # after it: the snapshot is found to be published, and only deleted.
+        self._log_version(manifest)
         await history.mark_published(manifest.version, weights.shards)
         await node.state.delete(name.path)
         self._published_weights = weights
+        # An anchor beside a patch is for nodes that join later, so it delays no version.
         if manifest.anchor and manifest.version not in history.anchors:
             nursery.start_soon(self._upload_anchor, manifest)
         await history.delete_needless_weights(self._uploading)
@@ -216,6 +234,8 @@ class Publisher:
         weights, patch = await self._build_patch(name.version, previous, reader)
         if patch is None:
             return await self._anchored(weights)
+        # The parts are uploaded before the manifest is signed: if storage refuses one, the version gets an anchor
+        # instead, and a manifest that is signed can no longer say so.
         parts: tuple[bytes, ...] = await self._node.run_sync(split_parts, patch[0], self._settings.part_bytes)
         for part in parts:
             if not await self._upload_part(part):
@@ -293,9 +313,8 @@ class Publisher:
         previous = history.manifests.get(name.version - 1)
         if previous is not None and previous.record.beacon_round > 1:  # round 1 is also recorded before it is out
             node.time.record_round(previous.record.beacon_round)  # this round is over, whatever the clock says
-        beacon_round = (
-            await node.time.wait_for_newest_round()
-        )  # proven by the beacon, because a signature cannot be taken back
+        # Proven by the beacon and not read from the clock, because a signature cannot be taken back.
+        beacon_round = await node.time.wait_for_newest_round()
         moment = PublicationMoment(
             run_id=node.run_id,
             previous=previous.digest if previous else b"",
@@ -322,43 +341,12 @@ class Publisher:
 
     async def _upload_anchor(self, manifest: Manifest) -> None:
         """Upload an anchor while later versions are published, then write a head that names it."""
+        # `_uploading` keeps the files until the upload has ended, also if the version leaves the chain meanwhile.
         self._uploading.add(manifest.version)
         await self._upload_shards(manifest)
         self._uploading.remove(manifest.version)
-        await self._write_head(self._history.published_version)
+        await self._heads.write(self._history.published_version)
         await self._history.delete_needless_weights(self._uploading)
-
-    def _head(self, newest: int, revision: int = 0, expires_ms: int = 0) -> Head:
-        """Return the head that shows everything up to version `newest`."""
-        settings = self._settings
-        stamp = HeadStamp(self._node.run_id, revision, expires_ms)
-        return make_head(self._history, newest, settings.keep_patches, settings.keep_anchors, stamp)
-
-    async def _write_head(self, newest: int) -> None:
-        """Write a head that shows everything up to version `newest`."""
-        node = self._node
-        await node.time.wait_for_newest_round()  # before the lock, because it waits as long as the clock is wrong
-        async with self._head_lock:
-            revision = node.revisions.number  # if a rewind arrives after the check, followers must refuse this head
-            with suppress(StoreError):  # a store that does not answer shows no other trainer; the put is retried anyway
-                await self.fence.check()
-            # an anchor's upload may end after a version's head was written and before the version is marked published
-            self._head_version = max(newest, self._head_version)
-            self._head_expiry = await node.time.proven_time() + node.run.head_ttl
-            expires_ms = int(self._head_expiry * 1000) - self._settings.expiry_offset_ms
-            head = self._head(self._head_version, revision, expires_ms)
-            self.fence.add_own_head(content_digest(head.to_bytes()))
-            await node.publish(paths.head(node.key.public), sign(head, node.key))
-
-    async def _renew_head(self) -> None:
-        """Write the head again before it expires, and after the clock was set, for as long as this process lives."""
-        node = self._node
-        while True:
-            await trio.sleep(_CLOCK_SECONDS)
-            await self.fence.obey_rewind()
-            remaining = self._head_expiry - node.time.now()
-            if self._history.published_version >= 0 and not node.run.head_ttl * 2 / 3 < remaining <= node.run.head_ttl:
-                await self._write_head(self._history.published_version)
 
     def _log_version(self, manifest: Manifest) -> None:
         self._node.telemetry.event(
@@ -373,23 +361,9 @@ class Publisher:
 
     async def _delete_unnamed_objects(self) -> None:
         """Retire what the head does not name any more, and delete what no valid head can name."""
-        history, settings, key = self._history, self._settings, self._node.key.public
-        if history.published_version % max(1, settings.keep_patches // 10):
+        # Listing storage costs requests, so it is done a few times in the life of a patch.
+        history = self._history
+        if history.published_version % max(1, self._settings.keep_patches // 10):
             return
-        await history.retire(self._head(history.published_version))
-        available: set[str] = set()
-        for version, signed in history.manifests.items():
-            available.add(paths.manifest(key, version, signed.digest))
-            if signed.record.patch is not None and version >= history.first_patch:
-                available |= {paths.patch(key, ref.digest) for ref in signed.record.patch.parts}
-            if version not in history.retired_anchors:
-                available |= {paths.anchor(key, ref.digest) for ref in signed.record.anchor}
-        unnamed: set[str] = set()
-        try:
-            for kind in ("manifests", "patches", "anchors"):
-                items = self._node.store.list(paths.kind_prefix(key, kind))
-                unnamed |= {item.path async for item in items if item.path not in available}
-            for path in self._deletions.paths_to_delete(unnamed, trio.current_time()):
-                await self._node.store.delete(path)
-        except StoreError as error:
-            self._node.telemetry.event("deletion-failed", error=str(error))
+        await history.retire(self._heads.head(history.published_version))
+        await delete_unnamed_objects(self._node, history.available_paths(self._node.key.public), self._deletions)

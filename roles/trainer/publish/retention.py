@@ -1,4 +1,4 @@
-"""Which anchors and patches stay in storage, and when an object that no head names any more may be deleted. No I/O.
+"""Which anchors and patches stay in storage, and when an object that no head names any more is deleted.
 
 The invariant: everything that a signed head names is in storage, from before the head is shown until after the last
 head that names it has expired. Three rules keep the invariant under all settings, kills and restarts:
@@ -11,8 +11,13 @@ head that names it has expired. Three rules keep the invariant under all setting
 
 from collections.abc import Iterable, Set
 
+import trio
+
+from protocol import paths
 from protocol.errors import ChainError
 from protocol.limits import MAX_CHAIN, MAX_CLOCK_SKEW_MS
+from roles.node.identity import Node
+from roles.ports import StoreError
 
 _MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list is for anchors whose upload lags
 
@@ -56,6 +61,7 @@ def retained_range(
     Raises:
         ChainError: no anchor is near enough to the newest version.
     """
+    # A base leads to the newest version if the patch after it, and so all later ones, are not retired.
     available = {version for version in available if version > newest - MAX_CHAIN}
     bases = {version for version in available if version >= first_patch - 1}
     if not bases:
@@ -64,9 +70,12 @@ def retained_range(
             "show the chain; look at the storage, and set trainer.anchor_interval lower",
             f"version {newest}",
         )
+    # The base should be as old as the oldest patch that is kept. Where no anchor is old enough, all patches are kept.
     latest_base = max(0, newest - keep_patches)
     base = max((version for version in bases if version <= latest_base), default=min(bases))
     stride = _stride(keep_patches, keep_anchors)
+    # The first anchor of each stride does not change when later ones come, so what is retained now is retained until
+    # the base passes it, and the base always finds a next anchor to move to.
     first_of_stride: dict[int, int] = {}
     for version in sorted(available):
         if version >= base:
@@ -99,5 +108,23 @@ class DeletionSchedule:
             unnamed: the paths of all objects in storage that no present head names.
             now: seconds of a clock that never goes back.
         """
+        # The dictionary is made anew, so an object that a head names again meanwhile begins its wait again.
         self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}
         return sorted(path for path, time in self._deletion_times.items() if time <= now)
+
+
+async def delete_unnamed_objects(node: Node, available: Set[str], schedule: DeletionSchedule) -> None:
+    """Delete what no valid head of this node's chain can name. Storage that fails is tried again the next time.
+
+    Args:
+        available: the paths that a head may name now or later.
+    """
+    key = node.key.public
+    unnamed: set[str] = set()
+    try:
+        for prefix in (paths.manifests(key), paths.patches(key), paths.anchors(key)):
+            unnamed |= {item.path async for item in node.store.list(prefix) if item.path not in available}
+        for path in schedule.paths_to_delete(unnamed, trio.current_time()):
+            await node.store.delete(path)
+    except StoreError as error:
+        node.telemetry.event("deletion-failed", error=str(error))

@@ -4,6 +4,8 @@ The trainer's head in storage becomes that of the last valid version, under the 
 back to it, the weights are rebuilt from it, and training continues there.
 """
 
+from typing import Final
+
 from protocol import paths
 from protocol.chain.manifest import Head
 from protocol.chain.verifier import is_taken_back
@@ -15,9 +17,16 @@ from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, RepairError, StoreError
 from roles.trainer.publish.fencing import reaches_rewind, read_own_head
-from roles.trainer.publish.history import HeadStamp, History, make_head
+from roles.trainer.publish.head_writer import HeadStamp, make_head
+from roles.trainer.publish.history import MANIFESTS, REWIND, History
 from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
 from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, run_inline
+
+LAST_CHANGES: Final = (MANIFESTS, REWIND)
+"""What is written last after versions were taken back, when all that belongs to them is gone. As long as one of their
+manifests is left, the publisher refuses to start and the next repair takes them back again. The note that the rewind is
+obeyed would let the publisher go on with them.
+"""
 
 
 async def repair_rewind(node: Node, say: LineReporter) -> bool:
@@ -35,6 +44,7 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     number, point = rewind
     if history.promised_version <= point.version:
         return await _shorten_head(node, history, number, point)
+    # The record contains this rewind already: the later versions that it has were made after it.
     if number <= history.rewind:
         return False
     own_manifest = history.manifests.get(point.version)
@@ -45,6 +55,10 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
         )
     if history.writer not in (None, node.key.public):
         raise RepairError(f"{CHAIN}: these versions were published under another key; repair with that key")
+    # The state is a draft until the whole repair has succeeded; only the head is seen by others at once. After a crash
+    # all of it is done again, also if the draft was written in part (LAST_CHANGES): the head in storage is then this
+    # repair's own, and the next one has a higher epoch still. The weights are rebuilt after the head, by a follower,
+    # which refuses the head that shows what is taken back.
     taken_back, head = history.promised_version, await read_own_head(node)
     await history.take_back(point.version)
     await history.record_rewind(number)
@@ -75,6 +89,8 @@ async def _shorten_head(node: Node, history: History, number: int, point: ChainP
     if signed is None or not is_taken_back(signed.record, node.revisions) or reaches_rewind(history, node.revisions):
         return False
     head = signed.record
+    # This state lacks the manifests, so the head is cut short and not made anew: what remains must be a chain that can
+    # be followed, with the last valid version, an anchor, and all patches from there.
     anchors = tuple(version for version in head.anchors if version <= point.version)
     is_in_head = head.base <= point.version and head.digest(point.version) == point.digest
     if not is_in_head or not anchors or head.oldest_patch > point.version + 1:
@@ -82,6 +98,7 @@ async def _shorten_head(node: Node, history: History, number: int, point: ChainP
             f"{CHAIN}: this state is older than version {point.version}, the last one that revision {number} leaves, "
             "and storage does not lead there; restore a newer backup"
         )
+    # The higher epoch stops a publisher that still runs under this key (fencing.py).
     shortened = Head(
         run=head.run,
         epoch=head.epoch + 1,
@@ -101,6 +118,7 @@ async def _publish_head(node: Node, history: History) -> None:
     """Show the last valid version as the newest, so that followers, this repair included, can go back to it."""
     expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
     stamp = HeadStamp(node.run_id, node.revisions.number, expires_ms)
+    # MAX_CHAIN: a repair retires nothing, the publisher will by its own settings.
     head: Head = make_head(history, history.published_version, MAX_CHAIN, MAX_CHAIN, stamp)
     await node.store.put(paths.head(node.key.public), sign(head, node.key))
 

@@ -83,6 +83,7 @@ class VersionBuild:
         Args:
             old: the tensors of the previous version with the same names.
         """
+        # Both digests are known: the new ones from `add`, the old ones from the build of the version before.
         assert self._encoder is not None and self._previous is not None
         self._encoder.add(old, new, base_digests=self._previous.digests, digests=self._digests)
 
@@ -99,6 +100,7 @@ class VersionBuild:
     def patch(self) -> tuple[bytes, int]:
         """Return the patch, and how many elements it changes."""
         assert self._encoder is not None and self._previous is not None
+        # The frames were decoded by `check`; what remains is what followers read first, the digests at both ends.
         data, tensors = self._encoder.finish(), self._encoder.tensors
         patch.check_container(data, tensors, self._previous.digest, self.weights().digest)
         return data, sum(tensor.row.changed for tensor in tensors.values())

@@ -14,6 +14,7 @@ from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
+from roles.node.retries import Pause
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
 from tests.support.builders.chains import MINER, make_node, small_run
 from tests.support.faults.exchange_fault_proxy import ExchangeFault, ExchangeFaultProxy, affects_puts
@@ -26,7 +27,7 @@ HTTP_FAULTS: Final = (*(fault.value for fault in ExchangeFault), CONNECTION_REFU
 
 _ENDPOINTS: Final = {CONNECTION_REFUSED: "http://127.0.0.1:1", UNKNOWN_HOST: "http://no-such-host.invalid"}
 _RATE: Final = 0.25  # of each fault, in the exchanges that it can affect
-_RETRIES: Final = RetryPolicy(attempts=5, first_pause=0.02, longest_pause=0.1, deadline=20.0)
+_RETRIES: Final = RetryPolicy(attempts=5, pause=Pause(0.02, 0.1), deadline=20.0)
 _OBJECTS: Final = 12
 _LARGE_BYTES: Final = 6 * MIB  # uploaded in two parts
 _LISTINGS: Final = 10

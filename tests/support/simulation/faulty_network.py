@@ -21,6 +21,7 @@ from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.state.waiting_state import WaitingState
 from protocol.limits import MAX_KEYS
 from roles.node.identity import Node
+from roles.node.retries import Pause
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.faults.faulty_store import FaultyStore
@@ -33,7 +34,7 @@ from tests.support.simulation.recording_store import AcknowledgementRecorder, Ac
 FAULTY_WINDOWS: Final = 3
 WINDOWS: Final = 7
 CHOICES: Final = Choices(groups=3, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14)
-PATIENCE: Final = RetryPolicy(attempts=4, first_pause=0.05, longest_pause=0.4, deadline=2.0)
+PATIENCE: Final = RetryPolicy(attempts=4, pause=Pause(0.05, 0.4), deadline=2.0)
 MOST_LISTED: Final = 500
 _NEVER: Final = 1 << 62
 CHECKER: Final = "checker"

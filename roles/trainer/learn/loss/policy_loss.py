@@ -10,16 +10,93 @@
 C is the number of completions of the step, and |y| the tokens of the completion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import torch
 from torch import Tensor
 
-from roles.trainer.learn.loss.divergence import reference_divergence
 from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
-from roles.trainer.learn.loss.surrogates import ClipSettings, Surrogate, sampled_weight, sequence_ratio, token_ratio
-from roles.trainer.learn.loss.token_weights import TokenWeights, constant_length, sequence_mean, token_mean
+from roles.trainer.learn.loss.surrogates import (
+    LARGEST_LOG_RATIO,
+    ClipSettings,
+    Surrogate,
+    sampled_weight,
+    sequence_ratio,
+    token_ratio,
+)
+
+TokenWeights = Callable[[Sequence[int], int], list[float]]
+"""A function of the lengths of all completions of a step, in tokens, and of the longest completion that the run allows.
+It returns the weight of each token of each completion: one number for each completion.
+
+A weight depends on the lengths alone, so it is known before the first pass of the model: gradients that add up over
+several passes are those of one pass.
+"""
+
+
+def token_mean(lengths: Sequence[int], max_tokens: int) -> list[float]:
+    """Return weights for the mean over all tokens of the step: a token of a long completion weighs as much as one of a
+    short one (DAPO, Yu et al. 2025).
+    """
+    return [1 / sum(lengths)] * len(lengths)
+
+
+def sequence_mean(lengths: Sequence[int], max_tokens: int) -> list[float]:
+    """Return weights for the mean over completions of the mean over each one's tokens (equation 23)."""
+    return [1 / (len(lengths) * length) if length else 0.0 for length in lengths]
+
+
+def constant_length(lengths: Sequence[int], max_tokens: int) -> list[float]:
+    """Return weights for the sum over tokens divided by a constant length, and the mean over completions (Dr. GRPO,
+    Liu et al. 2025): the length of a completion does not bias its gradient.
+    """
+    return [1 / (len(lengths) * max_tokens)] * len(lengths)
+
+
+_MIN_DEVIATION: Final = 1e-6
+"""Rewards with a smaller standard deviation do not tell which rollout was better."""
+
+
+def advantages(rewards: Tensor, name: AdvantageName = "standardized") -> Tensor:
+    """Compute the advantages of the rollouts of one group (PULSE, equation 25).
+
+    Args:
+        rewards: float32 [R].
+        name: whether to divide by the population's standard deviation.
+
+    Returns:
+        float32 [R]; all zero if the rewards do not differ.
+    """
+    deviation = rewards.std(correction=0)
+    if deviation < _MIN_DEVIATION:
+        return torch.zeros_like(rewards)
+    centered = rewards - rewards.mean()
+    return centered / deviation if name == "standardized" else centered
+
+
+def reference_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """Estimate D_KL(pi_theta || pi_ref) of equation 23 at each token as exp(d) - d - 1, d being the difference
+    log pi_ref - log pi_theta.
+
+    The estimator is never negative, and unbiased for tokens that pi_theta samples (Schulman 2020, "k3").
+
+    Args:
+        log_probs: float32 [N], log pi_theta, with gradient.
+        reference: float32 [N], log pi_ref.
+
+    Returns:
+        float32 [N], nats.
+    """
+    difference = (reference - log_probs).clamp(max=LARGEST_LOG_RATIO)
+    return difference.exp() - difference - 1
+
+
+def entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Return the entropy of the sampled distribution in nats, float32 [N], of logits [N, V]."""
+    log_p = torch.log_softmax(logits / temperature, dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""The learner that the training process on rank 0 has, and what the other ranks do for it.
+"""A learner on several ranks: rank 0 runs the training process and calls it, the other ranks follow its calls.
 
-Rank 0 broadcasts each call before it takes part in it. Steps and reads have a channel each: a version is written while
-the gradients of the next step are computed.
+Each rank holds some rows of every tensor, so all ranks have to take part in each operation, in the same order. Rank 0
+therefore broadcasts a message that names the operation (one of the classes below) and then takes part in it; the other
+ranks wait for messages and do what they name. There are two channels, each followed in a thread of its own: steps
+change the tensors, and reads gather them, so that a version can be written to the disk while the gradients of the next
+step are computed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,22 +25,28 @@ from roles.trainer.verified_batch import VerifiedGroup
 
 @dataclass(frozen=True)
 class _Gradients:
+    """Compute the gradients of these groups."""
+
     groups: tuple[VerifiedGroup, ...]
 
 
 @dataclass(frozen=True)
 class _Update:
-    pass
+    """Take an optimizer step with the gradients that were computed last."""
 
 
 @dataclass(frozen=True)
 class _Restore:
+    """Take over tensors of a saved state, of which rank 0 sends each rank its rows."""
+
     names: tuple[str, ...]
     steps: int
 
 
 @dataclass(frozen=True)
 class _Read:
+    """Send this rank's rows of a tensor to rank 0; with `view`, rounded to BF16."""
+
     name: str
     view: bool
 
@@ -125,14 +134,23 @@ class ShardedLearner:
 
 
 def follow_steps(learner: RankLearner) -> None:
-    """Take part in all steps, on a rank other than 0. Returns when rank 0 has ended."""
+    """Follow the steps of rank 0 on another rank: receive the initial weights, then do what each message names.
+
+    This blocks its thread, and returns when rank 0 has ended and its connection is closed.
+
+    Errors that rank 0 has as well (groups without tokens, gradients that are not finite) are not raised here: they
+    change nothing on any rank, and rank 0 raises them to its caller.
+
+    Args:
+        learner: of this rank.
+    """
     learner.take_genesis(None)
-    gradients: Gradients | None = None
+    gradients: Gradients | None = None  # that the next update uses; None after an update, or where there were none
     for message in _messages(lambda: learner.group.broadcast(learner.group.steps)):
         match message:
             case _Gradients(groups):
                 gradients = None
-                with suppress(ValueError):  # rank 0 has it as well, and says so
+                with suppress(ValueError):
                     gradients = learner.gradients(groups)
             case _Update():
                 assert gradients is not None
@@ -144,14 +162,20 @@ def follow_steps(learner: RankLearner) -> None:
 
 
 def follow_reads(learner: RankLearner) -> None:
-    """Send rows to rank 0 when it reads a tensor, on a rank other than 0. Returns when rank 0 has ended."""
+    """Follow the reads of rank 0 on another rank: send this rank's rows of each tensor that a message names.
+
+    This blocks its thread, and returns when rank 0 has ended and its connection is closed.
+
+    Args:
+        learner: of this rank.
+    """
     for message in _messages(lambda: learner.group.broadcast(learner.group.reads)):
         assert isinstance(message, _Read)
         learner.gather(message.name, view=message.view)
 
 
 def _messages(receive: Callable[[], object]) -> Iterator[object]:
-    """Yield what rank 0 broadcasts, until its end closes the connection."""
+    """Yield the messages of rank 0 until its connection is closed."""
     while True:
         try:
             message = receive()

@@ -1,12 +1,33 @@
-"""An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log."""
+"""For what is tried again and again: how long to wait before the next try, and which errors to report."""
 
 import math
+from dataclasses import dataclass
 
 from roles.ports import Telemetry
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Pauses that grow from try to try.
+
+    Attributes:
+        first, longest: seconds.
+        factor: by which a pause is longer than the one before.
+    """
+
+    first: float
+    longest: float
+    factor: float = 2.0
+
+    def after(self, last: float = 0.0) -> float:
+        """Return the seconds of the pause that follows one of `last` seconds; without it, of the first one."""
+        return min(self.longest, max(self.first, self.factor * last))
+
+
 class ChangeReporter:
     """Reports the errors of one action that is tried again and again, each as an event of one name.
+
+    An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log.
 
     Args:
         max_reports: how many events at most until the action succeeds. For errors whose text somebody else chooses.

@@ -1,0 +1,116 @@
+"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from protocol import limits
+from protocol.digest import content_digest
+from protocol.identity.participant import Announcement
+from roles.node.retries import Pause
+
+_MAX_QUEUED: Final = 100  # as many as one summary carries
+_MAX_LINES: Final = 10_000
+_MAX_CHARACTERS: Final = 500  # of one alarm
+
+
+class Alarms:
+    """Alarms about dishonest participants that wait for this node's next summary (docs/spec/verdict.md).
+
+    A line that was queued once is not queued again.
+    """
+
+    def __init__(self) -> None:
+        self._lines: set[str] = set()  # all that were ever queued
+        self._queue: list[str] = []
+
+    def add(self, line: str) -> bool:
+        """Queue a line, and return whether it is new.
+
+        Beyond the limits the newest lines are dropped: the first ones name the cause.
+        """
+        line = "".join(character for character in line if character.isprintable())[:_MAX_CHARACTERS]
+        if line in self._lines or len(self._lines) >= _MAX_LINES:
+            return False
+        self._lines.add(line)
+        if len(self._queue) < _MAX_QUEUED:
+            self._queue.append(line)
+        return True
+
+    def drain(self) -> tuple[str, ...]:
+        """Empty the queue and return its lines, which the caller publishes."""
+        lines, self._queue = tuple(self._queue), []
+        return lines
+
+
+_REFUSAL: Final = Pause(first=10.0, longest=600.0)
+
+
+class Backoff:
+    """Keys that were refused, and until when they are passed over, so that reading junk in storage costs less and less.
+
+    Times are in seconds since the Unix epoch.
+    """
+
+    def __init__(self) -> None:
+        self._pauses: dict[bytes, tuple[float, float]] = {}  # key -> (end, length)
+
+    def is_backing_off(self, key: bytes, now: float) -> bool:
+        """Return whether a key is to be passed over now; a clock that was set back ends every pause."""
+        end, _ = self._pauses.get(key, (now, 0.0))
+        return now < end <= now + _REFUSAL.longest
+
+    def add_refusal(self, key: bytes, now: float) -> None:
+        """Begin a pause for a key, twice as long as its last one."""
+        _, last_length = self._pauses.pop(key, (0.0, 0.0))
+        if len(self._pauses) >= limits.MAX_LISTED_PARTICIPANTS:
+            del self._pauses[next(iter(self._pauses))]
+        length = _REFUSAL.after(last_length)
+        self._pauses[key] = (now + length, length)
+
+    def forget(self, key: bytes) -> None:
+        """Forget the refusals of a key, which was accepted."""
+        self._pauses.pop(key, None)
+
+
+class AnnouncementCache:
+    """The newest announcement of each key whose signature was checked, so that equal bytes need not be checked again.
+
+    Beyond the limit the oldest are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, tuple[bytes, Announcement]] = {}  # key -> (digest of the bytes, announcement)
+
+    def get(self, key: bytes, data: bytes) -> Announcement | None:
+        """Return the announcement in these bytes if they were checked for this key, else None."""
+        digest, record = self._entries.get(key, (b"", None))
+        return record if record is not None and digest == content_digest(data) else None
+
+    def add(self, key: bytes, data: bytes, record: Announcement) -> None:
+        """Remember that these bytes are this key's checked announcement."""
+        self._entries.pop(key, None)
+        if len(self._entries) >= limits.MAX_PARTICIPANTS:
+            del self._entries[next(iter(self._entries))]
+        self._entries[key] = content_digest(data), record
+
+
+class Sightings:
+    """The round that was the newest when this node first listed a key; of the newest MAX_LISTED_PARTICIPANTS keys.
+
+    Whoever knows the salt of a lottery can make keys that win it, so keys that were listed before the salt was out go
+    first.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[bytes, int] = {}
+
+    def add(self, keys: Iterable[bytes], newest_round: int) -> None:
+        """Remember keys that are listed now. A key that is no longer listed is forgotten when others need its room."""
+        for key in keys:
+            self._rounds[key] = self._rounds.pop(key, newest_round)
+        for key in list(self._rounds)[: max(0, len(self._rounds) - limits.MAX_LISTED_PARTICIPANTS)]:
+            del self._rounds[key]
+
+    def is_older(self, key: bytes, round_number: int) -> bool:
+        """Return whether a key was listed before a round was out."""
+        return self._rounds.get(key, round_number) < round_number
