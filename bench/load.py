@@ -52,6 +52,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError
 from roles.trainer.learn.training import TrainingSettings
 from roles.validator.validator import ValidatorSettings
+from tests.support.builders.recipes import demo_rules
 from tests.support.measuring.memory import resident
 from tests.support.measuring.store_tally import TallyMeter
 
@@ -110,19 +111,20 @@ class LocalRun:
 
 def create_run(root: Path, rounds: int) -> LocalRun:
     """Create a run whose windows have `rounds` seconds."""
-    choices = creation.Choices(
-        name="load", groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
+    rules = demo_rules(
+        groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
         seal_rounds=2 * rounds, verdict_rounds=3 * rounds, deposit=0.0,
     )  # fmt: skip
+    rules = creation.completed(rules, "load")
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
     authority = creation.first_authority(
-        choices,
+        rules,
         roots=[key("root").public],
         trainers=[key("trainer").public],
         validators=[key("validator").public],
     )
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
-    manifest = creation.draft_manifest(choices, PACKAGED_POLICY, chain, authority, proof)
+    manifest = creation.draft_manifest(rules, PACKAGED_POLICY, chain, authority, proof)
     (root / "run.manifest").write_bytes(sign(manifest, key("root")))
     return LocalRun.open(root)
 

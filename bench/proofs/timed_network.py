@@ -7,7 +7,7 @@ import trio
 
 from grailnode.engine.compute import make_engine
 from grailnode.node.settings import TrainerSettings
-from grailnode.run.creation import Choices
+from grailnode.run.rules import Rules
 from roles.authority_updates import run_under_authority
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
@@ -49,8 +49,8 @@ class TimedNetwork(Network):
         prefill_seconds: of a group.
     """
 
-    def __init__(self, choices: Choices, validators: int, quorum: int) -> None:
-        super().__init__(choices, validators, quorum)
+    def __init__(self, rules: Rules, validators: int, quorum: int) -> None:
+        super().__init__(rules, validators, quorum)
         self.prefill_seconds = 0.0
 
     def trainer_settings(self, groups_per_step: int = _NEVER, canaries: int = 0, **publisher: Any) -> TrainerSettings:

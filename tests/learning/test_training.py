@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import trio
 
-from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol.chain import safetensors
 from roles.trainer.learn.checkpoint_files import newest_checkpoint
@@ -16,6 +15,7 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
 from roles.trainer.learn.training import Training, TrainingSettings
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.learning.groups import group
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
 from tests.support.simulation.learning import Setup, run
@@ -44,7 +44,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @simulated
 async def test_a_learner_goes_on_from_its_files_bit_for_bit():
-    network = Network(Choices())
+    network = Network(demo_rules())
     one, other = (Learner(network.compute.model, network.weights, SETTINGS) for _ in range(2))
     one.step([group("a")])
     source = one.state_source()
@@ -63,7 +63,7 @@ def buffer_of(letters: str) -> ReplayBuffer:
 
 @simulated
 async def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_the_policy_of_one_step():
-    network = Network(Choices())
+    network = Network(demo_rules())
     learner = Learner(network.compute.model, network.weights, SETTINGS)
     views: dict[int, dict[str, torch.Tensor]] = {0: learner.view()}
     state, concurrent_steps = SlowState(), 0
@@ -98,7 +98,7 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
 @simulated
 async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
     """With a checkpoint every 3 versions: the first version and the fourth have one, and the sixth is the newest."""
-    network = Network(Choices())
+    network = Network(demo_rules())
     state = MemoryStore()
     node = replace(network.node("trainer"), state=state)
     settings = TrainingSettings(2, 1, checkpoint_versions=3)
@@ -136,7 +136,7 @@ async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
 @simulated
 async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
-    network = Network(Choices())
+    network = Network(demo_rules())
     state = MemoryStore()
     node = replace(network.node("trainer"), state=state)
     settings = TrainingSettings(2, 2, training_steps=3)

@@ -1,7 +1,5 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import trio
@@ -20,7 +18,7 @@ from roles.miner.miner import MinerSettings
 from roles.validator.validator import ValidatorSettings
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 WIDE = {
@@ -41,7 +39,7 @@ ADMITTED = ("torch-bfloat16", "torch-float32")
 
 def mixed_network() -> Network:
     """Return a network whose run admits both, with two validators of which both must accept."""
-    network = Network(CHOICES, validators=2, quorum=2)
+    network = Network(RULES, validators=2, quorum=2)
     network.validators = ["validator-0"]
     narrow = packaged_thresholds()
     rows = [
@@ -98,7 +96,7 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
 @simulated
 async def test_a_node_that_nobody_has_measured_judges_nothing():
     """The program refuses to start it; here it has started."""
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.validators = []
     compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
     node = network.node("validator-0")
@@ -130,7 +128,7 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
 @pytest.mark.slow
 @simulated
 async def test_in_an_exact_run_honest_work_is_trained_on():
-    network = Network(replace(CHOICES, numerics="exact"), validators=2, quorum=2)
+    network = Network(RULES.changed(numerics="exact"), validators=2, quorum=2)
     assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
     network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
     async with run_nodes(network, miners=1):

@@ -23,6 +23,7 @@ from grailnode.node.canary import CanaryProducer
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
+from grailnode.run.rules import Rules
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
@@ -83,20 +84,21 @@ def randomness(round_number: int) -> bytes:
     return hashlib.sha256(BEACON_KEY.sign(round_number)).digest()
 
 
-def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
+def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """Return the manifest of a simulated run."""
-    chat = ChatTemplate.read(policy).chat(choices.system_prompt, ()) if choices.chat else None
+    rules = creation.completed(rules, "demo")
+    chat = ChatTemplate.read(policy).chat(rules.system_prompt, ()) if rules.chat else None
     return creation.draft_manifest(
-        replace(choices, deposit=0.0),  # a network of a few windows has no time to work off a deposit
+        rules.changed(deposit=0.0),  # a network of a few windows has no time to work off a deposit
         policy,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
         creation.first_authority(
-            choices,
+            rules,
             roots=[key("root").public],
             trainers=[key("trainer").public],
             validators=[key(name).public for name in validators],
         ),
-        None if choices.numerics == "exact" else small_policy.proof(policy),
+        None if rules.numerics == "exact" else small_policy.proof(policy),
         chat,
     )
 
@@ -106,7 +108,7 @@ class Network:
 
     def __init__(
         self,
-        choices: creation.Choices,
+        rules: Rules,
         validators: int = 1,
         quorum: int = 1,
         policy: Path = small_policy.DIRECTORY,
@@ -118,14 +120,14 @@ class Network:
         self.states: dict[str, MemoryStore] = {}
         self.policy = Policy.load(policy)
         self.weights = load_weights(policy)
-        self.data = choices.data.read_bytes() if choices.data else None
+        self.data = rules.data.read_bytes() if rules.data else None
         self.sandbox = sandbox
         self.checkpoint_versions = 1
         self.compute = self.training_compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
-        problems = min(16, choices.evaluation_problems)  # enough for a simulation
-        choices = replace(choices, quorum=quorum, evaluation_problems=problems)
-        manifest = draft(choices, self.validators, policy)
+        problems = min(16, rules.evaluation_problems)  # enough for a simulation
+        rules = rules.changed(quorum=quorum, evaluation_problems=problems)
+        manifest = draft(rules, self.validators, policy)
         self.signed: Signed[RunManifest] = creation.sign_manifest(manifest, key("root"))
 
     @property
