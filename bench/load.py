@@ -50,8 +50,8 @@ from protocol.run import RunManifest
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.learn.training import TrainingSettings
-from roles.validator.validator import ValidatorSettings
+from roles.trainer.learn.training_settings import TrainingSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.recipes import demo_rules
 from tests.support.measuring.memory import resident
 from tests.support.measuring.store_tally import TallyMeter
@@ -300,7 +300,7 @@ async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, 
     local_run = create_run(root, rounds)
     miners = Miners(local_run, honest, junk, extra)
     trainer = local_run.node("trainer", key("trainer"))
-    settings = TrainerSettings(TrainingSettings(groups_per_step=1 << 20, steps_per_version=1))
+    settings = TrainerSettings(TrainingSettings(groups_per_step=1 << 20))
     lines: list[dict[str, float]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(

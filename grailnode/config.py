@@ -18,10 +18,13 @@ from grailnode import UserError
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.identity.participant import SPACE_FORM
 from protocol.limits import MAX_STREAMS, MAX_WORKERS
+from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
-from roles.trainer.learn.learning_rate import ScheduleName
-from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
+from roles.trainer.learn.loss.loss_settings import LossSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.retention import check_retention
+from roles.validator.validator_settings import ValidatorSettings
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -209,7 +212,7 @@ class OuterSection(Settings):
     """So long before the end of a round a site stops its local steps."""
 
 
-class TrainerSection(Settings):
+class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettings):
     """How the trainer learns and publishes (docs/guide/train.md)."""
 
     policy: str = "genesis"
@@ -218,64 +221,12 @@ class TrainerSection(Settings):
     """The file of problems, as named in the manifest."""
     adapters: Path | None = None
     """The directory with the adapters of version 0, for a run of LoRA adapters on the policy."""
-    loss: LossName = "token-mean"
-    """The loss of a step; docs/guide/train.md says what each computes."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """The importance ratio is clipped below 1 - clip_low."""
-    clip_high: float = Field(default=0.28, ge=0)
-    """The importance ratio is clipped above 1 + clip_high."""
-    truncation: float = Field(default=3.0, gt=1)
-    """Upper bound of the importance ratio whatever the advantage; inf for none."""
-    kl_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the divergence from version 0; 0 for none."""
-    advantage: Literal["of-loss", AdvantageName] = "of-loss"
-    """How advantages are computed; of-loss: as belongs to the loss."""
-    overlong_filtering: bool = False
-    """Leave out completions that reached the longest length without an end."""
-    dynamic_filtering: bool = True
-    """Refuse groups whose rewards do not differ."""
-    learning_rate: Positive = 7e-6
-    """The learning rate of AdamW at its peak."""
-    warmup_steps: int = Field(default=10, ge=0)
-    """Steps over which the learning rate rises to its peak."""
-    schedule: ScheduleName = "constant"
-    """The learning rate after the warm-up: constant, or down until `training_steps`."""
-    training_steps: int = Field(default=0, ge=0)
-    """Optimizer steps after which training ends; 0 for no end."""
-    final_share: float = Field(default=0.0, ge=0, le=1)
-    """The share of the peak that the learning rate comes down to."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of AdamW's first moment."""
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    """Decay of AdamW's second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay, per step and learning rate."""
-    max_grad_norm: Positive = 1.0
-    """A gradient with a larger L2 norm is scaled down to this one."""
     logits_chunk: Count = 1024
     """Tokens whose logits are in memory at the same time."""
     recompute: bool = False
     """Compute the activations of layers a second time instead of keeping them."""
     gpus: Count = 1
     """Processes that share a step, each with a GPU of its own."""
-    groups_per_step: Count = 16
-    """Groups of one optimizer step."""
-    steps_per_version: Count = 1
-    """Optimizer steps between two published versions."""
-    checkpoint_versions: int = Field(default=0, ge=0)
-    """Versions from one checkpoint to the next; 0: 1 with fewer than 100 million parameters, 20 with more."""
-    checkpoint_seconds: float = Field(default=0.0, ge=0)
-    """Seconds after which the next version has a checkpoint anyhow; 0 for never."""
-    max_uses: Count = 1
-    """Times that a group is trained on."""
-    decay: float = Field(default=0.7, gt=0, le=1)
-    """Weight of a group for each version that it is behind."""
-    max_staleness: int = Field(default=16, ge=0)
-    """Versions behind after which a group is dropped."""
-    replay_bytes: Count = 1 << 30
-    """Bytes of memory of all groups together."""
     anchor_interval: Count = 25
     """Versions between two full checkpoints in storage."""
     keep_patches: Count = 100
@@ -302,37 +253,9 @@ class TrainerSection(Settings):
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
-        if self.schedule != "constant" and self.training_steps <= self.warmup_steps:
-            raise ValueError(
-                f'schedule "{self.schedule}" needs training_steps above warmup_steps = {self.warmup_steps}'
-            )
-        if self.truncation <= 1 + self.clip_high:
-            raise ValueError(f"truncation must be above 1 + clip_high = {1 + self.clip_high:g}: the clip comes first")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self
-
-
-class MinerSection(Settings):
-    """How many groups a miner delivers, and how it works on them."""
-
-    groups: Count = 16
-    """Groups of a window, at most what the run allows."""
-    chunk: Count = 8
-    """Groups generated at a time; the clock is read after each chunk."""
-    share: float = Field(default=0.8, gt=0, le=1)
-    """The part of the time to the deadline that generating takes; uploads have the rest."""
-    poll_seconds: Positive = 0.2
-    """How often to look for a newer version."""
-
-
-class ValidatorSection(Settings):
-    """Whether a validator evaluates the policy on held-out problems, and how often it polls."""
-
-    evaluate: bool = True
-    """Evaluate every version on the held-out problems, by the run's rule."""
-    poll_seconds: Positive = 0.2
-    """How often to look for a newer version."""
 
 
 class Config(Settings):
@@ -344,8 +267,8 @@ class Config(Settings):
     beacon: BeaconSection = BeaconSection()
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()
-    miner: MinerSection = MinerSection()
-    validator: ValidatorSection = ValidatorSection()
+    miner: MinerSettings = MinerSettings()
+    validator: ValidatorSettings = ValidatorSettings()
     directory: Path = Path()
 
     def at(self, path: Path | str) -> Path:

@@ -13,7 +13,8 @@ from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.ports import Engine, Forward
 from roles.validator.ledger_state import Ledger
-from roles.validator.validator import Validator, ValidatorSettings
+from roles.validator.validator import Validator
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation.network import Network
 
 _NEVER: Final = 1 << 20  # groups of a step

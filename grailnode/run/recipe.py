@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from grailnode.config import EngineSection, MinerSection, TrainerSection, ValidatorSection, read_toml, validate
+from grailnode.config import EngineSection, TrainerSection, read_toml, validate
 from grailnode.run.rules import Rules
 from grailnode.run.run_toml import Sections
+from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
+from roles.validator.validator_settings import ValidatorSettings
 
 DEMO: Final = Path(__file__).parents[1] / "data" / "demo.toml"
 """The recipe of `grailnode demo`."""
@@ -23,8 +25,8 @@ class Recipe(Settings):
     rules: Rules = Rules()
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()
-    miner: MinerSection = MinerSection()
-    validator: ValidatorSection = ValidatorSection()
+    miner: MinerSettings = MinerSettings()
+    validator: ValidatorSettings = ValidatorSettings()
 
     def sections(self) -> Sections:
         """Return what the recipe says, by section of run.toml and key."""

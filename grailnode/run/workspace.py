@@ -38,9 +38,7 @@ _LOCAL_STEPS: Final = 4  # of a site in such a round
 ADAPTERS: Final = "adapters"
 """The directory beside run.toml with the adapters of version 0, for a LoRA run."""
 
-_LORA_RATE_FACTOR: Final = (
-    30  # the learning rate of adapters, a multiple of that of all weights (docs/guide/train.md)
-)
+_LORA_RATE_FACTOR: Final = 30  # the learning rate of adapters, a multiple of that of all weights (docs/guide/train.md)
 _OWN_WINDOW_SECONDS: Final = 2.0  # of a run with a beacon of its own, on one machine
 _PUBLIC_WINDOW_SECONDS: Final = 60.0
 _UPLOAD_SHARE: Final = 0.2  # of a round: the time for the uploads of the sites
@@ -157,6 +155,8 @@ def create(
     if public_chain is None:
         seeds["beacon"] = _secret("beacon", seed)
         period_ms = round((rules.window or _OWN_WINDOW_SECONDS) * 1000 / rules.rounds)
+        if not period_ms:
+            raise WorkspaceError(f"{rules.rounds} rounds in a window of this length: lower rounds, or raise --window")
         chain, first_round = LocalKey.from_seed(seeds["beacon"]).chain(period_ms, int(moment * 1000)), 1
     else:
         chain, first_round = public_chain, public_chain.round_at(moment) + 1

@@ -10,7 +10,7 @@ from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
-from roles.miner.miner import MinerSettings
+from roles.miner.miner_settings import MinerSettings
 from roles.ports import ObjectInfo, ObjectStore
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key

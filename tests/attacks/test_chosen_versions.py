@@ -12,7 +12,8 @@ from protocol.errors import ProtocolError
 from protocol.judging.ledger import LedgerRow, balances, clean_windows, histories
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
-from roles.miner.miner import Miner, MinerSettings
+from roles.miner.miner import Miner
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.validator.audit import Auditor

@@ -27,7 +27,8 @@ from roles.policy.follower import Follower
 from roles.records import fetch_record
 from roles.rosters import Rosters
 from roles.validator.ledger_state import Ledger
-from roles.validator.validator import Validator, ValidatorSettings
+from roles.validator.validator import Validator
+from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key, randomness

@@ -22,11 +22,12 @@ from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
-from roles.miner.miner import Miner, MinerSettings
+from roles.miner.miner import Miner
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
-from roles.validator.validator import ValidatorSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
 from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore

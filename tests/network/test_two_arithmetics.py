@@ -14,8 +14,8 @@ from protocol.errors import PairError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed
 from protocol.proof import CALIBRATED, Step
-from roles.miner.miner import MinerSettings
-from roles.validator.validator import ValidatorSettings
+from roles.miner.miner_settings import MinerSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
@@ -60,7 +60,7 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
 
     async def run_wide_validator() -> None:
         node = network.node("validator-1")
-        await run_validator(node, network.task(node), wide, ValidatorSettings(False, 0.2))
+        await run_validator(node, network.task(node), wide, ValidatorSettings(evaluate=False, poll_seconds=0.2))
 
     async def run_wide_miner() -> None:
         node = network.node("miner-2")
@@ -103,7 +103,7 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
     validator = node.key.public
 
     async def run_unmeasured() -> None:
-        await run_validator(node, network.task(node), compute, ValidatorSettings(False, 0.2))
+        await run_validator(node, network.task(node), compute, ValidatorSettings(evaluate=False, poll_seconds=0.2))
 
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_unmeasured)

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.config import ConfigError, EngineSection, MinerSection, TrainerSection, load
-from grailnode.node.settings import miner_settings, trainer_settings
+from grailnode.config import ConfigError, EngineSection, TrainerSection, load
+from grailnode.node.settings import trainer_settings
 from grailnode.run import workspace
 from protocol.rollout.sampling import SamplingParams
+from roles.miner.miner_settings import MinerSettings
 from tests.support.builders.recipes import demo_recipe
 
 SAMPLING = SamplingParams(1.0, 8, (1,))
@@ -23,7 +24,7 @@ def test_the_file_of_init_is_complete_and_true(run_toml: Path):
     config = load(run_toml)
     assert config.at(config.run.manifest).is_file()
     assert config.trainer == TrainerSection()
-    assert config.miner == MinerSection()
+    assert config.miner == MinerSettings()
     assert config.engine == EngineSection()
 
 
@@ -31,7 +32,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
     config = load(
         run_toml, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
     )
-    assert miner_settings(config).groups == 3
+    assert config.miner.groups == 3
     assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
     assert config.at(config.store.path) == run_toml.parent / "elsewhere"
     assert config.engine.device == "cuda"

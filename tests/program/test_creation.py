@@ -234,7 +234,7 @@ class TestRunToml:
         for lines in (
             '# The signed rules that all nodes share: a file or a URL.\nmanifest = "run.manifest"\n',
             "# Steps over which the learning rate rises to its peak.\nwarmup_steps = 10\n",
-            "# Groups of a window, at most what the run allows.\ngroups = 16\n",
+            "# Groups to aim for in a window, at most what the run allows.\ngroups = 16\n",
         ):
             assert lines in local
             assert lines in bucket

@@ -79,10 +79,10 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
     assert config.miner.groups == 3
     settings = trainer_settings(config, run.sampling.params())
     loss, optimizer = settings.learner.loss, settings.learner.optimizer
-    assert (loss.name, loss.clip.clip_low, loss.clip.clip_high, loss.clip.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
-    assert (loss.kl_coefficient, loss.advantage_name) == (0.1, "centered")
+    assert (loss.loss, loss.clip_low, loss.clip_high, loss.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
+    assert (loss.kl_coefficient, loss.advantage) == (0.1, "centered")
     assert (optimizer.beta2, optimizer.weight_decay) == (0.99, 0.01)
-    assert [optimizer.schedule.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
+    assert [optimizer.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
     assert settings.training.training_steps == 50
     assert settings.learner.filters.top_p == 0.9
     assert settings.learner.max_tokens == run.sampling.max_tokens
@@ -133,6 +133,13 @@ def test_a_rule_without_an_option_is_signed(tmp_path: Path):
     assert result.returncode == 0, result.stderr
     run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert (run.schedule.max_lag, run.schedule.seal_rounds, run.schedule.rounds, run.head_ttl) == (3, 20, 8, 60)
+
+
+def test_more_rounds_than_milliseconds_are_refused(tmp_path: Path):
+    recipe = _write(tmp_path / "recipe.toml", "[rules]\nrounds = 5000\n")
+    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
+    assert result.stderr == ("grailnode: 5000 rounds in a window of this length: lower rounds, or raise --window\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_new_run_says_which_loss_it_has(tmp_path: Path):

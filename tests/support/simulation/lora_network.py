@@ -12,7 +12,7 @@ from grailnode.run.base_files import LoraStart, start_lora
 from grailnode.run.rules import Rules
 from protocol.digest import digest_weights
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from tests.support.simulation import small_policy
 from tests.support.simulation.network import Network
 
@@ -42,7 +42,7 @@ class LoraNetwork(Network):
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """Return the settings of the simulated trainer, with a learning rate for adapters."""
         settings = super().trainer_settings(groups_per_step, canaries, **publisher)
-        optimizer = AdamWSettings(learning_rate=self.learning_rate)
+        optimizer = AdamWSettings(learning_rate=self.learning_rate, warmup_steps=0)
         return TrainerSettings(
             training=settings.training,
             learner=LearnerSettings(optimizer=optimizer),

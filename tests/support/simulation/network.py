@@ -32,17 +32,17 @@ from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
 from protocol.judging.report import canary_key
 from protocol.run import RunManifest
-from roles.miner.miner import MinerSettings
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import ObjectStore
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.training import TrainingSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.validator.validator import ValidatorSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation import small_policy
 from tests.support.simulation.trio_clock import TrioClock
 
@@ -173,8 +173,10 @@ class Network:
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """Return the settings of the simulated trainer."""
         return TrainerSettings(
-            training=TrainingSettings(groups_per_step, 1, checkpoint_versions=self.checkpoint_versions),
-            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
+            training=TrainingSettings(
+                groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
+            ),
+            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5, warmup_steps=0)),
             publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
         )
@@ -209,7 +211,9 @@ class Network:
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
-        await run_validator(node, self.task(node), self.compute, ValidatorSettings(True, poll_seconds))
+        await run_validator(
+            node, self.task(node), self.compute, ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
+        )
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.loss.loss_names import AdvantageName
+from roles.trainer.learn.loss.loss_settings import AdvantageName
 
 _MIN_DEVIATION: Final = 1e-6
 """Rewards with a smaller standard deviation do not tell which rollout was better."""

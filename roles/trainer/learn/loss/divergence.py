@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.loss.surrogates import LARGEST_LOG_RATIO
+from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO
 
 
 def reference_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
