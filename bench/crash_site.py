@@ -16,18 +16,17 @@ from grailnode.calibration import proof_file
 from grailnode.config import Config, load
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
+from tests.support.builders.recipes import demo_recipe
 from tests.support.simulation import small_policy
 
-CHOICES: Final = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16, deposit=0.0)
-PACE: Final = workspace.Pace(
-    period_ms=150,
-    groups_per_step=2,
-    groups=4,
-    evaluate=False,
-    anchor_interval=3,
-    learning_rate=2e-5,
-)
+RECIPE: Final = demo_recipe(
+    {
+        "trainer": {"groups_per_step": 2, "anchor_interval": 3, "learning_rate": 2e-5},
+        "miner": {"groups": 4},
+        "validator": {"evaluate": False},
+    },
+    groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=16, deposit=0.0, window=1.2,
+)  # fmt: skip
 PROCESSES: Final[dict[str, tuple[str, Kind]]] = {
     "trainer/beacon": ("trainer", "beacon"),
     "trainer/training": ("trainer", "training"),
@@ -73,7 +72,7 @@ class ProcessNetwork:
             directory.mkdir(parents=True, exist_ok=True)
             proof = directory / proof_file.NAME
             proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
-            workspace.create(directory, CHOICES, PACE, policy=small_policy.DIRECTORY, proof=proof, seed=1)
+            workspace.create(directory, RECIPE, policy=small_policy.DIRECTORY, proof=proof, seed=1)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["grailnode.node.fork_server", "torch", "bench.crash_points"])
         network = cls(directory, load(file, ["trainer.keep_patches=6"]), context)
@@ -173,8 +172,9 @@ class ProcessNetwork:
 
     def wait_for_open_windows(self) -> None:
         """Wait until every window that has begun is judged and collected."""
-        rounds = CHOICES.verdict_rounds + CHOICES.rounds
-        self.wait(rounds * PACE.period_ms / 1000 + 1.0)
+        rules = RECIPE.rules
+        assert rules.window is not None
+        self.wait((rules.verdict_rounds / rules.rounds + 1) * rules.window + 1.0)
 
     def events(self, process: str, name: str = "") -> list[dict[str, Any]]:
         """Return the events that a process has logged, those of one name or all.

@@ -50,8 +50,9 @@ from protocol.run import RunManifest
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.learn.training import TrainingSettings
-from roles.validator.validator import ValidatorSettings
+from roles.trainer.learn.training_settings import TrainingSettings
+from roles.validator.validator_settings import ValidatorSettings
+from tests.support.builders.recipes import demo_rules
 from tests.support.measuring.memory import resident
 from tests.support.measuring.store_tally import TallyMeter
 
@@ -110,19 +111,20 @@ class LocalRun:
 
 def create_run(root: Path, rounds: int) -> LocalRun:
     """Create a run whose windows have `rounds` seconds."""
-    choices = creation.Choices(
-        name="load", groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
+    rules = demo_rules(
+        groups=GROUPS, rounds=rounds, commit_rounds=rounds - 4, audit_rounds=rounds - 3,
         seal_rounds=2 * rounds, verdict_rounds=3 * rounds, deposit=0.0,
     )  # fmt: skip
+    rules = creation.completed(rules, "load")
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
     authority = creation.first_authority(
-        choices,
+        rules,
         roots=[key("root").public],
         trainers=[key("trainer").public],
         validators=[key("validator").public],
     )
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
-    manifest = creation.draft_manifest(choices, PACKAGED_POLICY, chain, authority, proof)
+    manifest = creation.draft_manifest(rules, PACKAGED_POLICY, chain, authority, proof)
     (root / "run.manifest").write_bytes(sign(manifest, key("root")))
     return LocalRun.open(root)
 
@@ -298,7 +300,7 @@ async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, 
     local_run = create_run(root, rounds)
     miners = Miners(local_run, honest, junk, extra)
     trainer = local_run.node("trainer", key("trainer"))
-    settings = TrainerSettings(TrainingSettings(groups_per_step=1 << 20, steps_per_version=1))
+    settings = TrainerSettings(TrainingSettings(groups_per_step=1 << 20))
     lines: list[dict[str, float]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(

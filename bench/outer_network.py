@@ -29,8 +29,8 @@ from bench.namespaces import NamespaceNetwork
 from bench.soak import TIMEOUTS
 from bench.wan import PROXY_PORTS, open_links
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from protocol import paths
+from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import MEETING_BUCKET, Machines
 
@@ -47,8 +47,7 @@ ROLES: Final = {
     "miner-1": "miner",
     "miner-2": "miner",
 }
-_CHOICES: Final = Choices(sites=len(SITES), evaluation_problems=16)
-_WINDOW_SECONDS: Final = 4.0
+_RECIPE: Final = demo_recipe(trainers=len(SITES), evaluation_problems=16, window=4.0)
 _SETTINGS: Final = """
 [engine]
 threads = 1
@@ -116,8 +115,7 @@ class SiteNetwork:
 @contextmanager
 def started(directory: Path, namespaces: NamespaceNetwork, delay: int) -> Iterator[SiteNetwork]:
     """Start all nodes but the late site, and stop them at the end of the block."""
-    pace = workspace.Pace(period_ms=round(1000 * _WINDOW_SECONDS / _CHOICES.rounds))
-    founder = workspace.create(directory / "creator", _CHOICES, pace)
+    founder = workspace.create(directory / "creator", _RECIPE)
     urls = (f"http://127.0.0.1:{port}" for port in PROXY_PORTS)
     machines = Machines(
         directory, founder, ROLES, *urls,

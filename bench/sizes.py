@@ -43,9 +43,10 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
-from roles.trainer.learn.training import Training, TrainingSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.training import Training
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import next_version
@@ -134,13 +135,13 @@ class Site:
     async def _train(self, steps: int) -> str:
         node, began = self.node("trainer"), time.monotonic()
         settings = LearnerSettings(
-            optimizer=AdamWSettings(learning_rate=1e-6),
+            optimizer=AdamWSettings(learning_rate=1e-6, warmup_steps=0),
             max_tokens=_LENGTH,
             max_batch_tokens=self.completions // 2 * (_LENGTH + _PROMPT),
             logits_chunk=64,
         )
         learner = self.learner = await trio.to_thread.run_sync(lambda: Learner(self.model, self.weights(), settings))
-        buffer = ReplayBuffer(ReplaySettings(1 << 30, 1.0, 1000, 1000), 0)
+        buffer = ReplayBuffer(ReplaySettings(decay=1.0, max_staleness=1000, max_uses=1000), 0)
         completions = torch.randint(self.vocabulary, (self.completions, _LENGTH)).tolist()
         logprobs = [torch.full((_LENGTH,), -11.0) for _ in completions]
         rewards = [float(number % 2) for number in range(self.completions)]
@@ -150,7 +151,9 @@ class Site:
             learner,
             buffer,
             self.weights,
-            TrainingSettings(1, 1, training_steps=steps, checkpoint_versions=_CHECKPOINT_VERSIONS),
+            TrainingSettings(
+                groups_per_step=1, steps_per_version=1, training_steps=steps, checkpoint_versions=_CHECKPOINT_VERSIONS
+            ),
         )
 
         async def is_done() -> bool:

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ from bench.crash_audit import find_violations
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
 from grailnode.run import workspace
+from grailnode.run.recipe import Recipe
 from protocol import paths
 from tests.support.measuring.resources import ProcessMonitor, table
 from tests.support.processes.programs import eventually, members
@@ -48,7 +49,7 @@ ROLES: Final = {
     "miner-2": "miner",
 }
 BENT_NODES: Final = ("trainer", "validator", "miner-1")
-CHOICES: Final = replace(crash_site.CHOICES, validators=2)
+RULES: Final = crash_site.RECIPE.rules.changed(validators=2)
 
 SETTINGS: Final = """
 [trainer]
@@ -70,6 +71,11 @@ poll_seconds = 1.0
 TIMEOUTS: Final = "silence_seconds = 5.0\nconnect_seconds = 5.0"
 _TRAINER: Final = ("training", "upload", "download", "beacon")
 _SAMPLE_SECONDS: Final = 10.0
+
+
+def recipe(window: float) -> Recipe:
+    """Return the recipe of a run with windows of `window` seconds."""
+    return crash_site.RECIPE.model_copy(update={"rules": RULES.changed(window=window)})
 
 
 @dataclass
@@ -240,12 +246,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="directory of the network; the default is a new one")
     arguments = parser.parse_args()
     out = (arguments.out or Path(tempfile.mkdtemp(prefix="grailnode-soak-"))).absolute()
-    pace = replace(crash_site.PACE, period_ms=round(1000 * arguments.window / CHOICES.rounds))
     out.mkdir(parents=True, exist_ok=True)
     proof = out / proof_file.NAME
     proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
     workspace_of_run = workspace.create(
-        out / "creator", CHOICES, pace, policy=small_policy.DIRECTORY, proof=proof, seed=1
+        out / "creator", recipe(arguments.window), policy=small_policy.DIRECTORY, proof=proof, seed=1
     )
     ports = free_port(), free_port()
     proxy_log = out / "proxy.json"
@@ -263,7 +268,7 @@ def main() -> None:
         monitor = run_with_kills(bent_states, 60 * arguments.minutes, arguments.every, arguments.bend, samples)
         proxy.send_signal(signal.SIGUSR1)
         restart_stopped_nodes(bent_states)
-        time.sleep((CHOICES.verdict_rounds + 2 * CHOICES.rounds) * pace.period_ms / 1000)
+        time.sleep((RULES.verdict_rounds / RULES.rounds + 2) * arguments.window)
         restart_stopped_nodes(bent_states)
         bent_states.harmless_outcomes()
         violations = bent_states.problems + find_violations(network)  # the wait lets all open windows end

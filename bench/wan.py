@@ -27,10 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench import crash_site
 from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.namespaces import HUB, NamespaceNetwork
-from bench.soak import CHOICES, ROLES
+from bench.soak import ROLES, recipe
 from bench.wan_nodes import weights_of
 from grailnode.calibration import proof_file
 from grailnode.run import creation, key_files, workspace
@@ -242,9 +241,7 @@ def create_run(directory: Path, pair: Path, tensors: int) -> workspace.Workspace
     """Create a run whose genesis is version 0 of `weights_of` instead of a packaged policy."""
     proof = directory / proof_file.NAME
     proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
-    run_workspace = workspace.create(
-        directory / "creator", CHOICES, crash_site.PACE, policy=small_policy.DIRECTORY, proof=proof
-    )
+    run_workspace = workspace.create(directory / "creator", recipe(1.2), policy=small_policy.DIRECTORY, proof=proof)
     manifest = creation.open_run((run_workspace.directory / "run.manifest").read_bytes()).record
     genesis = digest_weights(weights_of(0, safetensors.read(pair.read_bytes()), tensors))
     manifest = manifest.model_copy(update={"model": manifest.model.model_copy(update={"genesis": genesis})})

@@ -15,13 +15,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from bench import crash_site
 from bench.crash_audit import find_violations
 from bench.namespaces import NamespaceNetwork
-from bench.soak import CHOICES, ROLES, SETTINGS, TIMEOUTS, NodeNetwork, fault_proxy, progress, start_all
+from bench.soak import ROLES, RULES, SETTINGS, TIMEOUTS, NodeNetwork, fault_proxy, progress, recipe, start_all
 from bench.wan import PROXY_PORTS, open_links
 from grailnode.calibration import proof_file
 from grailnode.config import load
@@ -34,10 +32,9 @@ from tests.support.simulation import small_policy
 @contextmanager
 def start_network(namespaces: NamespaceNetwork, directory: Path, window: float) -> Iterator[Machines]:
     """Start the nodes, each in its namespace, and stop them at the end of the block."""
-    pace = replace(crash_site.PACE, period_ms=round(1000 * window / CHOICES.rounds))
     proof = directory / proof_file.NAME
     proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
-    run_workspace = workspace.create(directory / "creator", CHOICES, pace, policy=small_policy.DIRECTORY, proof=proof)
+    run_workspace = workspace.create(directory / "creator", recipe(window), policy=small_policy.DIRECTORY, proof=proof)
     settings = SETTINGS.format(policy=small_policy.DIRECTORY.absolute())
     urls = (f"http://127.0.0.1:{port}" for port in PROXY_PORTS)
     machines = Machines(
@@ -86,7 +83,7 @@ def main() -> None:
         time.sleep(60 * arguments.minutes)
         for link in links:
             link.send_signal(signal.SIGUSR1)
-        time.sleep(arguments.window * (2 + CHOICES.verdict_rounds / CHOICES.rounds))
+        time.sleep(arguments.window * (2 + RULES.verdict_rounds / RULES.rounds))
         link_bytes = {name: namespaces.carried_bytes(name) for name in ROLES}
         network = NodeNetwork(machines, load(out / "trainer" / "run.toml"))
         servers = [

@@ -12,15 +12,19 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from grailnode import UserError
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.identity.participant import SPACE_FORM
 from protocol.limits import MAX_STREAMS, MAX_WORKERS
-from roles.trainer.learn.learning_rate import ScheduleName
-from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
+from roles.miner.miner_settings import MinerSettings
+from roles.settings_base import Settings
+from roles.trainer.learn.loss.loss_settings import LossSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.retention import check_retention
+from roles.validator.validator_settings import ValidatorSettings
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -40,44 +44,55 @@ def is_space_url(text: str) -> bool:
     return re.fullmatch(SPACE_FORM, text) is not None
 
 
-class Section(BaseModel):
-    """Keys and values of a TOML file, all of them known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+Checked = TypeVar("Checked", bound=Settings)
 
 
-Checked = TypeVar("Checked", bound=Section)
-
-
-class RunSection(Section):
-    """Which run: the signed manifest's file or URL, and the id that it must have (empty accepts any)."""
+class RunSection(Settings):
+    """Which run the node takes part in."""
 
     manifest: str = "run.manifest"
-    id: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The signed rules that all nodes share: a file or a URL."""
+    id: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """The id that the manifest must have; empty accepts any."""
 
 
-class PlaceSection(Section):
-    """Where objects are stored: a directory, an S3 bucket (or its part below `prefix`), or a base URL to read from.
-
-    `url` is the base of kind "https"; for the other kinds it is where everybody else reads the same objects.
-    """
+class PlaceSection(Settings):
+    """Where objects are stored: a directory, an S3 bucket (or its part below `prefix`), or a base URL to read from."""
 
     kind: Literal["local", "s3", "https"] = "local"
+    """A directory of this machine, a bucket, or a base URL that is only read."""
     path: Path = Path("store")
+    """The directory, for kind local."""
     url: str = ""
+    """Where everybody else reads the same objects; for kind https, the base URL that is read."""
     bucket: str = ""
+    """The name of the bucket, for kind s3."""
     endpoint: str = ""
+    """The URL of the bucket's service; empty for AWS."""
     region: str = "us-east-1"
+    """The bucket's region."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
-    prefix: Annotated[str, Field(pattern=r"^([A-Za-z0-9_~-][A-Za-z0-9._~-]*/?)*$")] = ""
+    """Whether the bucket's name stands in the path or in the host of a request."""
+    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9_~-][A-Za-z0-9._~-]*/?)*$")
+    """The part of the bucket below which everything is."""
     credentials: Path | None = None
-    concurrency: Annotated[int, Field(ge=1, le=256)] = 16
+    """A file with the keys of the bucket, mode 0600; without it, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the
+    environment.
+    """
+    concurrency: int = Field(default=16, ge=1, le=256)
+    """Requests at the same time."""
     requests_per_second: Positive = 100.0
+    """Requests a second, in the long run."""
     attempts: Count = 6
+    """Attempts of a request before it fails."""
     connect_seconds: Positive = 10.0
+    """How long a connection may take."""
     silence_seconds: Positive = 30.0
+    """How long a server may send nothing."""
     deadline_seconds: Positive = 3600.0
+    """How long a request may take with all of its attempts."""
     min_bytes_per_second: Positive = 16_384.0
+    """A slower transfer is given up."""
 
     @model_validator(mode="after")
     def _check_place(self) -> "PlaceSection":
@@ -94,15 +109,16 @@ PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class StoreSection(PlaceSection):
-    """Where this node writes. Without `meeting` all nodes of the run share this store; with it each has its own.
-
-    `peers` says where the objects of a key are, whatever it announces; `private_addresses` allows announced URLs that
-    point into private networks or, by plain http, to this machine.
-    """
+    """Where this node writes, and where it reads what others write."""
 
     meeting: PlaceSection | None = None
+    """Where participants announce themselves. Without it all nodes of the run share this store; with it each has its
+    own.
+    """
     peers: dict[PublicKey, PlaceSection] = Field(default_factory=dict)
+    """Where the objects of a key are, whatever the key announces."""
     private_addresses: bool = False
+    """Whether announced URLs may point into private networks or, by plain http, to this machine."""
 
     @model_validator(mode="after")
     def _check_url(self) -> "StoreSection":
@@ -111,41 +127,47 @@ class StoreSection(PlaceSection):
         return self
 
 
-class NodeSection(Section):
-    """Where this machine keeps keys (one file for each name), state (one directory for each name), logs and downloads.
-
-    `cache` is shared by all nodes of the machine and never larger than `cache_bytes`; a local store needs none.
-    `metrics_port` of 127.0.0.1 serves /metrics (the processes of a trainer take the next ports too); 0 turns it off.
-    """
+class NodeSection(Settings):
+    """Where this machine keeps keys, state, logs and downloads."""
 
     keys: Path = Path("keys")
+    """The directory of keys: one file for each name."""
     state: Path = Path("state")
+    """The directory of states: one directory for each name. Two processes never share one."""
     logs: Path = Path("logs")
+    """The directory of logs: one file of JSON lines for each process."""
     cache: Path = Path("cache")
+    """Downloads, shared by all nodes of the machine; a local store needs none."""
     cache_bytes: Count = 20 << 30
-    metrics_port: Annotated[int, Field(ge=0, le=65_000)] = 0
-
-
-class BeaconSection(Section):
-    """Where public randomness comes from: the store for a run's own beacon, HTTP relays for a public drand chain.
-
-    Without `relays`, those of grailnode/beacon/public_chains.py are asked. `key` names the key of the beacon that the
-    trainer's node runs; it is empty where somebody else runs the beacon.
+    """The cache is never larger."""
+    metrics_port: int = Field(default=0, ge=0, le=65_000)
+    """The port of 127.0.0.1 that serves /metrics for Prometheus, 0 for none. The processes of a trainer take the next
+    ports too.
     """
 
+
+class BeaconSection(Settings):
+    """Where public randomness comes from: the store for a run's own beacon, HTTP relays for a public drand chain."""
+
     relays: tuple[str, ...] = ()
+    """URLs of relays of a public chain, in the order in which they are asked; without any, those of
+    grailnode/beacon/public_chains.py.
+    """
     key: str = "beacon"
+    """The key of the run's own beacon, which the trainer's node runs; empty where somebody else runs the beacon."""
     keep_rounds: Count = 1000
+    """Rounds of the run's own beacon that storage keeps."""
 
 
-class EngineSection(VllmSettings, Section):
+class EngineSection(VllmSettings):
     """What computes the policy, on which device and in which precision."""
 
-    kind: Annotated[Literal["torch", "vllm"], Field(description="What generates: torch, or a server of vLLM.")] = (
-        "torch"
-    )
-    threads: Annotated[Count, Field(description="Threads of torch in each process.")] = 1
-    max_batch_tokens: Annotated[Count, Field(description="Most padded tokens that torch computes at once.")] = 8192
+    kind: Literal["torch", "vllm"] = "torch"
+    """What generates: torch, or a server of vLLM. A trainer's learner always computes with torch."""
+    threads: Count = 1
+    """Threads of torch in each process."""
+    max_batch_tokens: Count = 8192
+    """Most padded tokens that torch computes at once."""
 
     @model_validator(mode="after")
     def _check_place(self) -> "EngineSection":
@@ -154,124 +176,89 @@ class EngineSection(VllmSettings, Section):
         return self
 
 
-class OuterSection(Section):
+class OuterSection(Settings):
     """How the sites of a run train one policy together (docs/guide/many-trainers.md).
 
-    All of it is the trainer's, whose coordinator puts it into the rounds' rules, but `upload_seconds`: so long before
-    the end of a round a site stops its local steps. `momentum` and `outer_rate` are the method's own where they are
-    missing. A round lasts `round_windows` windows, and counts with `quorum` contributions or more. With a `delay` of 1,
-    sites go on with their local steps while a round closes. With `streams`, each round has a part of the tensors.
+    All of it is the trainer's, whose coordinator puts it into the rounds' rules, but `upload_seconds`.
     """
 
     method: OuterMethod = "pulseloco"
-    local_steps: Annotated[int, Field(ge=1, le=1 << 16)] = 8
-    quorum: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    delay: Annotated[int, Field(ge=0, le=1)] = 0
-    streams: Annotated[int, Field(ge=1, le=MAX_STREAMS)] = 1
-    outer_rate: Annotated[float, Field(gt=0, le=10)] | None = None
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    fraction: Annotated[int, Field(ge=0, le=8)] = 3
-    chosen: Annotated[int, Field(ge=1, le=1024)] = 128
-    frozen_rounds: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    """What sites send, and how it changes the shared weights."""
+    local_steps: int = Field(default=8, ge=1, le=1 << 16)
+    """Steps of a site in a round."""
+    quorum: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    """Contributions that a round needs."""
+    delay: int = Field(default=0, ge=0, le=1)
+    """1: sites go on with their local steps while a round closes."""
+    streams: int = Field(default=1, ge=1, le=MAX_STREAMS)
+    """Into how many parts the tensors are divided; a round has one of them."""
+    outer_rate: float | None = Field(default=None, gt=0, le=10)
+    """Of the outer step. Default: the method's."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Of the outer step; 0 is the plain step. Default: the method's."""
+    fraction: int = Field(default=3, ge=0, le=8)
+    """Of pulseloco: values are multiples of 2^-fraction units in the last place."""
+    chosen: int = Field(default=128, ge=1, le=1024)
+    """Of sparseloco: entries sent of each 4096."""
+    frozen_rounds: int = Field(default=0, ge=0, lt=1 << 32)
+    """Rounds that change the weights before error feedback begins."""
     round_windows: Count = 1
+    """Windows of a round."""
     state_interval: Count = 8
+    """Rounds between two states in storage, from which new sites begin."""
     payload_seconds: Positive = 30.0
+    """How long the coordinator waits for storage when a round is over: for contributions, and then for payloads."""
     upload_seconds: Positive = 5.0
+    """So long before the end of a round a site stops its local steps."""
 
 
-class TrainerSection(Section):
-    """How the trainer learns and publishes.
-
-    `adapters` is the directory with the adapters of version 0, for a run of adapters on `policy`.
-    `loss` is one of those in roles/trainer/learn/loss/policy_loss.py, and `advantage` replaces the one that belongs to
-    it; clip_low and clip_high bound the importance ratio, and `truncation` does so whatever the advantage (inf for no
-    such bound). The learning rate rises over `warmup_steps`, and a schedule that is not constant takes it down to
-    `final_share` of itself at `training_steps`, where training ends (0: it never ends).
-    `logits_chunk` tokens have their logits in memory at once, and `recompute` trades the activations of layers for a
-    second computation. `gpus` processes share the masters and the work (docs/guide/train.md).
-    `track` names the tracker that shows curves and samples (grailnode/track).
-    A checkpoint is written every `checkpoint_versions` versions (0: 1 with fewer than 100 million parameters, 20 with
-    more), and with the next version after `checkpoint_seconds` (0: never for that reason).
-    `canaries` counts the miners that the trainer has run under secret keys to test the validators; only the last of
-    them runs now. Raise it by one when a report has revealed the key of the last one. `canary_store` is where the
-    canary writes: in the trainer's own bucket everybody would recognize it.
-    With `outer`, the run's workers train, and the trainer closes their rounds and publishes.
-    """
+class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettings):
+    """How the trainer learns and publishes (docs/guide/train.md)."""
 
     policy: str = "genesis"
+    """The packaged policy, genesis, or a directory with a Hugging Face checkpoint."""
     data: Path | None = None
+    """The file of problems, as named in the manifest."""
     adapters: Path | None = None
-    loss: LossName = "token-mean"
-    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    clip_high: Annotated[float, Field(ge=0)] = 0.28
-    truncation: Annotated[float, Field(gt=1)] = 3.0
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    advantage: AdvantageName | Literal["of-loss"] = "of-loss"
-    overlong_filtering: bool = False
-    dynamic_filtering: bool = True
-    learning_rate: Positive = 7e-6
-    warmup_steps: Annotated[int, Field(ge=0)] = 10
-    schedule: ScheduleName = "constant"
-    training_steps: Annotated[int, Field(ge=0)] = 0
-    final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    epsilon: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Positive = 1.0
+    """The directory with the adapters of version 0, for a run of LoRA adapters on the policy."""
     logits_chunk: Count = 1024
+    """Tokens whose logits are in memory at the same time."""
     recompute: bool = False
+    """Compute the activations of layers a second time instead of keeping them."""
     gpus: Count = 1
-    groups_per_step: Count = 16
-    steps_per_version: Count = 1
-    checkpoint_versions: Annotated[int, Field(ge=0)] = 0
-    checkpoint_seconds: Annotated[float, Field(ge=0)] = 0.0
-    max_uses: Count = 1
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.7
-    max_staleness: Annotated[int, Field(ge=0)] = 16
-    replay_bytes: Count = 1 << 30
-    anchor_interval: Count = 50
+    """Processes that share a step, each with a GPU of its own."""
+    anchor_interval: Count = 25
+    """Versions between two full checkpoints in storage."""
     keep_patches: Count = 100
+    """The newest patches that storage keeps."""
     keep_anchors: Count = 10
+    """The newest full checkpoints that storage keeps."""
     patch_profile: Literal["compact", "fast"] = "compact"
+    """How patches are coded; fast ones are encoded and applied in less time, and have more bytes."""
     seed: int = 0
+    """Seed of the draws of groups."""
     poll_seconds: Positive = 0.1
+    """How often to look for verdicts."""
     track: TrackerName | None = None
-    canaries: Annotated[int, Field(ge=0, le=1000)] = 0
+    """The tracker that shows curves and samples."""
+    canaries: int = Field(default=0, ge=0, le=1000)
+    """Miners that the trainer has run under secret keys to test the validators; only the last of them runs now. Raise
+    it by one when a report has revealed the key of the last one.
+    """
     canary_store: StoreSection | None = None
+    """Where the canary writes: in the trainer's own bucket everybody would recognize it."""
     outer: OuterSection | None = None
+    """With this section the run's workers train, and the trainer closes their rounds."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
-        if self.schedule != "constant" and self.training_steps <= self.warmup_steps:
-            raise ValueError(
-                f'schedule "{self.schedule}" needs training_steps above warmup_steps = {self.warmup_steps}'
-            )
-        if self.truncation <= 1 + self.clip_high:
-            raise ValueError(f"truncation must be above 1 + clip_high = {1 + self.clip_high:g}: the clip comes first")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self
 
 
-class MinerSection(Section):
-    """How many groups a miner delivers, and how it works on them."""
-
-    groups: Count = 16
-    chunk: Count = 8
-    share: Annotated[float, Field(gt=0, le=1)] = 0.8
-    poll_seconds: Positive = 0.2
-
-
-class ValidatorSection(Section):
-    """Whether a validator evaluates the policy on held-out problems, and how often it polls."""
-
-    evaluate: bool = True
-    poll_seconds: Positive = 0.2
-
-
-class Config(Section):
+class Config(Settings):
     """The whole of run.toml. Relative paths are relative to the directory of the file."""
 
     run: RunSection = RunSection()
@@ -280,8 +267,8 @@ class Config(Section):
     beacon: BeaconSection = BeaconSection()
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()
-    miner: MinerSection = MinerSection()
-    validator: ValidatorSection = ValidatorSection()
+    miner: MinerSettings = MinerSettings()
+    validator: ValidatorSettings = ValidatorSettings()
     directory: Path = Path()
 
     def at(self, path: Path | str) -> Path:
@@ -377,7 +364,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     table[name] = value
 
 
-def _explain(model: type[Section], source: str, error: ValidationError) -> str:
+def _explain(model: type[Settings], source: str, error: ValidationError) -> str:
     """Return the first fault as a line: where it is and what is allowed there."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
@@ -392,12 +379,23 @@ def _explain(model: type[Section], source: str, error: ValidationError) -> str:
     return f"{source}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
 
 
-def _keys_of(root: type[Section], section: Sequence[int | str]) -> list[str]:
+def section_of(annotation: Any) -> type[Settings] | None:
+    """Return the section that a field's value is, or that each value of its table is; None for another value."""
+    if get_origin(annotation) is dict:  # a table of sections, such as store.peers, has any key
+        return section_of(get_args(annotation)[1])
+    if get_origin(annotation) is UnionType:  # an optional section
+        return section_of(get_args(annotation)[0])
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Settings) else None
+
+
+def _keys_of(root: type[Settings], section: Sequence[int | str]) -> list[str]:
     """Return the keys that a section may have, in order; the section is named by the keys that lead to it."""
-    model: Any = root
-    for key in section:
-        is_table = get_origin(model) is dict  # a table of sections, such as store.peers, has any key
-        model = get_args(model)[1] if is_table else model.model_fields[key].annotation
-        if get_origin(model) is UnionType:  # an optional section
-            model = get_args(model)[0]
+    model, parts = root, iter(section)
+    for part in parts:
+        annotation = model.model_fields[str(part)].annotation
+        if get_origin(annotation) is dict:
+            next(parts)
+        inner = section_of(annotation)
+        assert inner is not None
+        model = inner
     return sorted(set(model.model_fields) - {"directory"})

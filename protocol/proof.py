@@ -14,11 +14,14 @@ from protocol.encoding import Record
 from protocol.errors import PairError
 from protocol.limits import MAX_POINTS, MAX_STEPS
 
-Arithmetic = Literal["exact", "torch-bfloat16", "torch-float32", "vllm-bfloat16", "vllm-float32"]
+CalibratedArithmetic = Literal["torch-bfloat16", "torch-float32", "vllm-bfloat16", "vllm-float32"]
+"""An arithmetic of runs with measured thresholds."""
+
+Arithmetic = Literal["exact", CalibratedArithmetic]
 """How a node computes the policy: by which engine, in which dtype (docs/spec/numerics.md)."""
 
 ARITHMETICS: Final[tuple[Arithmetic, ...]] = get_args(Arithmetic)
-CALIBRATED: Final = tuple(name for name in ARITHMETICS if name != "exact")
+CALIBRATED: Final[tuple[CalibratedArithmetic, ...]] = get_args(CalibratedArithmetic)
 """The arithmetics of runs with measured thresholds, in ascending order."""
 
 

@@ -64,7 +64,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("judging",),
     ),
     "roles": (
-        *("ports", "first_failure", "gather", "node", "records"),
+        *("settings_base", "ports", "first_failure", "gather", "node", "records"),
         *("authority_updates", "participants", "seals", "rosters", "policy"),
         *("miner", "validator", "trainer"),
     ),

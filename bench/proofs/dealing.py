@@ -9,19 +9,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from bench.proofs.timed_network import TimedNetwork
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.run.creation import Choices
 from protocol.digest import content_digest
 from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold
 from protocol.judging.roster import Roster
 from protocol.limits import MAX_KEYS
 from protocol.proof import Thresholds
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.virtual_clock import simulate
 
@@ -31,7 +30,7 @@ _MINERS, _MINER_GROUPS = 17, 8
 _PREFILL_SECONDS = 0.12  # of a group: a validator judges sixteen in a window of two seconds
 _WARM_WINDOWS = 3  # in which prefills take no time, so that all validators get to know the miners
 _FIRST_WINDOW, _LAST_WINDOW = 4, 8
-_CHOICES = Choices(groups=_MINER_GROUPS, group_size=2, max_tokens=4)
+_RULES = demo_rules(groups=_MINER_GROUPS, group_size=2, max_tokens=4)
 
 _DEALS = 20_000
 _LIARS = ((4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 4))
@@ -48,7 +47,7 @@ def throughput(validators: int, quorum: int, spares: int) -> float:
     rates: list[float] = []
 
     async def scenario() -> None:
-        network = TimedNetwork(replace(_CHOICES, spares=spares), validators, quorum)
+        network = TimedNetwork(_RULES.changed(spares=spares), validators, quorum)
         async with run_nodes(network, miners=_MINERS):
             await network.until_window(_WARM_WINDOWS)
             network.prefill_seconds = _PREFILL_SECONDS

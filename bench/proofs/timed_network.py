@@ -7,13 +7,14 @@ import trio
 
 from grailnode.engine.compute import make_engine
 from grailnode.node.settings import TrainerSettings
-from grailnode.run.creation import Choices
+from grailnode.run.rules import Rules
 from roles.authority_updates import run_under_authority
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.ports import Engine, Forward
 from roles.validator.ledger_state import Ledger
-from roles.validator.validator import Validator, ValidatorSettings
+from roles.validator.validator import Validator
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation.network import Network
 
 _NEVER: Final = 1 << 20  # groups of a step
@@ -49,8 +50,8 @@ class TimedNetwork(Network):
         prefill_seconds: of a group.
     """
 
-    def __init__(self, choices: Choices, validators: int, quorum: int) -> None:
-        super().__init__(choices, validators, quorum)
+    def __init__(self, rules: Rules, validators: int, quorum: int) -> None:
+        super().__init__(rules, validators, quorum)
         self.prefill_seconds = 0.0
 
     def trainer_settings(self, groups_per_step: int = _NEVER, canaries: int = 0, **publisher: Any) -> TrainerSettings:

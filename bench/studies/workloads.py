@@ -22,8 +22,8 @@ from bench.checkpoints import MEAN_DEVIATION, WEIGHT_DEVIATION, noisy_gradient
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.learning_rate import RateSchedule
-from roles.trainer.learn.optimizer import AdamW, AdamWSettings
+from roles.trainer.learn.optimizer import AdamW
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.simulation.learning import Setup, Simulation
@@ -49,7 +49,7 @@ class Recipe:
         """Return the settings of the optimizer."""
         return AdamWSettings(
             learning_rate=self.rate,
-            schedule=RateSchedule(warmup_steps=self.warm_up),
+            warmup_steps=self.warm_up,
             beta1=self.betas[0],
             beta2=self.betas[1],
             max_grad_norm=max_grad_norm,

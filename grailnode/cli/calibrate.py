@@ -1,12 +1,19 @@
 """`grailnode calibrate`: measure how far honest nodes differ on a policy, and write the thresholds."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from grailnode.cli.options import chat_options, lora_options, run_action
+from grailnode.cli.from_model import options
+from grailnode.cli.options import run_action
+from grailnode.run.rules import Rules
 from protocol.proof import CALIBRATED
+
+_RULES: Final = (
+    *("environment", "data", "chat", "system_prompt", "max_tokens", "temperature"),
+    *("lora_rank", "lora_alpha", "lora_targets"),
+)
 
 
 @click.command()
@@ -15,14 +22,7 @@ from protocol.proof import CALIBRATED
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
 )
-@click.option("--environment", default="addition", show_default=True, help="The task whose prompts are completed.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Its problems, for a task that reads them from a file.",
-)
-@chat_options
-@lora_options
+@options(Rules, _RULES, lora_targets="NAMES")
 @click.option(
     "--adapter-share",
     type=click.FloatRange(0.0, 1.0, min_open=True),
@@ -55,11 +55,13 @@ from protocol.proof import CALIBRATED
     help="The interpreter of vLLM's environment, to measure an arithmetic of vLLM.",
 )
 @click.option("--device", default="cpu", show_default=True, help="The device of torch and vLLM.")
-@click.option("--temperature", type=click.FloatRange(0.0, min_open=True), default=None, help="Of the run. Default: 1.")
 @click.option(
-    "--max-tokens", type=click.IntRange(1), default=None, help="The run's longest completion. Default: the task's."
+    "--sketch",
+    type=click.Choice(["projection", "topk"]),
+    default="projection",
+    show_default=True,
+    help="The kind of sketch of a hidden state: docs/understand/proofs.md.",
 )
-@click.option("--sketch", type=click.Choice(["projection", "topk"]), default="projection", show_default=True)
 @click.option(
     "--level",
     type=click.FloatRange(0.0, 0.1, min_open=True),

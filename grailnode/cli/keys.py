@@ -41,7 +41,13 @@ def rotate(**parameters: Any) -> None:
 @keys.command()
 @click.argument("key")
 @authority_option
-@click.option("--role", type=click.Choice(["validator", "worker", "inviter"]), default="validator", show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["validator", "worker", "inviter"]),
+    default="validator",
+    show_default=True,
+    help="What the key may do.",
+)
 def grant(**parameters: Any) -> None:
     """Make KEY (64 hexadecimal digits, or a key file) a validator, a site that trains, or an inviter of miners."""
     run_action("key_changes", "grant", parameters)

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import click
 
-from protocol.limits import MAX_LORA_ALPHA, MAX_LORA_RANK
-
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 _node_name: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")
@@ -38,39 +36,6 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def authority_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option that names a run whose authority a command changes."""
     return click.option("--run", required=True, metavar="FILE", help="The run.toml of the run.")(function)
-
-
-def chat_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that make conversations of prompts."""
-    for option in (
-        click.option("--system-prompt", metavar="TEXT", help="With --chat: what every conversation begins with."),
-        click.option(
-            "--chat/--no-chat",
-            default=None,
-            help="Put prompts into the chat template of the policy's tokenizer. Default: prompts as they are.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def lora_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say which adapters a run trains."""
-    for option in (
-        click.option("--lora-targets", metavar="NAMES", help="Modules that get adapters, with commas: q_proj,v_proj."),
-        click.option(
-            "--lora-alpha",
-            type=click.FloatRange(0, MAX_LORA_ALPHA),
-            help="An adapter's product counts alpha / rank times. Default: twice the rank.",
-        ),
-        click.option(
-            "--lora-rank",
-            type=click.IntRange(0, MAX_LORA_RANK),
-            help="The run trains adapters of this rank instead of all weights. Default: 0, all weights.",
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 def check_name(name: str) -> None:

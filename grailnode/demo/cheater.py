@@ -15,7 +15,6 @@ from grailnode.engine.compute import Compute
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.node import bodies, processes
 from grailnode.node.process_launch import Launch
-from grailnode.node.settings import miner_settings
 from protocol import limits, paths
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
@@ -24,7 +23,8 @@ from protocol.judging.verdict import Verdict
 from protocol.patch import apply
 from protocol.quantization import dequantize
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
-from roles.miner.miner import Miner, MinerSettings
+from roles.miner.miner import Miner
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.policy.assignment import Assignment, Task
@@ -192,7 +192,7 @@ async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerS
 
 async def _cheat(node: Node, launch: Launch) -> None:
     task, compute = await bodies.join_run(node, launch.config, launch.name)
-    await run_cheater(node, task, compute, miner_settings(launch.config))
+    await run_cheater(node, task, compute, launch.config.miner)
 
 
 def main(launch: Launch) -> None:

@@ -20,7 +20,7 @@ from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
+from grailnode.run.recipe import DEMO, read_recipe
 from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
@@ -83,14 +83,13 @@ class DemoSettings:
         return (*(_COORDINATOR if sites else _TRAINER), *sites, *_FOLLOWERS)
 
 
-async def run_demo(settings: DemoSettings, choices: Choices, pace: workspace.Pace) -> DemoReport:
+async def run_demo(settings: DemoSettings) -> DemoReport:
     """Run the demo and write its report."""
     settings.out.mkdir(parents=True, exist_ok=True)
     with _directory(settings) as directory:
         created = workspace.create(
             directory,
-            replace(choices, sites=len(settings.sites), miner_arithmetics=settings.miner_arithmetics),
-            pace,
+            read_recipe(DEMO, {"trainers": settings.trainers, "miner_arithmetics": settings.miner_arithmetics}),
             miners=(*HONEST, CHEAT),
             seed=settings.seed,
             begin=time.time() + (_START_SECONDS if settings.python is None else _VLLM_START_SECONDS),

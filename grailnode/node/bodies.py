@@ -32,7 +32,7 @@ from grailnode.node.run_model import (
     publish_run_base,
     trainer_model,
 )
-from grailnode.node.settings import TrainerSettings, miner_settings, trainer_settings, validator_settings
+from grailnode.node.settings import TrainerSettings, trainer_settings
 from grailnode.node.tracking import track
 from grailnode.node.wiring import (
     MINER_VERSIONS,
@@ -210,7 +210,7 @@ async def train_site(node: Node, launch: Launch, seat: Seat | None = None) -> No
 
 async def _miner(node: Node, launch: Launch) -> None:
     task, compute = await join_run(node, launch.config, launch.name)
-    await run_miner(node, task, compute, miner_settings(launch.config))
+    await run_miner(node, task, compute, launch.config.miner)
 
 
 async def _canary(node: Node, launch: Launch) -> None:
@@ -218,12 +218,12 @@ async def _canary(node: Node, launch: Launch) -> None:
     task, compute = await join_run(node, config, f"{launch.name}-canary")
     trainer_state = open_trainer_state(config, launch.name, node)
     producer = partial(CanaryProducer, trainer=read_key(config, launch.name), trainer_state=trainer_state)
-    await run_miner(node, task, compute, miner_settings(config), producer)
+    await run_miner(node, task, compute, config.miner, producer)
 
 
 async def _validator(node: Node, launch: Launch) -> None:
     task, compute = await join_run(node, launch.config, launch.name, validator_versions(node.run))
-    await run_validator(node, task, compute, validator_settings(launch.config))
+    await run_validator(node, task, compute, launch.config.validator)
 
 
 async def follow_rank_0(launch: Launch, seat: Seat) -> None:

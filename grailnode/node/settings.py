@@ -1,20 +1,13 @@
-"""Translates the sections of run.toml into the settings of the roles."""
+"""The settings of a trainer, from the sections of run.toml and the run's sampling."""
 
 from dataclasses import dataclass, field
 
-from grailnode.config import Config, TrainerSection
+from grailnode.config import Config
 from protocol.rollout.sampling import SamplingParams
-from roles.miner.miner import MinerSettings
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.learning_rate import RateSchedule
-from roles.trainer.learn.loss.policy_loss import LossSettings
-from roles.trainer.learn.loss.surrogates import ClipSettings
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import ReplaySettings
-from roles.trainer.learn.training import TrainingSettings
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.validator.validator import ValidatorSettings
 
 
 @dataclass(frozen=True)
@@ -37,13 +30,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
     """
     section = config.trainer
     return TrainerSettings(
-        training=TrainingSettings(
-            section.groups_per_step,
-            section.steps_per_version,
-            training_steps=section.training_steps,
-            checkpoint_versions=section.checkpoint_versions,
-            checkpoint_seconds=section.checkpoint_seconds,
-        ),
+        training=section,
         learner=LearnerSettings(
             temperature=sampling.temperature,
             filters=sampling.filters,
@@ -51,12 +38,10 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             stops=sampling.stops,
             max_batch_tokens=config.engine.max_batch_tokens,
             logits_chunk=section.logits_chunk,
-            loss=_loss_settings(section),
-            optimizer=_optimizer_settings(section),
+            loss=section,
+            optimizer=section,
         ),
-        replay=ReplaySettings(
-            section.replay_bytes, section.decay, section.max_staleness, section.max_uses, section.dynamic_filtering
-        ),
+        replay=section,
         publisher=PublisherSettings(
             anchor_interval=section.anchor_interval,
             keep_patches=section.keep_patches,
@@ -67,36 +52,3 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
         collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
         seed=section.seed,
     )
-
-
-def _loss_settings(section: TrainerSection) -> LossSettings:
-    return LossSettings(
-        name=section.loss,
-        clip=ClipSettings(section.clip_low, section.clip_high, section.truncation),
-        kl_coefficient=section.kl_coefficient,
-        advantage=None if section.advantage == "of-loss" else section.advantage,
-        overlong_filtering=section.overlong_filtering,
-    )
-
-
-def _optimizer_settings(section: TrainerSection) -> AdamWSettings:
-    return AdamWSettings(
-        learning_rate=section.learning_rate,
-        schedule=RateSchedule(section.schedule, section.warmup_steps, section.training_steps, section.final_share),
-        beta1=section.beta1,
-        beta2=section.beta2,
-        epsilon=section.epsilon,
-        weight_decay=section.weight_decay,
-        max_grad_norm=section.max_grad_norm,
-    )
-
-
-def miner_settings(config: Config) -> MinerSettings:
-    """Return a miner's settings."""
-    section = config.miner
-    return MinerSettings(section.groups, section.chunk, section.share, section.poll_seconds)
-
-
-def validator_settings(config: Config) -> ValidatorSettings:
-    """Return a validator's settings."""
-    return ValidatorSettings(config.validator.evaluate, config.validator.poll_seconds)

@@ -17,7 +17,8 @@ from protocol.errors import ChainError, MalformedError, ProtocolError
 from protocol.patch import NewTensors
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
-from roles.miner.miner import Miner, MinerSettings
+from roles.miner.miner import Miner
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -38,7 +39,8 @@ from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
 from roles.validator.ledger_state import Ledger
 from roles.validator.published_ledger import wait_and_check_published
-from roles.validator.validator import Validator, ValidatorSettings
+from roles.validator.validator import Validator
+from roles.validator.validator_settings import ValidatorSettings
 
 MINER_VERSIONS = 1  # of the weights, that a miner keeps
 _LATE_JUDGING_VERSIONS = 4  # versions that a validator keeps beyond `max_lag`, for windows that it judges late

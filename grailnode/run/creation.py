@@ -1,35 +1,34 @@
-"""Creating a run: the manifest from a policy and some choices, signed by the root keys, and the files that it names."""
+"""Creating a run: the manifest from a policy and rules, signed by the root keys, and the files that it names."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grailnode.calibration.proof_file import ProofFile
+from grailnode.config import EngineSection
 from grailnode.engine import policy as policies
+from grailnode.engine.compute import config_arithmetics
 from grailnode.engine.models import build_exact
 from grailnode.run import requirements
 from grailnode.run.base_files import LoraStart
 from grailnode.run.files import is_object
+from grailnode.run.rules import Rules
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
-from protocol.limits import MAX_KEYS
-from protocol.proof import EXACT_PROOF, Arithmetic
-from protocol.quantization import Precision, quantize
+from protocol.proof import EXACT_PROOF
+from protocol.quantization import quantize
 from protocol.run import (
     ChatSpec,
     EvaluationSpec,
     FileRef,
     ModelSpec,
-    Numerics,
     RunManifest,
     SamplingSpec,
     ScoringSpec,
 )
-from protocol.window import Schedule
 from roles.node.identity import Node
 from roles.ports import ObjectStore
 from roles.records import fetch_run_file
@@ -40,104 +39,12 @@ MODEL_FILES = (
 )
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What whoever creates a run decides beside the model; the defaults are the demo's.
-
-    Windows are counted in beacon rounds: see protocol/window.py.
-
-    Attributes:
-        name: the run's title.
-        data: the file of problems, for an environment that reads one.
-        chat: whether prompts are conversations, by the chat template of the policy's tokenizer; `system_prompt` is what
-            they begin with, empty for nothing.
-        evaluation_problems, evaluation_samples, pass_at: see `EvaluationSpec` of protocol/run.py.
-        lora_rank: of the adapters that the run trains; 0 for a run that trains all weights. lora_alpha: 0 for twice the
-            rank. lora_targets: the modules that have adapters.
-        precision: what the matrices of the run's versions consist of.
-        sites: how many keys of sites are created with the run; 0 if its trainer trains alone.
-        validators: how many keys of validators are created with the run.
-        remote_validators: the public keys of validators whose secret keys other people hold.
-        quorum: how many of both must accept a group.
-        spares: to how many validators beyond the quorum a group is dealt; by default, all judge every group.
-        numerics: "exact" if all nodes compute the same bits.
-        miner_arithmetics, validator_arithmetics: how miners and validators may compute, where it is not.
-    """
-
-    name: str = "demo"
-    environment: str = "addition"
-    data: Path | None = None
-    chat: bool = False
-    system_prompt: str = ""
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    max_tokens: int = 8
-    evaluation_problems: int = 256
-    evaluation_samples: int = 0
-    pass_at: int = 1
-    group_size: int = 8
-    groups: int = 16
-    rounds: int = 8
-    commit_rounds: int = 5
-    audit_rounds: int = 6
-    seal_rounds: int = 16
-    verdict_rounds: int = 24
-    first_round: int = 1
-    lead: int = 1
-    max_lag: int = 2
-    lora_rank: int = 0
-    lora_alpha: float = 0.0
-    lora_targets: tuple[str, ...] = ()
-    precision: Precision = "bf16"
-    sites: int = 0
-    deposit: float = 32.0
-    validators: int = 1
-    remote_validators: tuple[bytes, ...] = ()
-    quorum: int = 1
-    spares: int = MAX_KEYS
-    head_ttl: int = 3600
-    audit_ppm: int = 1_000_000
-    audit_floor_ppm: int = 1_000_000
-    audit_halving: int = 16
-    roots: int = 1
-    root_threshold: int = 1
-    admission: Admission = OPEN
-    numerics: Numerics = "calibrated"
-    miner_arithmetics: tuple[Arithmetic, ...] = ("torch-float32",)
-    validator_arithmetics: tuple[Arithmetic, ...] = ("torch-float32",)
-
-    @property
-    def system(self) -> str | None:
-        """The system prompt of conversations; None for bare prompts."""
-        return self.system_prompt if self.chat else None
-
-    def in_rounds(self, rounds: int) -> "Choices":
-        """Return these choices with the same proportions for windows of another number of rounds, at least 3."""
-        commit, audit, seal, verdict = (
-            moment * rounds // self.rounds
-            for moment in (self.commit_rounds, self.audit_rounds, self.seal_rounds, self.verdict_rounds)
-        )
-        commit = max(1, commit)
-        audit = max(commit + 1, audit)
-        seal = max(audit + 1, seal)
-        return replace(
-            self,
-            rounds=rounds,
-            commit_rounds=commit,
-            audit_rounds=audit,
-            seal_rounds=seal,
-            verdict_rounds=max(seal + 1, verdict),
-        )
-
-
 SCORING = ScoringSpec(
     exponent=2.0,
     penalty=10.0,
     shortfall=1.0,
     miss_price=1.0,
-    deposit=Choices.deposit,
+    deposit=Rules().deposit,
     cap=1.0,
     windows=100,
     half_life=50.0,
@@ -149,39 +56,64 @@ def model_files(directory: Path) -> dict[str, bytes]:
     return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
 
 
+def completed(rules: Rules, title: str, engine: EngineSection | None = None) -> Rules:
+    """Return rules with a value for each rule whose default depends on something else.
+
+    Args:
+        title: of a run whose rules name none.
+        engine: of the recipe; it decides how nodes compute unless the rules do.
+
+    Raises:
+        RequirementError: the environment is unknown.
+    """
+    engine = engine or EngineSection()
+    generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
+    return rules.changed(
+        title=rules.title or title,
+        max_tokens=requirements.completion_tokens(rules),
+        miner_arithmetics=rules.miner_arithmetics or (generating,),
+        validator_arithmetics=rules.validator_arithmetics or (checking,),
+    )
+
+
 def draft_manifest(
-    choices: Choices,
+    rules: Rules,
     directory: Path,
     beacon: ChainInfo,
     authority: Authority,
     proof: ProofFile | None,
     chat: ChatSpec | None = None,
     lora: LoraStart | None = None,
+    *,
+    first_round: int = 1,
 ) -> RunManifest:
     """Return a run manifest for the policy in a directory.
 
     Args:
+        rules: as `completed` returns them.
         proof: the thresholds that were measured on this policy, or on the base with such adapters. None for an exact
             run. Quantized weights are other BF16 weights of the same sizes, and nodes differ by the roundings of the
             same arithmetic.
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
+        first_round: the beacon round that opens window 0.
     """
+    assert rules.title is not None and rules.max_tokens is not None
     policy = policies.Policy.load(directory)
     files = model_files(directory)
     weights = policies.load_weights(directory) if lora is None else {}
     digest = digest_weights(weights) if lora is None else lora.spec.base
-    first_version = quantize(weights, choices.precision) if lora is None else lora.adapters
-    audit = {name: getattr(choices, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
+    first_version = quantize(weights, rules.precision) if lora is None else lora.adapters
+    audit = {name: getattr(rules, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
     if proof is None:
         build_exact(policy)
-        rules = EXACT_PROOF.model_copy(update=audit)
+        thresholds = EXACT_PROOF.model_copy(update=audit)
     else:
         spec = None if lora is None else lora.spec
-        proof.check(digest, choices.temperature, choices.max_tokens, chat=chat is not None, lora=spec)
-        rules = proof.spec(choices.miner_arithmetics, choices.validator_arithmetics, **audit)
+        proof.check(digest, rules.temperature, rules.max_tokens, chat=chat is not None, lora=spec)
+        thresholds = proof.spec(rules.miner_arithmetics, rules.validator_arithmetics, **audit)
     return RunManifest(
-        name=choices.name,
+        name=rules.title,
         authority=authority,
         model=ModelSpec(
             files=tuple(
@@ -190,44 +122,35 @@ def draft_manifest(
             genesis=digest_weights(first_version),
         ),
         lora=None if lora is None else lora.spec,
-        precision=choices.precision,
-        environment=choices.environment,
-        data=requirements.file_reference(choices.data),
+        precision=rules.precision,
+        environment=rules.environment,
+        data=requirements.file_reference(rules.data),
         chat=chat,
         sampling=SamplingSpec(
-            temperature=choices.temperature,
-            max_tokens=choices.max_tokens,
+            temperature=rules.temperature,
+            max_tokens=rules.max_tokens,
             stops=policy.stops,
-            top_k=choices.top_k,
-            top_p=choices.top_p,
-            min_p=choices.min_p,
+            top_k=rules.top_k,
+            top_p=rules.top_p,
+            min_p=rules.min_p,
         ),
         evaluation=EvaluationSpec(
-            problems=choices.evaluation_problems, samples=choices.evaluation_samples, pass_at=choices.pass_at
+            problems=rules.evaluation_problems, samples=rules.evaluation_samples, pass_at=rules.pass_at
         ),
         numerics="calibrated" if proof is not None else "exact",
-        group_size=choices.group_size,
-        groups=choices.groups,
-        spares=choices.spares,
-        schedule=Schedule(
-            first_round=choices.first_round,
-            rounds=choices.rounds,
-            commit_rounds=choices.commit_rounds,
-            audit_rounds=choices.audit_rounds,
-            seal_rounds=choices.seal_rounds,
-            verdict_rounds=choices.verdict_rounds,
-            lead=choices.lead,
-            max_lag=choices.max_lag,
-        ),
+        group_size=rules.group_size,
+        groups=rules.groups,
+        spares=rules.spares,
+        schedule=rules.schedule(first_round),
         beacon=beacon,
-        proof=rules,
-        scoring=SCORING.model_copy(update={"deposit": choices.deposit}),
-        head_ttl=choices.head_ttl,
+        proof=thresholds,
+        scoring=SCORING.model_copy(update={"deposit": rules.deposit}),
+        head_ttl=rules.head_ttl,
     )
 
 
 def first_authority(
-    choices: Choices,
+    rules: Rules,
     *,
     roots: Sequence[bytes],
     trainers: Sequence[bytes],
@@ -237,14 +160,20 @@ def first_authority(
     """Return who may act when the run begins."""
     return Authority(
         roots=tuple(roots),
-        root_threshold=choices.root_threshold,
+        root_threshold=rules.root_threshold,
         trainers=tuple(trainers),
         validators=tuple(validators),
         workers=tuple(sorted(workers)),
-        quorum=choices.quorum,
-        admission=choices.admission,
+        quorum=rules.quorum,
+        admission=_admission(rules),
         revoked=(),
     )
+
+
+def _admission(rules: Rules) -> Admission:
+    work = rules.work if rules.admission == "open" else 0
+    credential = "work" if work else ""
+    return OPEN.model_copy(update={"policy": rules.admission, "credential": credential, "difficulty": work})
 
 
 async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:

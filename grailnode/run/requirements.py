@@ -11,6 +11,7 @@ from typing import Final
 from grailnode import UserError
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
+from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.digest import content_digest
@@ -44,21 +45,15 @@ class CheckedTask:
     chat: ChatSpec | None
 
 
-def check(
-    environment: str, data: Path | None, policy: Policy, max_tokens: int, system: str | None = None
-) -> CheckedTask:
+def check(rules: Rules, policy: Policy) -> CheckedTask:
     """Check that an environment, a data file and a policy fit each other, before a run is created with them.
-
-    Args:
-        data: the file of problems; None for none.
-        max_tokens: the longest completion.
-        system: the system prompt of conversations, empty for none; None for bare prompts.
 
     Raises:
         RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
             on it.
         ChatTemplateError: the policy's tokenizer has no chat template, or one that cannot be used.
     """
+    environment, data = rules.environment, rules.data
     if find(environment).data != (data is not None):
         raise RequirementError(
             f"environment {environment!r} "
@@ -70,9 +65,18 @@ def check(
         )
     problems = None if data is None else _problems(environment, data)
     prompts = _prompts(environment, problems)
-    chat = None if system is None else ChatTemplate.read(policy.directory).chat(system, prompts)
-    _check_prompts(data or environment, prompts, policy, max_tokens, chat)
+    chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, prompts)
+    _check_prompts(data or environment, prompts, policy, completion_tokens(rules), chat)
     return CheckedTask(problems, chat)
+
+
+def completion_tokens(rules: Rules) -> int:
+    """Return the length of the longest completion: the rule's, or else the environment's.
+
+    Raises:
+        RequirementError: the environment is unknown.
+    """
+    return rules.max_tokens or find(rules.environment).tokens
 
 
 def find(environment: str) -> Requirements:

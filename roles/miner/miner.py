@@ -6,7 +6,6 @@ before its first pledge, and pledges no more than it has been able to do.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import trio
 
@@ -14,6 +13,7 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Group, assemble
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import MiningWindow, Producer
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter
@@ -25,23 +25,6 @@ from roles.ports import BeaconError, Engine, EngineError, StoreError
 ANNOUNCEMENT_SECONDS = 600.0
 _RENEWAL_WINDOWS = 2  # a validator that could not read a commitment ignores the pledge until it is announced anew
 _CAUTION = 0.8  # the share of a window's time that the pledged groups may take
-
-
-@dataclass(frozen=True)
-class MinerSettings:
-    """What a miner's operator decides.
-
-    Attributes:
-        groups: groups to aim for in a window, at most the run's quota.
-        chunk: groups generated at a time; the clock is read after each chunk.
-        share: the part of the time to the deadline that generating may take; the rest is for the upload.
-        poll_seconds: how often to look for a newer version.
-    """
-
-    groups: int
-    chunk: int
-    share: float
-    poll_seconds: float
 
 
 class Miner:

@@ -7,7 +7,6 @@ round after which nobody waits for a verdict. Results are sealed first and revea
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
 
@@ -30,25 +29,13 @@ from roles.validator.judging_scheduler import JudgingScheduler
 from roles.validator.ledger_state import Ledger
 from roles.validator.reaudit import Reaudit
 from roles.validator.reveal import Revealer
+from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import Pledge, Pledges, ServingVersions, WindowCases, read_window_cases
 
 ANNOUNCEMENT_SECONDS = 600.0
 _SEALING = 0.2  # for sealing: a share of the time between the second round and the last one for seals
 _BACKLOG_WINDOWS = 64  # windows that were read and not judged yet
 _MAX_ACCEPTED_WORK = 100_000  # work digests of accepted groups, to name copies
-
-
-@dataclass(frozen=True)
-class ValidatorSettings:
-    """What a validator's operator decides.
-
-    Attributes:
-        evaluate: whether to evaluate every version that serves, by the run's rule.
-        poll_seconds: how often to look for a newer version.
-    """
-
-    evaluate: bool
-    poll_seconds: float
 
 
 class Validator:

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from grailnode.node.wiring import run_miner
-from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
-from roles.miner.miner import MinerSettings
+from roles.miner.miner_settings import MinerSettings
 from roles.ports import ObjectInfo, ObjectStore
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulated
@@ -131,7 +131,7 @@ class LateSwappingStore(HonestStore):
             await self.store.put(batch_path, other)
 
 
-CHOICES = Choices(groups=4, group_size=8)
+RULES = demo_rules(groups=4, group_size=8)
 WINDOWS = range(2, 5)
 
 
@@ -147,7 +147,7 @@ async def verdicts_on_adversary(store_type: type[HonestStore]) -> dict[int, Verd
     """Run a network with an honest miner and an adversary until the end of the windows, and return the verdicts on the
     adversary. The honest miner's work must have been accepted.
     """
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_adversary, network, store_type)
         await network.until_window(WINDOWS.stop + 1)
@@ -181,7 +181,7 @@ async def test_every_group_is_rejected(store_type: type[HonestStore], reason: Re
 
 @simulated
 async def test_a_batch_that_is_swapped_after_its_verdict_is_not_trained_on() -> None:
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.store = LateSwappingStore(network.store, key("miner-2"), b"")  # type: ignore[assignment]
     async with run_nodes(network, miners=2):
         await network.until_window(WINDOWS.stop + 2)

@@ -12,7 +12,8 @@ from protocol.errors import ProtocolError
 from protocol.judging.ledger import LedgerRow, balances, clean_windows, histories
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
-from roles.miner.miner import Miner, MinerSettings
+from roles.miner.miner import Miner
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.validator.audit import Auditor
@@ -25,7 +26,7 @@ from tests.support.attacked_nodes.validator import HOUR_MS, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
+from tests.support.simulation.network_runs import RULES, run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulated
 
 ALLOWED = ServingVersions(5, 7)
@@ -197,7 +198,7 @@ async def run_sluggish(network: Network) -> None:
 
 @simulated
 async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=2) as nursery:
         nursery.start_soon(run_sluggish, network)
         await network.until_window(10)
@@ -209,7 +210,7 @@ async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place(
     assert lapsed is None or (lapsed.lapsed and not lapsed.rejected)  # it lapsed after the pledge had been read
     assert not any(later)
     honest = {row.miner: row.accepted for row in late[-1].rows}
-    assert honest == {key(name).public: CHOICES.groups for name in ("miner-1", "miner-2")}
+    assert honest == {key(name).public: RULES.groups for name in ("miner-1", "miner-2")}
     balance = balances(ledger, network.run.scoring, network.run.proof)[key("sluggish").public]
     before = [entry for entry in ledger if entry.version <= network.run.schedule.max_lag]
     assert balance == pytest.approx(

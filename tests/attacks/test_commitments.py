@@ -6,7 +6,6 @@ import pytest
 import trio
 
 from grailnode.observe.recheck import GroupReference, recheck
-from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.errors import ProtocolError
@@ -15,6 +14,7 @@ from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.virtual_clock import simulated
@@ -84,7 +84,7 @@ async def test_a_group_of_two_commitments_is_used_once():
 # Storage and miners that try to make `verify --rollout` contradict an honest validator
 
 
-CHOICES = Choices(groups=4, group_size=8)
+RULES = demo_rules(groups=4, group_size=8)
 WINDOWS = (3, 4)
 
 
@@ -107,7 +107,7 @@ async def committed_groups(network: Network, commitment: Commitment) -> list[Gro
 
 async def judged_network() -> Network:
     """Return a network with one honest miner, whose windows a validator has judged."""
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=1):
         await network.until_window(6)
     return network

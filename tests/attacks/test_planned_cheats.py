@@ -18,7 +18,7 @@ from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import judgement, rejected, row, verdict
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries
+from tests.support.simulation.network_runs import RULES, run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulated
 
 THRESHOLDS = packaged_thresholds()
@@ -117,7 +117,7 @@ def test_a_rejection_is_the_reason_where_there_is_one() -> None:
 
 @simulated
 async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6.0}))
     async with run_nodes(network, miners=1):
         await network.until_window(8)

@@ -19,6 +19,7 @@ from grailnode.calibration.thresholds import CalibrationError
 from grailnode.calibration.variants import Variant
 from grailnode.cli.actions.calibration_run import Options, make_job
 from grailnode.cli.main import cli
+from grailnode.config import ConfigError, validate
 from grailnode.engine.lora_model import LoraModel, merged_weights
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
@@ -27,8 +28,10 @@ from grailnode.engine.vllm.installation import InstallationError
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.base_files import LoraStart, start_lora
-from grailnode.run.creation import Choices, open_run
+from grailnode.run.creation import open_run
+from grailnode.run.recipe import Recipe
 from grailnode.run.requirements import RequirementError
+from grailnode.run.rules import Rules
 from protocol import environments
 from protocol.digest import Weights
 from protocol.lora import DOWN, PREFIX, UP
@@ -36,26 +39,32 @@ from protocol.proof import Arithmetic
 from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.builders.policies import PARAMS, requests_of_many_lengths
 from tests.support.builders.proofs import FLOAT32
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.builders.tasks import MATH
 from tests.support.simulation.network import inline
 
 OPTIONS = Options(
+    rules=Rules(),
     policy=None,
-    environment="addition",
     prompts=None,
     rollouts=100,
     pairs="same,eager-checked",
     miner="torch-float32",
     validator="torch-float32",
     device="cpu",
-    temperature=None,
-    max_tokens=None,
     sketch="projection",
     level=1e-9,
     headroom=4.0,
     seed=0,
     out=None,
 )
+
+
+def options_with(**changes: Any) -> Options:
+    """Return the options with other values for some of them, or of their rules."""
+    rules = {name: value for name, value in changes.items() if name in Rules.model_fields}
+    others = {name: value for name, value in changes.items() if name not in rules}
+    return replace(OPTIONS, rules=validate(Rules, rules, "calibrate"), **others)
 
 
 # `grailnode calibrate` from its options to its file, and its errors
@@ -88,7 +97,7 @@ def test_the_packaged_policy_is_calibrated(tmp_path: Path, sketch: str) -> None:
     assert row.thresholds.pair == FLOAT32
     assert row.thresholds.sketch_rate < 0.1
     assert row.thresholds.margin_limit < 1e-3
-    workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=out)
+    workspace.create(tmp_path / "run", demo_recipe(), proof=out)
     manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert (manifest.proof.sketch, manifest.proof.table) == (sketch, (row.thresholds,))
 
@@ -155,7 +164,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
 )
 def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((CalibrationError, RequirementError)) as error_info:
-        make_job(replace(OPTIONS, **changes), Path())
+        make_job(options_with(**changes), Path())
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)
 
@@ -172,7 +181,7 @@ exit 1
 
 
 def test_an_interpreter_without_vllm_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    options = replace(OPTIONS, miner="vllm-float32", python=interpreter(tmp_path / "python", "no such package"))
+    options = options_with(miner="vllm-float32", python=interpreter(tmp_path / "python", "no such package"))
     with pytest.raises(InstallationError, match=r"/python: no interpreter with vLLM, .*: no such package$"):
         make_job(options, tmp_path)
     (tmp_path / "python").chmod(0o644)
@@ -195,7 +204,7 @@ def test_prompts_come_from_the_problems_of_a_data_file(tmp_path: Path) -> None:
     data = tmp_path / "problems.jsonl"
     data.write_bytes(MATH)
     write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"])
-    work = make_job(replace(OPTIONS, policy=tmp_path / "policy", environment="math", data=data), Path()).work
+    work = make_job(options_with(policy=tmp_path / "policy", environment="math", data=data), Path()).work
     problems = environments.dataset("math", MATH)
     seeds = [bytes([number]) * 32 for number in range(100)]
     assert {work.prompt(seed) for seed in seeds} == {problem.prompt for problem in problems.training_problems}
@@ -206,13 +215,13 @@ def test_prompts_are_conversations_with_the_policys_chat_template(tmp_path: Path
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1="}')
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     policy = write_speaking_policy(tmp_path / "policy", ["<solution>4</solution>"], template)
-    options = replace(OPTIONS, policy=policy.directory, chat=True, system_prompt="Add.", environment="addition")
+    options = options_with(policy=policy.directory, chat=True, system_prompt="Add.", environment="addition")
     for source in (options, replace(options, prompts=tmp_path / "prompts.jsonl")):
         work = make_job(source, Path()).work
         assert work.chat is not None
         assert work.chat.prompt("1+1=") == "[system]Add.[user]1+1=[assistant]"
-    with pytest.raises(CalibrationError, match="--system-prompt belongs to a conversation"):
-        make_job(replace(options, chat=None), Path())
+    with pytest.raises(ConfigError, match="calibrate: a system prompt belongs to a conversation: set chat as well"):
+        options_with(system_prompt="Add.")
 
 
 def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -227,8 +236,10 @@ def test_pairs_that_generate_in_one_way_check_the_same_rollouts(policy: Policy) 
         if rollouts == total:
             steps.append(name)
 
-    options = replace(OPTIONS, policy=policy.directory, rollouts=64, pairs="same,small-batches,eager-checked")
-    job = make_job(replace(options, max_tokens=20), Path())
+    options = options_with(
+        policy=policy.directory, rollouts=64, pairs="same,small-batches,eager-checked", max_tokens=20
+    )
+    job = make_job(options, Path())
     rows = trio.run(calibrate, job, progress, lambda _: None).table[0].measured.pairs
     same, small = (f"generating with {job.pairs[place].generating}" for place in (0, 1))
     assert steps[:5] == [same, "same", "eager-checked", small, "small-batches"]
@@ -243,7 +254,7 @@ def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:
         raise AssertionError(f"{name} is measured")
 
     with pytest.raises(CalibrationError, match=r"^a pair needs at least 8 groups; ask for more --rollouts$"):
-        trio.run(calibrate, make_job(replace(OPTIONS, rollouts=14), Path()), progress, print)
+        trio.run(calibrate, make_job(options_with(rollouts=14), Path()), progress, print)
 
 
 # Prompts from a file
@@ -347,31 +358,31 @@ def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Pa
     measured = proof_file.read(out).subject.lora
     assert measured is not None
     assert (measured.rank, measured.alpha, measured.targets, measured.share) == (4, 8.0, ("q_proj", "v_proj"), SHARE)
-    run = Choices(lora_rank=4, lora_targets=("q_proj", "v_proj"))
-    workspace.create(tmp_path / "run", run, workspace.Pace(), proof=out)
+    run = demo_rules(lora_rank=4, lora_targets=("q_proj", "v_proj"))
+    workspace.create(tmp_path / "run", Recipe(rules=run), proof=out)
     manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert manifest.proof.table == tuple(row.thresholds for row in proof_file.read(out).table)
-    for choices, proof, message in (
-        (Choices(), out, r"with adapters of rank 4.*the run computes without.*calibrate` without --lora-rank"),
-        (replace(run, lora_alpha=4.0), out, "alpha 8, of q_proj, v_proj, the run computes with .* rank 4, alpha 4"),
+    for rules, proof, message in (
+        (demo_rules(), out, r"with adapters of rank 4.*the run computes without.*calibrate` without --lora-rank"),
+        (run.changed(lora_alpha=4.0), out, "alpha 8, of q_proj, v_proj, the run computes with .* rank 4, alpha 4"),
         (run, None, "without adapters, the run .* --lora-rank 4 --lora-alpha 8 --lora-targets q_proj,v_proj"),
     ):
         with pytest.raises(ProofFileError, match=message):
-            workspace.create(tmp_path / "other", choices, workspace.Pace(), proof=proof)
+            workspace.create(tmp_path / "other", Recipe(rules=rules), proof=proof)
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_rank": 4}, "--lora-rank and --lora-targets go together"),
-        ({"lora_targets": "q_proj"}, "--lora-rank and --lora-targets go together"),
-        ({"lora_alpha": 4.0}, "--lora-alpha belongs to adapters"),
+        ({"lora_rank": 4}, "calibrate: lora_rank and lora_targets go together"),
+        ({"lora_targets": "q_proj"}, "calibrate: lora_rank and lora_targets go together"),
+        ({"lora_alpha": 4.0}, "calibrate: lora_alpha belongs to adapters: set lora_rank as well"),
         ({"lora_rank": 4, "lora_targets": "q proj"}, "--lora-targets: String should match"),
         ({"lora_rank": 4, "lora_targets": "q_proj", "miner": "vllm-float32"}, "vLLM serves no adapters"),
         ({"lora_rank": 65, "lora_targets": "v_proj"}, "rank 65 is more than model.layers.0"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
-    with pytest.raises((CalibrationError, PolicyError), match=message):
-        make_job(replace(OPTIONS, **changes), tmp_path)  # type: ignore[arg-type]
+    with pytest.raises((CalibrationError, ConfigError, PolicyError), match=message):
+        make_job(options_with(**changes), tmp_path)

@@ -11,11 +11,13 @@ from grailnode.calibration.proof_file import ProofFile, ProofFileError
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
-from grailnode.run.creation import Choices, open_run
+from grailnode.run.creation import completed, open_run
+from grailnode.run.recipe import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from tests.support.builders.policies import write_policy
 from tests.support.builders.proofs import packaged_thresholds
+from tests.support.builders.recipes import demo_recipe, demo_rules
 
 PACKAGED = PACKAGED_POLICY / proof_file.NAME
 
@@ -26,12 +28,13 @@ def packaged() -> Any:
 
 def test_the_packaged_policy_has_a_proof() -> None:
     proof = proof_file.read(PACKAGED)
-    choices = Choices()
-    proof.check(digest_weights(load_weights(PACKAGED_POLICY)), choices.temperature, choices.max_tokens, chat=False)
+    rules = completed(demo_rules(), "demo")
+    assert rules.max_tokens is not None
+    proof.check(digest_weights(load_weights(PACKAGED_POLICY)), rules.temperature, rules.max_tokens, chat=False)
     for row in proof.table:
         assert row.thresholds.positions == sum(pair.positions for pair in row.measured.pairs) > 20_000
         assert all(copy.windows == 1.0 for copy in row.measured.copies if copy.bits <= 4)
-        assert row.measured.window <= choices.groups * choices.audit_ppm / 1_000_000
+        assert row.measured.window <= rules.groups * rules.audit_ppm / 1_000_000
 
 
 def test_a_proof_round_trips(tmp_path: Path) -> None:
@@ -42,8 +45,8 @@ def test_a_proof_round_trips(tmp_path: Path) -> None:
 
 
 def test_thresholds_are_copied_into_the_manifest(tmp_path: Path) -> None:
-    choices = Choices(audit_ppm=500_000, audit_floor_ppm=100_000)
-    workspace.create(tmp_path, choices, workspace.Pace())
+    rules = demo_rules(audit_ppm=500_000, audit_floor_ppm=100_000)
+    workspace.create(tmp_path, Recipe(rules=rules))
     manifest = open_run((tmp_path / "run.manifest").read_bytes()).record
     assert (manifest.proof.audit_ppm, manifest.proof.audit_floor_ppm) == (500_000, 100_000)
     assert manifest.proof.table == (packaged_thresholds(),)
@@ -100,7 +103,7 @@ def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, data: bytes, mess
     path = tmp_path / "proof.json"
     path.write_bytes(data)
     with pytest.raises(ProofFileError) as error_info:
-        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=path)
+        workspace.create(tmp_path / "run", demo_recipe(), proof=path)
     line = explain(error_info.value)
     assert line is not None
     assert line.startswith(f"{path}: not a proof that `grailnode calibrate` wrote (")
@@ -113,23 +116,23 @@ def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, data: bytes, mess
 def test_the_error_for_a_policy_without_a_proof_says_what_to_do(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
     with pytest.raises(WorkspaceError, match=r"`grailnode calibrate --policy .*policy` first"):
-        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), policy=tmp_path / "policy")
+        workspace.create(tmp_path / "run", demo_recipe(), policy=tmp_path / "policy")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ProofFileError, match="cannot be read"):
-        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), proof=tmp_path / "nowhere.json")
+        workspace.create(tmp_path / "run", demo_recipe(), proof=tmp_path / "nowhere.json")
 
 
 def test_a_proof_is_refused_for_another_policy_or_sampling(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
     (tmp_path / "policy" / proof_file.NAME).write_text(PACKAGED.read_text())
     with pytest.raises(ProofFileError, match="was measured on weights df1107d62568293b"):
-        workspace.create(tmp_path / "run", Choices(), workspace.Pace(), policy=tmp_path / "policy")
+        workspace.create(tmp_path / "run", demo_recipe(), policy=tmp_path / "policy")
     assert not (tmp_path / "run").exists()
-    for choices in (Choices(temperature=0.9), Choices(max_tokens=9)):
+    for rules in (demo_rules(temperature=0.9), demo_rules(max_tokens=9)):
         with pytest.raises(ProofFileError, match="was measured at temperature 1 up to 8 tokens"):
-            workspace.create(tmp_path / "run", choices, workspace.Pace())
+            workspace.create(tmp_path / "run", Recipe(rules=rules))
     assert not (tmp_path / "run").exists()
-    workspace.create(tmp_path / "run", Choices(max_tokens=4), workspace.Pace())
+    workspace.create(tmp_path / "run", demo_recipe(max_tokens=4))
 
 
 def test_reading_a_file_equals_parsing_its_bytes() -> None:

@@ -10,10 +10,12 @@ from grailnode.chat.chat_template import ChatTemplate, ChatTemplateError
 from grailnode.chat.inside import rendering
 from grailnode.engine.policy import Policy
 from grailnode.run import workspace
-from grailnode.run.creation import Choices, open_run
+from grailnode.run.creation import open_run
+from grailnode.run.recipe import Recipe
 from protocol.environments import dataset
 from roles.policy.assignment import encode_prompt
 from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import MATH
 from tests.support.processes.command_line import run_command
 
@@ -158,9 +160,9 @@ def test_init_refuses_a_chat_run_without_a_template(tmp_path: Path) -> None:
 
 def test_a_conversation_that_the_policy_cannot_read_is_refused(tmp_path: Path) -> None:
     policy = write_template(tmp_path / "policy", MARKED)
-    choices = Choices(chat=True, system_prompt="Zähle.")
+    rules = demo_rules(chat=True, system_prompt="Zähle.")
     with pytest.raises(Exception, match="has characters that the policy's tokenizer does not know"):
-        workspace.create(tmp_path / "run", choices, workspace.Pace(), policy=policy.directory)
-    choices = Choices(chat=True, system_prompt="Count. " * 400)
+        workspace.create(tmp_path / "run", Recipe(rules=rules), policy=policy.directory)
+    rules = demo_rules(chat=True, system_prompt="Count. " * 400)
     with pytest.raises(Exception, match="is 2832 tokens long, and with completions of up to 8 the policy has room for"):
-        workspace.create(tmp_path / "run", choices, workspace.Pace(), policy=policy.directory)
+        workspace.create(tmp_path / "run", Recipe(rules=rules), policy=policy.directory)

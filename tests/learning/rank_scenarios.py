@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
 
-SETTINGS = LearnerSettings(max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5))
+SETTINGS = LearnerSettings(
+    max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5, warmup_steps=0)
+)
 """With these a step of 4 rollouts has two passes, and gradients are clipped."""
 
 Tensors = Mapping[str, Tensor]

@@ -15,16 +15,15 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.loss.loss_names import LossName
-from roles.trainer.learn.loss.policy_loss import LOSSES, LossSettings, advantages
-from roles.trainer.learn.loss.surrogates import ClipSettings
-from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.loss.loss_settings import LossName, LossSettings
+from roles.trainer.learn.loss.policy_loss import LOSSES, advantages
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
 from tests.support.builders.policies import random_weights, write_policy
 
 TEMPERATURE = 0.7
-SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=AdamWSettings(learning_rate=1e-3))
+SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=AdamWSettings(learning_rate=1e-3, warmup_steps=0))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +110,7 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
         _with_logprobs(one, [torch.from_numpy(logprobs - 5.0) for logprobs in one.completion_logprobs])
         for one in _groups(model)
     ]
-    settings = dataclasses.replace(SETTINGS, loss=LossSettings(clip=ClipSettings(truncation=2.0)))
+    settings = dataclasses.replace(SETTINGS, loss=LossSettings(truncation=2.0))
     report = Learner(model, random_weights(model), settings).step(groups)
     assert report.clip_fraction == 1.0
     assert report.grad_norm == 0.0
@@ -119,7 +118,7 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_gradient_of_each_loss_does_not_depend_on_the_size_of_a_pass(model: CausalModel, name: LossName) -> None:
-    loss = LossSettings(name, kl_coefficient=0.01)
+    loss = LossSettings(loss=name, kl_coefficient=0.01)
     norms = []
     for max_batch_tokens in (1, 8192):
         settings = dataclasses.replace(SETTINGS, max_batch_tokens=max_batch_tokens, loss=loss, max_tokens=4)
@@ -142,7 +141,7 @@ class WidthRecorder(WrappedModel):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_p=0.9)], ids=["all", "top-p"])
 def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName, filters: Filters) -> None:
-    loss, groups, results = LossSettings(name, kl_coefficient=0.01), _groups(model), []
+    loss, groups, results = LossSettings(loss=name, kl_coefficient=0.01), _groups(model), []
     for chunk in (3, 8192):
         recorder = WidthRecorder(model)
         settings = dataclasses.replace(SETTINGS, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)

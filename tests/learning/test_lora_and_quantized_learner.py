@@ -21,7 +21,7 @@ from protocol.quantization import Precision, dequantize, quantize
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import newest_checkpoint, repair_checkpoint
 from roles.trainer.learn.learner import Learner
-from roles.trainer.learn.loss.policy_loss import LossSettings
+from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline

@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol.rollout.sampling import log_probabilities
-from roles.trainer.learn.loss.loss_names import LossName
+from roles.trainer.learn.loss.loss_settings import LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import (
     LOSSES,
-    LossSettings,
     PolicyLoss,
+    advantage_name,
     advantages,
     entropy,
     policy_loss,
     reference_divergence,
+    token_weights,
 )
-from roles.trainer.learn.loss.surrogates import ClipSettings, token_ratio
+from roles.trainer.learn.loss.surrogates import token_ratio
 
-CLIP = ClipSettings()
+CLIP = LossSettings()
 MAX_TOKENS = 8
 
 
@@ -84,7 +85,7 @@ class TestClippedRatio:
         assert int(result.clipped.sum()) == (1 if slope == 0.0 and advantage else 0)
 
     def test_without_truncation_a_bad_token_that_became_likely_counts_in_full(self) -> None:
-        clip = replace(CLIP, truncation=math.inf)
+        clip = LossSettings(truncation=math.inf)
         rows = torch.zeros(1, dtype=torch.int64)
         result = token_ratio(torch.tensor([-1.0]), torch.tensor([-4.0]), torch.tensor([-1.0]), rows, clip)
         assert float(result.values) == pytest.approx(-math.exp(3.0), rel=1e-5)
@@ -130,7 +131,7 @@ def _loss(step: Sequence[Completion], settings: LossSettings) -> tuple[PolicyLos
         torch.tensor([value for completion in step for value in completion.old]),
         torch.tensor([completion.advantage for completion in step])[rows],
         rows,
-        torch.tensor(settings.token_weights(lengths, MAX_TOKENS))[rows],
+        torch.tensor(token_weights(settings, lengths, MAX_TOKENS))[rows],
         settings,
         torch.tensor([value for completion in step for value in completion.reference]),
     )
@@ -197,13 +198,13 @@ class TestEveryLoss:
 
     @given(step=_completions())
     def test_slow_reference(self, name: LossName, step: list[Completion]) -> None:
-        loss, _ = _loss(step, LossSettings(name))
+        loss, _ = _loss(step, LossSettings(loss=name))
         assert float(loss.value.detach()) == pytest.approx(-REFERENCES[name](step), rel=1e-4, abs=1e-5)
         assert loss.divergence == 0.0
 
     @given(step=_completions())
     def test_slow_reference_with_a_divergence(self, name: LossName, step: list[Completion]) -> None:
-        loss, _ = _loss(step, LossSettings(name, kl_coefficient=0.1))
+        loss, _ = _loss(step, LossSettings(loss=name, kl_coefficient=0.1))
         expected = -REFERENCES[name](step) + 0.1 * KL_REFERENCES[name](step)
         assert float(loss.value.detach()) == pytest.approx(expected, rel=1e-4, abs=1e-4)
         total = math.fsum(value for one in step for value in _divergences(one))
@@ -211,7 +212,7 @@ class TestEveryLoss:
 
     @given(step=_completions())
     def test_without_advantages_there_is_no_gradient(self, name: LossName, step: list[Completion]) -> None:
-        loss, log_probs = _loss([replace(one, advantage=0.0) for one in step], LossSettings(name))
+        loss, log_probs = _loss([replace(one, advantage=0.0) for one in step], LossSettings(loss=name))
         loss.value.backward()  # type: ignore[no-untyped-call]
         assert log_probs.grad is not None
         assert not log_probs.grad.any()
@@ -219,10 +220,10 @@ class TestEveryLoss:
     @given(step=_completions())
     def test_on_the_sampling_policy_nothing_is_clipped(self, name: LossName, step: list[Completion]) -> None:
         """Every ratio is 1, so the gradient of each token is that of policy gradient: -w A."""
-        settings = LossSettings(name)
+        settings = LossSettings(loss=name)
         loss, log_probs = _loss([replace(one, old=one.new) for one in step], settings)
         loss.value.backward()  # type: ignore[no-untyped-call]
-        weights = settings.token_weights([len(one.new) for one in step], MAX_TOKENS)
+        weights = token_weights(settings, [len(one.new) for one in step], MAX_TOKENS)
         expected = [-w * one.advantage for w, one in zip(weights, step, strict=True) for _ in one.new]
         assert loss.clipped_tokens == 0
         torch.testing.assert_close(log_probs.grad, torch.tensor(expected), rtol=1e-4, atol=1e-6)
@@ -232,7 +233,7 @@ class TestEveryLoss:
     def test_a_ratio_that_overflows_gives_a_finite_gradient(
         self, name: LossName, advantage: float, truncation: float
     ) -> None:
-        settings = LossSettings(name, replace(CLIP, truncation=truncation))
+        settings = LossSettings(loss=name, truncation=truncation)
         loss, log_probs = _loss([Completion((-0.5,), (-1000.0,), (-0.5,), advantage)], settings)
         loss.value.backward()  # type: ignore[no-untyped-call]
         assert log_probs.grad is not None
@@ -242,10 +243,10 @@ class TestEveryLoss:
     @given(step=_completions(), cut=st.integers(1, 5))
     def test_two_passes_add_up_to_one(self, name: LossName, step: list[Completion], cut: int) -> None:
         """The gradient of a step does not depend on how its completions are divided into passes."""
-        settings = LossSettings(name)
+        settings = LossSettings(loss=name)
         loss, log_probs = _loss(step, settings)
         loss.value.backward()  # type: ignore[no-untyped-call]
-        whole_weights = settings.token_weights([len(one.new) for one in step], MAX_TOKENS)
+        whole_weights = token_weights(settings, [len(one.new) for one in step], MAX_TOKENS)
         parts = []
         for part, weights in ((step[:cut], whole_weights[:cut]), (step[cut:], whole_weights[cut:])):
             if part:
@@ -270,14 +271,14 @@ class TestClipBoundaries:
     ) -> None:
         bound = math.log(1 + CLIP.clip_high) if advantage > 0 else math.log(1 - CLIP.clip_low)
         new = -2.0 + bound + math.copysign(distance, -advantage if inside else advantage)
-        loss, log_probs = _loss([Completion((new,), (-2.0,), (-2.0,), advantage)], LossSettings(name))
+        loss, log_probs = _loss([Completion((new,), (-2.0,), (-2.0,), advantage)], LossSettings(loss=name))
         loss.value.backward()  # type: ignore[no-untyped-call]
         assert log_probs.grad is not None
         assert bool(log_probs.grad.any()) == inside
         assert loss.clipped_tokens == (0 if inside else 1)
 
     def test_cispo_bounds_the_weight_and_keeps_the_gradient(self) -> None:
-        loss, log_probs = _loss([Completion((-1.0,), (-2.0,), (-2.0,), 1.0)], LossSettings("cispo"))
+        loss, log_probs = _loss([Completion((-1.0,), (-2.0,), (-2.0,), 1.0)], LossSettings(loss="cispo"))
         loss.value.backward()  # type: ignore[no-untyped-call]
         assert log_probs.grad is not None
         assert float(log_probs.grad) == pytest.approx(-(1 + CLIP.clip_high))
@@ -299,9 +300,9 @@ def test_the_divergence_is_zero_only_where_the_policies_agree(new: float, refere
 
 
 def test_centered_advantages_belong_to_dr_grpo_and_can_be_replaced() -> None:
-    assert LossSettings("dr-grpo").advantage_name == "centered"
-    assert LossSettings("grpo").advantage_name == "standardized"
-    assert LossSettings("dr-grpo", advantage="standardized").advantage_name == "standardized"
+    assert advantage_name(LossSettings(loss="dr-grpo")) == "centered"
+    assert advantage_name(LossSettings(loss="grpo")) == "standardized"
+    assert advantage_name(LossSettings(loss="dr-grpo", advantage="standardized")) == "standardized"
 
 
 def test_log_probabilities_are_at_the_sampling_temperature() -> None:

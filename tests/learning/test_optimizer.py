@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.trainer.learn.learning_rate import RateSchedule, ScheduleName
-from roles.trainer.learn.optimizer import AdamW, AdamWSettings
+from roles.trainer.learn.optimizer import AdamW
+from roles.trainer.learn.optimizer_settings import AdamWSettings, ScheduleName
 
 
 def _weights() -> dict[str, torch.Tensor]:
@@ -29,7 +29,9 @@ def copies(optimizer: AdamW) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("max_norm", [1e9, 0.5])
 @pytest.mark.parametrize("implementation", ["fused", "foreach"])
 def test_equals_torch(decay: float, max_norm: float, implementation: str) -> None:
-    own = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, weight_decay=decay, max_grad_norm=max_norm))
+    own = AdamW(
+        _weights(), AdamWSettings(learning_rate=1e-2, weight_decay=decay, max_grad_norm=max_norm, warmup_steps=0)
+    )
     theirs = {name: tensor.requires_grad_() for name, tensor in _weights().items()}
     options: dict[str, Any] = {implementation: True}
     reference = torch.optim.AdamW(theirs.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay, **options)
@@ -45,14 +47,14 @@ def test_equals_torch(decay: float, max_norm: float, implementation: str) -> Non
 
 def test_the_first_step_is_the_learning_rate() -> None:
     """m_hat / sqrt(v_hat) is the gradient's sign; with a warm-up of 4 steps, the first step takes a quarter."""
-    own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, schedule=RateSchedule(warmup_steps=4)))
+    own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, warmup_steps=4))
     own.step({"w": torch.tensor([1e-3, -2e-3, 0.0])})
     torch.testing.assert_close(own.masters["w"], torch.tensor([-0.1, 0.1, 0.0]), rtol=1e-3, atol=0)
 
 
 def test_small_steps_add_up_in_the_masters() -> None:
     """A hundredth of a BF16 unit in the last place changes the master, and not the view."""
-    own = AdamW({"w": torch.ones(1)}, AdamWSettings(learning_rate=2.0**-8 / 100))
+    own = AdamW({"w": torch.ones(1)}, AdamWSettings(learning_rate=2.0**-8 / 100, warmup_steps=0))
     views = []
     for _ in range(60):
         own.step({"w": torch.ones(1)})
@@ -63,7 +65,8 @@ def test_small_steps_add_up_in_the_masters() -> None:
 
 
 def test_a_restored_optimizer_continues_bit_for_bit() -> None:
-    one, other = AdamW(_weights(), AdamWSettings(1e-2)), AdamW(_weights(), AdamWSettings(1e-2))
+    settings = AdamWSettings(learning_rate=1e-2, warmup_steps=0)
+    one, other = AdamW(_weights(), settings), AdamW(_weights(), settings)
     for step in range(3):
         one.step(_gradients(step))
     other.restore(copies(one), one.steps)
@@ -75,7 +78,7 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
 
 
 def test_a_state_of_another_model_is_refused_and_changes_nothing() -> None:
-    optimizer = AdamW(_weights(), AdamWSettings(1e-2))
+    optimizer = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, warmup_steps=0))
     optimizer.step(_gradients(0))
     before = copies(optimizer)
     for change in ({"master/c": torch.zeros(1)}, {"master/a": torch.zeros(1)}):
@@ -87,7 +90,7 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_infinite_gradients_are_refused_and_change_nothing(bad: float) -> None:
-    optimizer = AdamW(_weights(), AdamWSettings(1e-2))
+    optimizer = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, warmup_steps=0))
     before = copies(optimizer)
     with pytest.raises(ValueError, match="norm"):
         optimizer.step(_gradients(0) | {"b": torch.full((7,), bad)})
@@ -107,7 +110,7 @@ def test_infinite_gradients_are_refused_and_change_nothing(bad: float) -> None:
 )
 def test_by_hand(name: ScheduleName, shares: list[float]) -> None:
     """Two steps of warm-up, then four steps down."""
-    schedule = RateSchedule(name, warmup_steps=2, training_steps=6)
+    schedule = AdamWSettings(schedule=name, warmup_steps=2, training_steps=6)
     assert [schedule.share(step + 1) for step in range(len(shares))] == pytest.approx(shares, abs=1e-6)
 
 
@@ -115,7 +118,9 @@ def test_by_hand(name: ScheduleName, shares: list[float]) -> None:
 def test_it_rises_to_the_peak_and_falls_to_its_final_share(
     name: ScheduleName, warmup: int, decay_steps: int, final_share: float
 ) -> None:
-    schedule = RateSchedule(name, warmup, warmup + decay_steps, final_share)
+    schedule = AdamWSettings(
+        schedule=name, warmup_steps=warmup, training_steps=warmup + decay_steps, final_share=final_share
+    )
     shares = [schedule.share(step) for step in range(1, warmup + decay_steps + 10)]
     assert shares[:warmup] == sorted(shares[:warmup])
     assert shares[warmup:] == sorted(shares[warmup:], reverse=True)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roles.trainer.learn.replay_buffer import BufferOutcome, ReplayBuffer, ReplaySettings
+from roles.trainer.learn.replay_buffer import BufferOutcome, ReplayBuffer
+from roles.trainer.learn.training_settings import ReplaySettings
 from tests.learning.groups import group
 
 
@@ -81,7 +82,7 @@ def test_the_odds_of_two_groups_are_their_staleness_weights(decay: float, first:
 
 def test_the_oldest_group_leaves_a_full_buffer() -> None:
     size = group("a").size
-    buffer = _buffer(max_bytes=2 * size)
+    buffer = _buffer(replay_bytes=2 * size)
     for name, version in (("a", 2), ("b", 1), ("c", 3)):
         buffer.add(group(name, version=version))
     assert sorted(g.version for g in buffer.draw(4)) == [2, 3]
@@ -147,7 +148,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings = ReplaySettings(max_bytes=8 * group("x").size, max_staleness=3, max_uses=2, decay=0.6)
+        self.settings = ReplaySettings(replay_bytes=8 * group("x").size, max_staleness=3, max_uses=2, decay=0.6)
         self.buffer = ReplayBuffer(self.settings, seed=0)
         self.version = 0
         self.offers = 0
@@ -190,7 +191,7 @@ class BufferMachine(RuleBasedStateMachine):
         counts = self.buffer.outcome_counts
         elsewhere = sum(count for outcome, count in counts.items() if outcome is not BufferOutcome.STORED)
         assert self.offers == len(self.buffer) + elsewhere
-        assert 0 <= self.buffer.size <= self.settings.max_bytes
+        assert 0 <= self.buffer.size <= self.settings.replay_bytes
         assert (self.buffer.size == 0) == (len(self.buffer) == 0)
 
 

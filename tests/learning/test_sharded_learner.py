@@ -17,7 +17,7 @@ from grailnode.node.process_launch import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.loss.policy_loss import LossSettings
+from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_steps import encode_work

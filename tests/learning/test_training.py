@@ -6,23 +6,24 @@ from typing import Any
 import torch
 import trio
 
-from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol.chain import safetensors
 from roles.trainer.learn.checkpoint_files import newest_checkpoint
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
-from roles.trainer.learn.training import Training, TrainingSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.training import Training
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.learning.groups import group
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
 from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulated
 
-SETTINGS = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-3))
+SETTINGS = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-3, warmup_steps=0))
 STEP_SECONDS, PUT_SECONDS = 1.0, 1.7
 
 
@@ -44,7 +45,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @simulated
 async def test_a_learner_goes_on_from_its_files_bit_for_bit():
-    network = Network(Choices())
+    network = Network(demo_rules())
     one, other = (Learner(network.compute.model, network.weights, SETTINGS) for _ in range(2))
     one.step([group("a")])
     source = one.state_source()
@@ -55,7 +56,7 @@ async def test_a_learner_goes_on_from_its_files_bit_for_bit():
 
 
 def buffer_of(letters: str) -> ReplayBuffer:
-    buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
+    buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
     for letter in letters:
         buffer.add(group(letter))
     return buffer
@@ -63,7 +64,7 @@ def buffer_of(letters: str) -> ReplayBuffer:
 
 @simulated
 async def test_gradients_are_computed_while_a_version_is_written_and_each_version_is_the_policy_of_one_step():
-    network = Network(Choices())
+    network = Network(demo_rules())
     learner = Learner(network.compute.model, network.weights, SETTINGS)
     views: dict[int, dict[str, torch.Tensor]] = {0: learner.view()}
     state, concurrent_steps = SlowState(), 0
@@ -78,9 +79,9 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
         return result
 
     node = replace(network.node("trainer"), state=state, run_sync=run_sync)
-    settings = TrainingSettings(2, 1, shard_bytes=1 << 19)
+    settings = TrainingSettings(groups_per_step=2)
     with trio.move_on_after(40):
-        await Training(node, learner, buffer_of("abcd"), lambda: network.weights, settings).run()
+        await Training(node, learner, buffer_of("abcd"), lambda: network.weights, settings, 1 << 19).run()
     names = await list_snapshots(state)
     assert [name.version for name in names] == list(range(len(names)))
     assert len(names) >= 4
@@ -91,17 +92,17 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
     assert note is not None
     restarted_learner = Learner(network.compute.model, network.weights, SETTINGS)
     with trio.move_on_after(10):
-        await Training(node, restarted_learner, buffer_of(""), dict, TrainingSettings(9, 1)).run()
+        await Training(node, restarted_learner, buffer_of(""), dict, TrainingSettings(groups_per_step=9)).run()
     assert equal(restarted_learner.view(), views[note.step])
 
 
 @simulated
 async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
     """With a checkpoint every 3 versions: the first version and the fourth have one, and the sixth is the newest."""
-    network = Network(Choices())
+    network = Network(demo_rules())
     state = MemoryStore()
     node = replace(network.node("trainer"), state=state)
-    settings = TrainingSettings(2, 1, checkpoint_versions=3)
+    settings = TrainingSettings(groups_per_step=2, checkpoint_versions=3)
 
     async def train(steps: int) -> Learner:
         learner = Learner(network.compute.model, network.weights, SETTINGS)
@@ -136,13 +137,13 @@ async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
 @simulated
 async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
-    network = Network(Choices())
+    network = Network(demo_rules())
     state = MemoryStore()
     node = replace(network.node("trainer"), state=state)
-    settings = TrainingSettings(2, 2, training_steps=3)
+    settings = TrainingSettings(groups_per_step=2, steps_per_version=2, training_steps=3)
 
     async def train(learner: Learner) -> None:
-        buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
+        buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
         for letter in "ab":
             buffer.add(group(letter))
         with trio.move_on_after(20):

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from grailnode.engine.compute import Compute, make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.rollout_reader import read_verified_groups
-from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, open_signed
@@ -29,8 +27,10 @@ from roles.policy.follower import Follower
 from roles.records import fetch_record
 from roles.rosters import Rosters
 from roles.validator.ledger_state import Ledger
-from roles.validator.validator import Validator, ValidatorSettings
+from roles.validator.validator import Validator
+from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulated
@@ -103,9 +103,9 @@ class LyingValidator(Validator):
 # Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones
 
 
-CHOICES = Choices(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14, spares=0)
+RULES = demo_rules(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14, spares=0)
 MINERS = 2
-GROUPS = MINERS * CHOICES.groups
+GROUPS = MINERS * RULES.groups
 
 
 def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> dict[int, int]:
@@ -139,7 +139,7 @@ async def dealt_to(network: Network, name: str, window: int) -> int:
     return sum(
         key(name).public in roster.judges_of(network.signed.digest, window, draw, key(miner).public, group)
         for miner in (f"miner-{number + 1}" for number in range(MINERS))
-        for group in range(CHOICES.groups)
+        for group in range(RULES.groups)
     )
 
 
@@ -151,14 +151,14 @@ async def run_until(scope: trio.CancelScope, work: Callable[[], Awaitable[None]]
 
 @simulated
 async def test_four_validators_share_the_groups_and_agree():
-    network = Network(CHOICES, validators=4, quorum=2)
+    network = Network(RULES, validators=4, quorum=2)
     async with run_nodes(network, miners=MINERS):
         await network.until_window(8)
     assert used_groups(network, range(1, 6)) == dict.fromkeys(range(1, 6), GROUPS)
     loads: Counter[str] = Counter()
     for number in range(MINERS):
         by_group = await judges(network, range(1, 6), key(f"miner-{number + 1}"))
-        assert len(by_group) == 5 * CHOICES.groups
+        assert len(by_group) == 5 * RULES.groups
         assert all(len(names) == 2 for names in by_group.values())
         loads.update(name for names in by_group.values() for name in names)
     assert sum(loads.values()) == 2 * 5 * GROUPS
@@ -177,7 +177,7 @@ async def test_four_validators_share_the_groups_and_agree():
 @simulated
 async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_back():
     silent, back, last = 3, 10, 16
-    network = Network(CHOICES, validators=4, quorum=2)
+    network = Network(RULES, validators=4, quorum=2)
     name = network.validators.pop()
     async with run_nodes(network, miners=MINERS) as nursery:
         first = trio.CancelScope()
@@ -208,7 +208,7 @@ async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_i
 
 @simulated
 async def test_with_a_spare_a_silent_validator_costs_nothing():
-    network = Network(replace(CHOICES, spares=1), validators=4, quorum=2)
+    network = Network(RULES.changed(spares=1), validators=4, quorum=2)
     network.validators.pop()
     async with run_nodes(network, miners=MINERS):
         await network.until_window(6)
@@ -217,7 +217,7 @@ async def test_with_a_spare_a_silent_validator_costs_nothing():
 
 @simulated
 async def test_the_only_validator_that_is_present_judges_everything():
-    network = Network(CHOICES, validators=4, quorum=1)
+    network = Network(RULES, validators=4, quorum=1)
     network.validators = network.validators[:1]
     async with run_nodes(network, miners=MINERS):
         await network.until_window(9)
@@ -263,18 +263,18 @@ async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> di
         roster, draw = await rosters.get(window), randomness(network.run.schedule.audit(window))
         result[window] = sum(
             roster.judges_of(network.signed.digest, window, draw, key("cheat").public, group) == {key(liar).public}
-            for group in range(CHOICES.groups)
+            for group in range(RULES.groups)
         )
     return result
 
 
 async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, str]:
     """Run four validators, one of which lies, an honest miner and a cheat; return the network and the liar's name."""
-    network = Network(CHOICES, validators=4, quorum=quorum)
+    network = Network(RULES, validators=4, quorum=quorum)
     liar = network.validators.pop()
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_liar, network, liar, greedy)
-        nursery.start_soon(partial(network.run_miner, "cheat", CHOICES.groups, ZeroSketches))
+        nursery.start_soon(partial(network.run_miner, "cheat", RULES.groups, ZeroSketches))
         await network.until_window(9)
     return network, liar
 
@@ -287,7 +287,7 @@ async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_
     expected = await dealt_to_liar_alone(network, liar, windows)
     assert used_groups(network, windows, "cheat") == expected
     assert (sum(expected.values()) > 0) == (quorum == 1)
-    assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, CHOICES.groups)
+    assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, RULES.groups)
     checker = network.node("checker")
     assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 5  # its lie is consistent
 
@@ -303,7 +303,7 @@ async def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is
 
 @simulated
 async def test_a_canary_finds_a_liar_to_which_a_part_of_its_groups_is_dealt():
-    network = Network(CHOICES, validators=4, quorum=1)
+    network = Network(RULES, validators=4, quorum=1)
     liar = network.validators.pop()
     async with run_nodes(network, miners=1, canaries=1) as nursery:
         nursery.start_soon(run_liar, network, liar)

@@ -12,7 +12,7 @@ import pytest
 
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run import creation, requirements
-from grailnode.run.creation import Choices
+from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits, paths
 from protocol.environments import Environment, Problem
@@ -26,6 +26,7 @@ from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
 from roles.ports import StoreError
 from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.sandboxes import OWN
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
@@ -126,8 +127,8 @@ async def check_rewards(network: Network) -> list[tuple[str, float]]:
 
 @simulated
 async def test_countdown() -> None:
-    choices = Choices(environment="countdown", groups=2, group_size=4, max_tokens=8)
-    network = Network(choices)
+    rules = demo_rules(environment="countdown", groups=2, group_size=4, max_tokens=8)
+    network = Network(rules)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
         await network.until_window(6)
@@ -138,8 +139,8 @@ async def test_countdown() -> None:
 async def test_sat(tmp_path: Path) -> None:
     values = ["".join(bits) for length in (4, 5, 6) for bits in itertools.product("01", repeat=length)]
     write_speaking_policy(tmp_path, values)
-    choices = Choices(environment="sat", groups=4, group_size=8, max_tokens=1)
-    network = Network(choices, policy=tmp_path)
+    rules = demo_rules(environment="sat", groups=4, group_size=8, max_tokens=1)
+    network = Network(rules, policy=tmp_path)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
         await network.until_window(9)
@@ -155,8 +156,8 @@ QUESTIONS = tuple((f"What is {number} and {other}?", number + other) for number 
 
 
 @pytest.fixture
-def mathematics(tmp_path: Path) -> Choices:
-    """Return the choices of a run on a tiny data file, and write a policy that answers with solutions."""
+def mathematics(tmp_path: Path) -> Rules:
+    """Return the rules of a run on a tiny data file, and write a policy that answers with solutions."""
     lines = [
         json.dumps({"question": question, "answer": f"#### {answer}", "level": answer % 2})
         for question, answer in QUESTIONS
@@ -164,12 +165,12 @@ def mathematics(tmp_path: Path) -> Choices:
     data = tmp_path / "questions.jsonl"
     data.write_text("\n".join(lines))
     write_speaking_policy(tmp_path / "policy", COMPLETIONS, CHAT_TEMPLATE)
-    rules = Choices(environment="math", data=data, groups=2, group_size=8, max_tokens=1)
-    return replace(rules, chat=True, system_prompt="Think.", evaluation_samples=4, pass_at=2)
+    rules = demo_rules(environment="math", data=data, groups=2, group_size=8, max_tokens=1)
+    return rules.changed(chat=True, system_prompt="Think.", evaluation_samples=4, pass_at=2)
 
 
 @simulated
-async def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tmp_path: Path) -> None:
+async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_path: Path) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
     async with run_nodes(network) as nursery:
         nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
@@ -192,7 +193,7 @@ async def test_problems_of_a_data_file_as_conversations(mathematics: Choices, tm
 
 @simulated
 async def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked(
-    mathematics: Choices, tmp_path: Path
+    mathematics: Rules, tmp_path: Path
 ) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
     run, store, trainer = network.run, network.store, key("trainer").public
@@ -213,7 +214,7 @@ async def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked
 
 
 @simulated
-async def test_a_data_file_without_problems_is_refused_in_one_line(mathematics: Choices, tmp_path: Path) -> None:
+async def test_a_data_file_without_problems_is_refused_in_one_line(mathematics: Rules, tmp_path: Path) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
     network.data = b'{"question": "a"}'
     with pytest.raises(MalformedError, match=r"^the run's data file: line 1: no 'answer'$"):
@@ -271,7 +272,7 @@ def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
         listener.setblocking(False)
         hostile = [f"<solution>{text}</solution>" for text in attacks(target, listener.getsockname()[1])]
         write_speaking_policy(tmp_path / "policy", [RIGHT, *hostile])
-        choices = Choices(environment=f"code-{OWN}", data=data, groups=1, group_size=8, max_tokens=1)
+        rules = demo_rules(environment=f"code-{OWN}", data=data, groups=1, group_size=8, max_tokens=1)
         rewards: dict[str, set[float]] = {}
 
         async def collect_rewards(network: Network, windows: range) -> None:
@@ -282,7 +283,7 @@ def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
                     rewards.setdefault(text, set()).add(reward)
 
         async def scenario() -> None:
-            network = Network(choices, policy=tmp_path / "policy", sandbox=strict)
+            network = Network(rules, policy=tmp_path / "policy", sandbox=strict)
             async with run_nodes(network, miners=0) as nursery:
                 nursery.start_soon(network.run_miner, "liar", 1, full_reward_producer)
                 last = 3  # and later ones, until the policy has generated each of its completions

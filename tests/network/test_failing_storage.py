@@ -17,7 +17,7 @@ from roles.trainer.spool import OUTCOMES
 from roles.trainer.verified_batch import WindowOutcomes
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import BEGIN, Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
+from tests.support.simulation.network_runs import RULES, run_nodes, verdicts
 from tests.support.simulation.trio_clock import TrioClock
 from tests.support.simulation.virtual_clock import running, simulated
 
@@ -82,7 +82,7 @@ class NetworkWithoutBatches(Network):
 
 @simulated
 async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
-    network = NetworkWithoutBatches(CHOICES)
+    network = NetworkWithoutBatches(RULES)
     async with run_nodes(network):
         await network.until_window(9)
     collected_events: dict[str, list[dict[str, Any]]] = {}
@@ -105,7 +105,7 @@ async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in
 @pytest.mark.parametrize("is_false", [True, False], ids=["false", "no answer"])
 @simulated
 async def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
-    network = Network(CHOICES)
+    network = Network(RULES)
     prefix = paths.kind_prefix(key("miner-1").public, "batches")
     flaky_store = FlakyStore(network.store, prefix, is_false)
     network.medium = lambda name, process: flaky_store if name == "validator-0" else network.store  # type: ignore[method-assign]
@@ -119,7 +119,7 @@ async def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
 
 @simulated
 async def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
-    network = NetworkWithHiddenPath(CHOICES)
+    network = NetworkWithHiddenPath(RULES)
     async with run_nodes(network):
         await network.until_window(5)
         newest = (await network.head()).version
@@ -147,7 +147,7 @@ class StoreWithoutBatches(UnreachableStore):
 
 @simulated
 async def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
-    network = Network(CHOICES)
+    network = Network(RULES)
     store = StoreWithoutBatches(network.store, "")
     network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
     async with run_nodes(network, miners=2):
@@ -209,7 +209,7 @@ def check_no_contradiction(network: Network) -> None:
 @pytest.mark.parametrize("name", ["miner-1", "validator-1", "trainer"])
 @simulated
 async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name: str) -> None:
-    network = PartlyCutOff(CHOICES, validators=2)
+    network = PartlyCutOff(RULES, validators=2)
     network.unlucky_node = name
     async with run_nodes(network):
         await network.until_window(FIRST)
@@ -252,7 +252,7 @@ class ReplicatedStore(MemoryStore):
 @pytest.mark.parametrize("name", ["trainer", "validator-0", "miner-1"])
 @simulated
 async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.store = store = ReplicatedStore()
     async with run_nodes(network):
         await network.until_window(FIRST)
@@ -268,7 +268,7 @@ async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name
 
 @simulated
 async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network):
         await network.until_window(FIRST)
         for prefix in (paths.participants(), "runs/", "revisions/"):
@@ -326,7 +326,7 @@ class OneClockBehind(Network):
 
 @simulated
 async def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
-    network = OneClockBehind(CHOICES)
+    network = OneClockBehind(RULES)
     network.validator_clock = Behind(BEGIN)
     store = RecordingStore(network.store)
     network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]

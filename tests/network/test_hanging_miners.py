@@ -19,7 +19,7 @@ from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, verdicts
+from tests.support.simulation.network_runs import RULES, run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
@@ -58,7 +58,7 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
 @simulated
 async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
-    network = Network(CHOICES)
+    network = Network(RULES)
     hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
     network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
     hanging.since = math.inf if is_known else 0.0
@@ -92,7 +92,7 @@ class HangsOnce(DecoratedStore):
 
 @simulated
 async def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
-    network = Network(CHOICES)
+    network = Network(RULES)
     store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
     network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
     async with run_nodes(network, miners=2):
@@ -120,7 +120,7 @@ class StallingStore(DecoratedStore):
 
 @simulated
 async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
-    network = Network(CHOICES)
+    network = Network(RULES)
     schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
     patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
     store = StallingStore(network.store, 1.01 * patience)
@@ -135,7 +135,7 @@ async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
 
 @simulated
 async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
-    network = Network(CHOICES)
+    network = Network(RULES)
     names = [f"hanging-{number}" for number in range(6)]
     hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
     network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
@@ -157,7 +157,7 @@ async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_gr
 
 @simulated
 async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
-    network = Network(CHOICES)
+    network = Network(RULES)
     store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
     network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
     # There is no other miner whose storage could show that the validator's own network works.

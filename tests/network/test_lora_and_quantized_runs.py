@@ -2,7 +2,6 @@
 adapters.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from grailnode.node.bodies import join_run
 from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.base_files import fetch_base, lora_spec, publish_base
-from grailnode.run.creation import Choices, model_files, publish_files
+from grailnode.run.creation import model_files, publish_files
 from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.judging.verdict import Reason
@@ -31,13 +30,14 @@ from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import StoreError
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.frozen_engine import FrozenEngine, FrozenProducer
 from tests.support.simulation.lora_network import ALPHA, RANK, TARGETS, LoraNetwork
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulate, simulated
 
-CHOICES = Choices(groups=4, group_size=4)
+RULES = demo_rules(groups=4, group_size=4)
 LAST_WINDOW = 12
 OTHER_WEIGHTS = {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
 
@@ -61,10 +61,10 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
     async def scenario() -> None:
         if request.param == "lora":
-            network: Network = LoraNetwork(CHOICES, learning_rate=4e-3)
+            network: Network = LoraNetwork(RULES, learning_rate=4e-3)
             bare = {name: torch.zeros_like(tensor) for name, tensor in network.weights.items()}
         else:
-            network = Network(replace(CHOICES, precision=request.param))
+            network = Network(RULES.changed(precision=request.param))
             bare = network.weights
         engine = FrozenEngine(network.compute.model, bare)
         async with run_nodes(network, miners=1) as nursery:
@@ -174,7 +174,7 @@ def check_exported_adapters(played: dict[str, Any]) -> None:
 
 @simulated
 async def test_a_trainer_that_is_killed_goes_on() -> None:
-    network = LoraNetwork(CHOICES)
+    network = LoraNetwork(RULES)
     async with run_nodes(network, miners=0) as nursery:
         nursery.start_soon(network.run_miner, "miner-1")
         await network.until_window(3)
@@ -191,7 +191,7 @@ class Base:
     """A network of adapters whose base has several files in storage, and a directory into which they are fetched."""
 
     def __init__(self, directory: Path) -> None:
-        self.network, self.directory = LoraNetwork(CHOICES), directory
+        self.network, self.directory = LoraNetwork(RULES), directory
         self.weights = load_weights(self.network.policy.directory)
         self.lora = lora_spec(self.weights, RANK, ALPHA, TARGETS, shard_bytes=4096)
         inner = self.network.model._model

@@ -24,7 +24,7 @@ from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
@@ -39,7 +39,7 @@ EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
 
 @simulated
 async def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_has_the_trainers_weights():
-    network = Network(CHOICES, policy=PACKAGED_POLICY)
+    network = Network(RULES, policy=PACKAGED_POLICY)
     async with run_nodes(network):
         await network.until_window(8)
     for miner in ("miner-1", "miner-2"):
@@ -60,7 +60,7 @@ async def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_ha
 
 @simulated
 async def test_a_validator_refreshes_the_chain_before_it_refuses_a_newer_version():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_trainer)
         nursery.start_soon(network.run_miner, "miner-1")
@@ -75,7 +75,7 @@ async def test_a_validator_refreshes_the_chain_before_it_refuses_a_newer_version
 
 @simulated
 async def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_honest_group_is():
-    network = Network(CHOICES, policy=PACKAGED_POLICY)
+    network = Network(RULES, policy=PACKAGED_POLICY)
     async with run_nodes(network) as nursery:
         nursery.start_soon(network.run_cheat)
         await network.until_window(2 * len(KINDS) + 1)
@@ -97,7 +97,7 @@ async def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_hon
 
 @simulated
 async def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network):
         await network.until_window(6)
     version = (await network.head()).version
@@ -116,7 +116,7 @@ async def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
 
 @simulated
 async def test_an_observer_ignores_a_stray_summary_and_reports_storage_that_it_cannot_read():
-    network = Network(CHOICES, validators=2)
+    network = Network(RULES, validators=2)
     async with run_nodes(network):
         await network.until_window(5)
     own, silent = key("validator-0").public, key("validator-1").public
@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_trace():
         events: list[tuple[str, object]] = []
 
         async def scenario() -> None:
-            network = Network(CHOICES)
+            network = Network(RULES)
             async with run_nodes(network, miners=1):
                 await network.until_window(4)
             events.extend((name, event) for name, log in sorted(network.logs.items()) for event in log.events)
@@ -185,7 +185,7 @@ class SlowAtFirst(HonestProducer):
 
 @simulated
 async def test_a_slow_start_breaks_no_pledge():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=0) as nursery:
         nursery.start_soon(network.run_miner, "miner", 4, SlowAtFirst)
         await network.until_window(9)
@@ -206,7 +206,7 @@ class Slow(HonestProducer):
 
 @simulated
 async def test_a_slow_miner_pledges_what_it_can_deliver():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=0) as nursery:
         nursery.start_soon(network.run_miner, "miner", 4, Slow)
         await network.until_window(14)
@@ -218,7 +218,7 @@ async def test_a_slow_miner_pledges_what_it_can_deliver():
 
 @simulated
 async def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=1) as nursery:
         await network.until_window(7)
         nursery.start_soon(network.run_miner, "late")
@@ -232,7 +232,7 @@ async def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted()
 
 @simulated
 async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
-    network = Network(CHOICES, validators=3, quorum=2)
+    network = Network(RULES, validators=3, quorum=2)
     network.validators = ["validator-0"]  # the other two never run
     async with run_nodes(network, miners=1):
         await network.until_window(6)
@@ -240,7 +240,7 @@ async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
     assert not network.events("trainer/download", "collected")
     assert network.events("trainer/download", "verdicts-unread")  # once no other validator can reveal
 
-    network = Network(CHOICES, validators=3, quorum=2)
+    network = Network(RULES, validators=3, quorum=2)
     network.validators = ["validator-0", "validator-2"]
     async with run_nodes(network, miners=1):
         await network.until_window(6)
@@ -249,7 +249,7 @@ async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it():
 
 @simulated
 async def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.validators = []
     async with run_nodes(network, miners=1) as nursery:
         first = trio.CancelScope()
@@ -278,7 +278,7 @@ SITES = ("site-0", "site-1")
 
 @simulated
 async def test_two_sites_publish_one_chain_of_policies() -> None:
-    network = Network(CHOICES)
+    network = Network(RULES)
     workers = tuple(sorted(key(name).public for name in SITES))
     network.amend(authority=network.run.authority.model_copy(update={"workers": workers}))
     rounds = CoordinatorSettings(
@@ -336,7 +336,7 @@ async def revise(network: Network, **changes: Any) -> None:
 
 @simulated
 async def test_a_new_validator_judges_and_then_both_must_accept():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network) as nursery:
         await network.until_window(3)
         await revise(network, **authority_changes.grant(network.run.authority, key(NEW).public, "validator"))

@@ -13,7 +13,6 @@ from grailnode.node.wiring import run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
-from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
@@ -23,18 +22,20 @@ from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
-from roles.miner.miner import Miner, MinerSettings
+from roles.miner.miner import Miner
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
-from roles.validator.validator import ValidatorSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
+from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
-CHOICES = Choices(groups=4, group_size=8)
+RULES = demo_rules(groups=4, group_size=8)
 
 
 class UnderDelivering(Miner):
@@ -74,7 +75,7 @@ class Turncoat(HonestProducer):
 
 @simulated
 async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=1) as nursery:
         scope = trio.CancelScope()
 
@@ -109,7 +110,7 @@ async def run_turncoat(producer: type[Turncoat]) -> tuple[Network, list[Summary]
     Returns:
         The network, the validator's ledger, and its rows of that miner by window.
     """
-    network = Network(CHOICES)
+    network = Network(RULES)
     proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
     network.amend(proof=proof)
     async with run_nodes(network, miners=1) as nursery:
@@ -238,7 +239,7 @@ class EarlySeals(DecoratedStore):
 )
 @simulated
 async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: bool, error: str):
-    network = Network(CHOICES, validators=2, quorum=2)
+    network = Network(RULES, validators=2, quorum=2)
     network.validators = ["validator-0"]
     store = EarlySeals(network) if seals_twice else network.store
     network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
@@ -254,7 +255,7 @@ async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_tw
 
 @simulated
 async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
-    network = Network(CHOICES, validators=2, quorum=2)
+    network = Network(RULES, validators=2, quorum=2)
     async with run_nodes(network, miners=1):
         await network.until_window(5)
     events = [event for event in network.events("trainer/download", "collected") if event["used"]]
@@ -263,7 +264,7 @@ async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
 
 @simulated
 async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
-    network = Network(CHOICES, validators=2, quorum=1)
+    network = Network(RULES, validators=2, quorum=1)
     network.validators = ["validator-0"]
     canary = canary_key(key("trainer"), 0)
 
@@ -307,7 +308,7 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
 
 @simulated
 async def test_anybody_can_recheck_a_group_and_the_ledger():
-    network = Network(CHOICES)
+    network = Network(RULES)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(network.run_cheat)
         await network.until_window(6)

@@ -13,14 +13,15 @@ from grailnode.config import Config
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.settings import trainer_settings
 from grailnode.observe.rollout_reader import ReadWindow, read_rollouts, read_verified_groups
-from grailnode.run.creation import Choices, model_files, publish_files
+from grailnode.run.creation import model_files, publish_files
 from protocol.digest import digest_weights
 from roles.trainer.learn.learner import StepReport
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.virtual_clock import simulate
 
-CHOICES = Choices(groups=4, group_size=4)
+RULES = demo_rules(groups=4, group_size=4)
 WINDOW = 4
 
 
@@ -31,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     values: dict[str, Any] = {"directory": directory}
 
     async def scenario() -> None:
-        network = Network(CHOICES)
+        network = Network(RULES)
         async with run_nodes(network, miners=1) as nursery:
             nursery.start_soon(network.run_cheat)
             await network.until_window(WINDOW + 4)
@@ -79,7 +80,7 @@ def test_verified_groups_are_those_that_the_trainer_learned_from(results: dict[s
     digests = {group.digest.hex()[:16] for group in results["verified"]}
     used = {digest for groups in results["trained on"] for digest in groups.split(",")}
     assert len(used & digests) > 4
-    assert all(len(group.completions) == CHOICES.group_size for group in results["verified"])
+    assert all(len(group.completions) == RULES.group_size for group in results["verified"])
     assert {reward for group in results["verified"] for reward in group.rewards} == {0.0, 1.0}
 
 

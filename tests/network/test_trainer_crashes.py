@@ -9,32 +9,32 @@ import trio
 
 from grailnode.node.wiring import run_publisher, run_training
 from grailnode.observe.chain_check import verify_chain
-from grailnode.run.creation import Choices
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from roles.ports import ObjectStore
 from roles.trainer.publish.fencing import FencedError
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import INBOX
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation import small_policy
-from tests.support.simulation.faulty_network import CHOICES as OPERATION_CHOICES
+from tests.support.simulation.faulty_network import RULES as OPERATION_CHOICES
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.seeded_scheduling import run_seeded
 from tests.support.simulation.trained_groups import trained_groups
 from tests.support.simulation.virtual_clock import running, simulated
 
-CHOICES = Choices(groups=4, group_size=8)
+RULES = demo_rules(groups=4, group_size=8)
 
 
 @pytest.mark.parametrize(("seed", "checkpoint_versions"), [(0, 1), (1, 1), (2, 3), (3, 100)])
 @simulated
 async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
     """With a checkpoint for each version it goes on where it was, otherwise behind what is published."""
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.checkpoint_versions = checkpoint_versions
     moments = random.Random(seed)
     async with running(network.run_beacon) as nursery:
@@ -62,7 +62,7 @@ async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint
 
 @simulated
 async def test_of_two_trainers_with_one_key_one_stops():
-    network = Network(CHOICES)
+    network = Network(RULES)
     fenced: list[BaseException] = []
 
     async def first() -> None:

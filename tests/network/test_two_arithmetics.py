@@ -1,7 +1,5 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import trio
@@ -16,11 +14,11 @@ from protocol.errors import PairError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed
 from protocol.proof import CALIBRATED, Step
-from roles.miner.miner import MinerSettings
-from roles.validator.validator import ValidatorSettings
+from roles.miner.miner_settings import MinerSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import CHOICES, run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 WIDE = {
@@ -41,7 +39,7 @@ ADMITTED = ("torch-bfloat16", "torch-float32")
 
 def mixed_network() -> Network:
     """Return a network whose run admits both, with two validators of which both must accept."""
-    network = Network(CHOICES, validators=2, quorum=2)
+    network = Network(RULES, validators=2, quorum=2)
     network.validators = ["validator-0"]
     narrow = packaged_thresholds()
     rows = [
@@ -62,7 +60,7 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
 
     async def run_wide_validator() -> None:
         node = network.node("validator-1")
-        await run_validator(node, network.task(node), wide, ValidatorSettings(False, 0.2))
+        await run_validator(node, network.task(node), wide, ValidatorSettings(evaluate=False, poll_seconds=0.2))
 
     async def run_wide_miner() -> None:
         node = network.node("miner-2")
@@ -98,14 +96,14 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
 @simulated
 async def test_a_node_that_nobody_has_measured_judges_nothing():
     """The program refuses to start it; here it has started."""
-    network = Network(CHOICES)
+    network = Network(RULES)
     network.validators = []
     compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
     node = network.node("validator-0")
     validator = node.key.public
 
     async def run_unmeasured() -> None:
-        await run_validator(node, network.task(node), compute, ValidatorSettings(False, 0.2))
+        await run_validator(node, network.task(node), compute, ValidatorSettings(evaluate=False, poll_seconds=0.2))
 
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_unmeasured)
@@ -130,7 +128,7 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
 @pytest.mark.slow
 @simulated
 async def test_in_an_exact_run_honest_work_is_trained_on():
-    network = Network(replace(CHOICES, numerics="exact"), validators=2, quorum=2)
+    network = Network(RULES.changed(numerics="exact"), validators=2, quorum=2)
     assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
     network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
     async with run_nodes(network, miners=1):

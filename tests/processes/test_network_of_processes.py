@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
+from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import run_command
 from tests.support.processes.network_of_processes import NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import Program, eventually, members
@@ -134,8 +134,7 @@ def test_two_ranks_that_are_killed_publish_the_weights_of_one_process(tmp_path: 
 # strangers read public buckets.
 
 
-CHOICES = Choices(group_size=4, groups=4, deposit=0.0)
-PACE = workspace.Pace(period_ms=500, groups_per_step=4, groups=4, evaluate=False, anchor_interval=3)
+RECIPE = demo_recipe(group_size=4, groups=4, deposit=0.0, window=4.0)
 ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
 SETTINGS = """
 [trainer]
@@ -153,7 +152,7 @@ evaluate = false
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
     with serving_buckets(tmp_path / "buckets", ROLES) as (endpoint, public):
-        founder = workspace.create(tmp_path / "founder", CHOICES, PACE, miners=("miner-1",))
+        founder = workspace.create(tmp_path / "founder", RECIPE, miners=("miner-1",))
         machines = Machines(tmp_path, founder, ROLES, endpoint, public, settings=SETTINGS)
         yield machines
         machines.end()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.run.creation import Choices
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
 from protocol.identity.signing import open_announced
 from protocol.judging.verdict import Verdict
 from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.sandboxes import OWN, open_sandbox
 from tests.support.processes.command_line import run_command
 from tests.support.processes.network_of_processes import NetworkOfProcesses
@@ -38,13 +38,11 @@ def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
     data = tmp_path / "my tasks.jsonl"
     data.write_text("\n".join(map(json.dumps, tasks)))
     write_speaking_policy(tmp_path / "policy", [RIGHT, HALF, HOSTILE])
-    choices = Choices(
-        environment=f"code-{OWN}", data=data, max_tokens=1, group_size=4, groups=2, rounds=20, deposit=0.0
-    )
-    choices = Choices(
-        **{**choices.__dict__, "commit_rounds": 14, "audit_rounds": 16, "seal_rounds": 40, "verdict_rounds": 60}
-    )
-    network = NetworkOfProcesses(tmp_path / "run", choices, tmp_path / "policy")
+    rules = demo_rules(
+        environment=f"code-{OWN}", data=data, max_tokens=1, group_size=4, groups=2, deposit=0.0, window=5.0,
+        rounds=20, commit_rounds=14, audit_rounds=16, seal_rounds=40, verdict_rounds=60,
+    )  # fmt: skip
+    network = NetworkOfProcesses(tmp_path / "run", rules, tmp_path / "policy")
     data.unlink()  # the run has its own copy
     yield network
     for program in network.programs.values():

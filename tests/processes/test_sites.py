@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from grailnode.node.process_launch import TRAINER_KINDS
 from tests.support.processes.command_line import run_command
-from tests.support.processes.network_of_processes import CHOICES, NetworkOfProcesses, wait_until_gone
+from tests.support.processes.network_of_processes import RULES, NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import eventually, members
 
 ROLES = {
@@ -27,7 +26,7 @@ FOLLOWERS = ("validator", "miner-1", "miner-2")
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    network = NetworkOfProcesses(tmp_path, replace(CHOICES, sites=2))
+    network = NetworkOfProcesses(tmp_path, RULES.changed(trainers=2))
     yield network
     for program in network.programs.values():
         program.end()

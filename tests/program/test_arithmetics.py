@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,13 @@ from grailnode.engine.compute import config_arithmetics
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
 from grailnode.node.role_processes import check_start
-from grailnode.run import creation, workspace
+from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
+from grailnode.run.recipe import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.proof import EXACT_PROOF
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.processes.command_line import run_command
 
 BFLOAT16 = "engine.dtype='bfloat16'"
@@ -25,7 +28,7 @@ VLLM = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
 
 def new_run(directory: Path) -> str:
     """Create a run that admits float32 in torch alone, and return its run.toml."""
-    return str(workspace.create(directory, creation.Choices(), workspace.Pace()).config)
+    return str(workspace.create(directory, demo_recipe()).config)
 
 
 def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(tmp_path: Path) -> None:
@@ -63,11 +66,11 @@ def test_init_refuses_a_pair_that_was_not_measured(tmp_path: Path) -> None:
     table = tuple(row for row in packaged.table if row.thresholds.pair == pair)
     path.write_text(packaged.model_copy(update={"table": table}).to_json())
     assert len(ProofFile.parse(path.read_bytes()).table) == 1
-    choices = creation.Choices(miner_arithmetics=("torch-float32", "torch-bfloat16"))
+    rules = demo_rules(miner_arithmetics=("torch-float32", "torch-bfloat16"))
     with pytest.raises(ProofFileError, match=r"--validator torch-float32 --python PYTHON` with the policy.*by --proof"):
         packaged.row("vllm-bfloat16", "torch-float32")
     with pytest.raises(ProofFileError, match=r"`grailnode calibrate --miner torch-bfloat16 --validator torch-float32`"):
-        workspace.create(tmp_path / "run", choices, workspace.Pace(), proof=path)
+        workspace.create(tmp_path / "run", Recipe(rules=rules), proof=path)
     assert not (tmp_path / "run").exists()
 
 
@@ -113,7 +116,7 @@ def test_an_engine_that_computes_states_apart_checks_in_torchs_arithmetic() -> N
 
 def exact_run(directory: Path) -> str:
     """Create an exact run, and return its run.toml."""
-    return str(workspace.create(directory, creation.Choices(numerics="exact"), workspace.Pace()).config)
+    return str(workspace.create(directory, demo_recipe(numerics="exact")).config)
 
 
 def test_init_makes_a_run_that_tolerates_nothing(tmp_path: Path) -> None:
@@ -143,16 +146,16 @@ def test_a_policy_that_exact_arithmetic_does_not_cover_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "proof", "error"),
+    ("rules", "proof", "error"),
     [
         ({"top_k": 5}, None, "without --top-k"),
-        ({"lora_rank": 4}, None, "does not cover adapters"),
+        ({"lora_rank": 4, "lora_targets": "q_proj"}, None, "does not cover adapters"),
         ({}, Path("proof.json"), "no measured thresholds"),
     ],
 )
 def test_what_an_exact_run_cannot_have_is_refused(
-    tmp_path: Path, changes: dict[str, int], proof: Path | None, error: str
+    tmp_path: Path, rules: dict[str, Any], proof: Path | None, error: str
 ) -> None:
-    choices = creation.Choices(numerics="exact", **changes)  # type: ignore[arg-type]
-    with pytest.raises(WorkspaceError, match=error):
-        workspace.create(tmp_path, choices, workspace.Pace(), proof=proof)
+    with pytest.raises((ConfigError, WorkspaceError), match=error):
+        workspace.create(tmp_path, demo_recipe(numerics="exact", **rules), proof=proof)
+    assert not list(tmp_path.iterdir())

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.config import ConfigError, load
-from grailnode.node.settings import miner_settings, trainer_settings
+from grailnode.config import ConfigError, EngineSection, TrainerSection, load
+from grailnode.node.settings import trainer_settings
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from protocol.rollout.sampling import SamplingParams
+from roles.miner.miner_settings import MinerSettings
+from tests.support.builders.recipes import demo_recipe
 
 SAMPLING = SamplingParams(1.0, 8, (1,))
 
@@ -16,24 +17,22 @@ SAMPLING = SamplingParams(1.0, 8, (1,))
 @pytest.fixture
 def run_toml(tmp_path: Path) -> Path:
     """Return the run.toml that `grailnode init` writes."""
-    return workspace.create(tmp_path, Choices(), workspace.Pace()).config
+    return workspace.create(tmp_path, demo_recipe()).config
 
 
 def test_the_file_of_init_is_complete_and_true(run_toml: Path):
     config = load(run_toml)
-    pace = workspace.Pace()
     assert config.at(config.run.manifest).is_file()
-    assert config.trainer.learning_rate == pace.learning_rate
-    assert config.trainer.groups_per_step == pace.groups_per_step
-    assert config.miner.groups == pace.groups
-    assert trainer_settings(config, SAMPLING).publisher.anchor_interval == pace.anchor_interval
+    assert config.trainer == TrainerSection()
+    assert config.miner == MinerSettings()
+    assert config.engine == EngineSection()
 
 
 def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
     config = load(
         run_toml, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
     )
-    assert miner_settings(config).groups == 3
+    assert config.miner.groups == 3
     assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
     assert config.at(config.store.path) == run_toml.parent / "elsewhere"
     assert config.engine.device == "cuda"
@@ -95,12 +94,12 @@ def test_the_directory_of_a_run_may_be_given_for_its_file(run_toml: Path):
 
 def test_a_run_is_never_created_over_another(run_toml: Path):
     with pytest.raises(workspace.WorkspaceError, match="there is a run already"):
-        workspace.create(run_toml.parent, Choices(), workspace.Pace())
+        workspace.create(run_toml.parent, demo_recipe())
 
 
 def test_the_same_seed_gives_the_same_keys_and_no_seed_gives_new_ones(tmp_path: Path):
     runs = [
-        workspace.create(tmp_path / name, Choices(), workspace.Pace(), seed=seed, begin=1e9)
+        workspace.create(tmp_path / name, demo_recipe(), seed=seed, begin=1e9)
         for name, seed in (("a", 1), ("b", 1), ("c", 2), ("d", None), ("e", None))
     ]
     assert runs[0].keys == runs[1].keys

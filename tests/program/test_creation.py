@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.config import ConfigError, load
+from grailnode.config import ConfigError, TrainerSection, load
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.node.outer_settings import coordinator_settings, site_settings
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
-from grailnode.run.creation import Choices, open_run
+from grailnode.run.creation import open_run
 from protocol.beacon import quicknet
 from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.processes.command_line import run_command
 
 STRANGER = SigningKey(b"s" * 32).public.hex()
@@ -47,7 +48,7 @@ class TestPublicBeacon:
         assert len(section["relays"]) >= 3
 
     def test_a_member_knows_its_relays_and_may_name_others(self, tmp_path: Path):
-        config = workspace.create(tmp_path, Choices().in_rounds(20), workspace.Pace(), beacon=quicknet).config
+        config = workspace.create(tmp_path, demo_recipe(beacon="quicknet")).config
         text = config.read_text()
         config.write_text(text[: text.index("relays = [")] + text[text.index("]\n", text.index("relays = [")) + 2 :])
 
@@ -68,7 +69,7 @@ class TestPublicBeacon:
 
     @pytest.mark.parametrize("rounds", [3, 4, 5, 7, 8, 20, 1200])
     def test_a_schedule_keeps_its_order_and_its_proportions(self, rounds: int):
-        scaled = Choices().in_rounds(rounds)
+        scaled = demo_rules().in_rounds(rounds)
         moments = (scaled.commit_rounds, scaled.audit_rounds, scaled.seal_rounds, scaled.verdict_rounds)
         assert list(moments) == sorted(set(moments))
         assert scaled.audit_rounds <= rounds
@@ -150,7 +151,7 @@ class TestSites:
     def test_they_share_the_groups_of_a_window(self, tmp_path: Path):
         run_command("init", str(tmp_path), "--trainers", "2", "--window", "10")
         config = load(tmp_path)
-        assert config.trainer.groups_per_step == workspace.Pace().groups_per_step // 2
+        assert config.trainer.groups_per_step == TrainerSection().groups_per_step // 2
         assert config.trainer.learning_rate == 2e-6
         settings = coordinator_settings(config, rules(tmp_path))
         assert settings.beacon_rounds == 2 * rules(tmp_path).schedule.rounds
@@ -216,7 +217,7 @@ class TestTitle:
     def test_it_is_a_short_line(self, tmp_path: Path, title: str):
         result = run_command("init", str(tmp_path), "--title", title)
         assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
-        assert result.stderr.startswith("grailnode: --title ")
+        assert result.stderr.startswith("grailnode: init: title: give 1 to 64 printable characters")
 
 
 class TestRunToml:
@@ -226,19 +227,19 @@ class TestRunToml:
         assert run_command("init", str(tmp_path / "run"), "--policy", str(directory)).returncode == 0
         assert load(tmp_path / "run").trainer.policy == str(directory)
 
-    def test_comments_are_aligned_and_unchanged(self, tmp_path: Path):
+    def test_each_key_stands_below_its_description(self, tmp_path: Path):
         assert run_command("init", str(tmp_path / "local")).returncode == 0
         assert run_command("init", str(tmp_path / "bucket"), "--bucket", "mine", "--beacon", "quicknet").returncode == 0
-        local, bucket = ((tmp_path / name / "run.toml").read_text().splitlines() for name in ("local", "bucket"))
-        for line in (
-            'manifest = "run.manifest"  # the signed rules that all nodes share',
-            "warmup_steps = 10         # over which the learning rate rises to that",
-            "groups = 16  # a window, at most what the run allows",
+        local, bucket = ((tmp_path / name / "run.toml").read_text() for name in ("local", "bucket"))
+        for lines in (
+            '# The signed rules that all nodes share: a file or a URL.\nmanifest = "run.manifest"\n',
+            "# Steps over which the learning rate rises to its peak.\nwarmup_steps = 10\n",
+            "# Groups to aim for in a window, at most what the run allows.\ngroups = 16\n",
         ):
-            assert line in local
-            assert line in bucket
-        assert 'kind = "local"  # a directory that all nodes of this machine share' in local
-        url = "https://mine.s3.us-east-1.amazonaws.com"
-        assert f'url = "{url}"  # where everybody reads what this node writes' in bucket
-        assert "[store.meeting]  # where participants announce themselves" in bucket
-        assert not [line for line in local + bucket if line.startswith(("data =", "endpoint =", "prefix ="))]
+            assert lines in local
+            assert lines in bucket
+        assert '# The directory, for kind local.\npath = "store"\n' in local
+        assert 'read.\nurl = "https://mine.s3.us-east-1.amazonaws.com"\n' in bucket
+        assert "[store.meeting]\n# Where participants announce themselves." in bucket
+        for text in (local, bucket):
+            assert not [line for line in text.splitlines() if line.startswith(("data =", "endpoint =", "prefix ="))]

@@ -11,11 +11,11 @@ from grailnode.cli.actions import node_start
 from grailnode.config import ConfigError
 from grailnode.node.node_makers import make_spectator
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from grailnode.run.joining import open_config, open_config_to_read
 from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
+from tests.support.builders.recipes import demo_recipe
 from tests.support.servers.loopback import HttpRequest, Reply, serve
 from tests.support.servers.served_files import FileServer
 
@@ -59,7 +59,7 @@ def host() -> Iterator[Host]:
 @pytest.fixture
 def run(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
     """A run whose manifest is served at /run/runs/ID and at /latest; the node's directory is elsewhere."""
-    run = workspace.create(tmp_path / "founder", Choices(), workspace.Pace())
+    run = workspace.create(tmp_path / "founder", demo_recipe())
     data = (run.directory / "run.manifest").read_bytes()
     host.files.objects[f"/run/{paths.run(run.run_id)}"] = data
     host.files.objects["/latest"] = data
@@ -105,7 +105,7 @@ def test_a_request_to_a_busy_server_is_repeated(run: workspace.Workspace, host: 
 
 
 def test_a_server_that_shows_another_run_is_refused(run: workspace.Workspace, host: Host, tmp_path: Path):
-    other = workspace.create(tmp_path / "other", Choices(name="other"), workspace.Pace())
+    other = workspace.create(tmp_path / "other", demo_recipe(title="other"))
     url = f"{host.url}/run/{paths.run(run.run_id)}"
     host.files.objects[f"/run/{paths.run(run.run_id)}"] = (other.directory / "run.manifest").read_bytes()
     with pytest.raises(ProtocolError, match=r"is run .*, not "):

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,15 +18,16 @@ from grailnode.node.disk_check import follower_bytes, trainer_bytes
 from grailnode.node.role_processes import check_start
 from grailnode.node.run_model import check_lora, check_run_settings, genesis_reader, trainer_model
 from grailnode.run import key_files, workspace
-from grailnode.run.creation import Choices, open_run
+from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.recipe import read_recipe
+from grailnode.run.recipe import Recipe, read_recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
 from protocol.run import RunManifest
 from tests.support.builders.policies import write_policy
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.processes.command_line import run_command
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
@@ -150,10 +152,10 @@ def local_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Return run.toml of a new run of adapters or of codes on this machine."""
     directory = tmp_path_factory.mktemp("local")
     if request.param == "codes":
-        return workspace.create(directory / "run", Choices(precision="int8"), workspace.Pace()).config
+        return workspace.create(directory / "run", demo_recipe(precision="int8")).config
     proof = write_proof(directory / "proof.json", 8, ("v_proj",))
-    choices = Choices(lora_rank=8, lora_targets=("v_proj",))
-    return workspace.create(directory / "run", choices, workspace.Pace(), proof=proof).config
+    rules = demo_rules(lora_rank=8, lora_targets=("v_proj",))
+    return workspace.create(directory / "run", Recipe(rules=rules), proof=proof).config
 
 
 def test_a_canary_that_vllm_would_serve_is_refused_at_the_trainers_start(local_run: Path) -> None:
@@ -174,32 +176,24 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("choices", "error", "message"),
+    ("rules", "error", "message"),
     [
-        (
-            Choices(lora_rank=8, lora_targets=("q_proj",), sites=2),
-            WorkspaceError,
-            "of several sites trains all weights",
-        ),
-        (Choices(lora_rank=8, lora_targets=("q proj",)), WorkspaceError, "--lora-targets: String should match"),
-        (Choices(lora_rank=8, lora_targets=()), WorkspaceError, "--lora-targets: Tuple should have at least 1"),
-        (Choices(lora_rank=2000, lora_targets=("q_proj",)), WorkspaceError, "--lora-rank: Input should be less"),
-        (Choices(lora_rank=65, lora_targets=("v_proj",)), PolicyError, "rank 65 is more than model.layers.0"),
-        (Choices(lora_rank=8, lora_targets=("lm_head",)), PolicyError, "'lm_head' is no linear module"),
-        (Choices(precision="fp8", sites=2), WorkspaceError, "a run of several sites trains BF16 weights"),
-        (
-            Choices(lora_rank=8, lora_targets=("q_proj",), precision="fp8"),
-            WorkspaceError,
-            "a run of adapters has BF16 weights",
-        ),
+        ({"lora_targets": ("q_proj",), "trainers": 2}, ConfigError, "of several sites trains all weights"),
+        ({"lora_targets": ("q proj",)}, WorkspaceError, "--lora-targets: String should match"),
+        ({"lora_targets": ()}, ConfigError, "lora_rank and lora_targets go together"),
+        ({"lora_targets": ("q_proj",), "lora_rank": 2000}, ConfigError, "lora_rank: input should be less"),
+        ({"lora_targets": ("v_proj",), "lora_rank": 65}, PolicyError, "rank 65 is more than model.layers.0"),
+        ({"lora_targets": ("lm_head",)}, PolicyError, "'lm_head' is no linear module"),
+        ({"lora_rank": 0, "precision": "fp8", "trainers": 2}, ConfigError, "several sites trains BF16 weights"),
+        ({"lora_targets": ("q_proj",), "precision": "fp8"}, ConfigError, "'fp8' is for runs that train all weights"),
     ],
     ids=["sites", "name", "none", "rank", "dimension", "head", "sites of codes", "adapters of codes"],
 )
 def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
-    choices: Choices, error: type[Exception], message: str, tmp_path: Path
+    rules: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
-        workspace.create(tmp_path / "run", choices, workspace.Pace())
+        workspace.create(tmp_path / "run", demo_recipe(**{"lora_rank": 8, **rules}))
     assert not (tmp_path / "run").exists()
 
 

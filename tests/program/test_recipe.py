@@ -9,7 +9,7 @@ import pytest
 from grailnode.config import ConfigError, load
 from grailnode.node.settings import trainer_settings
 from grailnode.run.creation import open_run
-from grailnode.run.recipe import read_recipe, with_options
+from grailnode.run.recipe import read_recipe
 from tests.support.processes.command_line import run_command
 
 PAPER = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-1.5b-math.toml"
@@ -79,10 +79,10 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
     assert config.miner.groups == 3
     settings = trainer_settings(config, run.sampling.params())
     loss, optimizer = settings.learner.loss, settings.learner.optimizer
-    assert (loss.name, loss.clip.clip_low, loss.clip.clip_high, loss.clip.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
-    assert (loss.kl_coefficient, loss.advantage_name) == (0.1, "centered")
+    assert (loss.loss, loss.clip_low, loss.clip_high, loss.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
+    assert (loss.kl_coefficient, loss.advantage) == (0.1, "centered")
     assert (optimizer.beta2, optimizer.weight_decay) == (0.99, 0.01)
-    assert [optimizer.schedule.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
+    assert [optimizer.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
     assert settings.training.training_steps == 50
     assert settings.learner.filters.top_p == 0.9
     assert settings.learner.max_tokens == run.sampling.max_tokens
@@ -92,9 +92,15 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[rules]\ngroupsize = 4\n", "unknown key rules.groupsize; known here: chat, deposit, environment"),
+        (
+            "[rules]\ngroupsize = 4\n",
+            "unknown key rules.groupsize; known here: admission, audit_floor_ppm, audit_halving",
+        ),
         ("[store]\n", "unknown key store"),
         ("[rules]\ntemperature = 0\n", "rules.temperature"),
+        ("[rules]\nseal_rounds = 6\n", "rules: commit_rounds < audit_rounds < seal_rounds < verdict_rounds must hold"),
+        ("[rules]\nlead = 0\n", "rules: lead: input should be greater than or equal to 1"),
+        ("[rules]\nquorum = 2\n", "rules: 2 of 1 validators can never accept; lower --quorum"),
         ('[trainer]\nschedule = "linear"\n', "needs training_steps above warmup_steps = 10"),
         ("[trainer]\ntruncation = 1.2\n", "truncation must be above 1 + clip_high"),
         ("[rules\n", "not TOML"),
@@ -113,10 +119,27 @@ def test_a_missing_recipe_is_refused(tmp_path: Path):
 
 
 def test_an_option_replaces_a_rule_and_is_checked_with_the_others():
-    rules = with_options(read_recipe(PAPER).rules, {"group_size": 4, "top_p": None, "title": "no rule"})
-    assert (rules.group_size, rules.top_p) == (4, 1.0)
-    with pytest.raises(ConfigError, match="group_size"):
-        with_options(rules, {"group_size": 1})
+    rules = read_recipe(PAPER, {"group_size": 4, "lora_targets": "q_proj,v_proj", "lora_rank": 8}).rules
+    assert (rules.group_size, rules.top_p, rules.lora_targets) == (4, 1.0, ("q_proj", "v_proj"))
+    with pytest.raises(ConfigError, match="init: group_size: input should be greater than or equal to 2"):
+        read_recipe(PAPER, {"group_size": 1})
+    with pytest.raises(ConfigError, match="init: pass_at = 2 needs evaluation_samples of at least as many"):
+        read_recipe(PAPER, {"pass_at": 2})
+
+
+def test_a_rule_without_an_option_is_signed(tmp_path: Path):
+    recipe = _write(tmp_path / "recipe.toml", "[rules]\nmax_lag = 3\nseal_rounds = 20\nhead_ttl = 60\n")
+    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
+    assert result.returncode == 0, result.stderr
+    run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
+    assert (run.schedule.max_lag, run.schedule.seal_rounds, run.schedule.rounds, run.head_ttl) == (3, 20, 8, 60)
+
+
+def test_more_rounds_than_milliseconds_are_refused(tmp_path: Path):
+    recipe = _write(tmp_path / "recipe.toml", "[rules]\nrounds = 5000\n")
+    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
+    assert result.stderr == ("grailnode: 5000 rounds in a window of this length: lower rounds, or raise --window\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_new_run_says_which_loss_it_has(tmp_path: Path):

@@ -10,12 +10,15 @@ from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.node.bodies import data_file
 from grailnode.run import requirements, workspace
-from grailnode.run.creation import Choices, open_run
+from grailnode.run.creation import open_run
+from grailnode.run.recipe import Recipe
 from grailnode.run.requirements import CheckedTask, RequirementError
+from grailnode.run.rules import Rules
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
 from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.builders.samples import run_manifest
 from tests.support.builders.tasks import CODE, MATH
 
@@ -35,18 +38,18 @@ def data(tmp_path: Path) -> Path:
 
 def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
     with pytest.raises(RequirementError) as error_info:
-        requirements.check(environment, data, policy, max_tokens)
+        requirements.check(Rules(environment=environment, data=data, max_tokens=max_tokens), policy)
     assert "\n" not in str(error_info.value)
     return str(error_info.value)
 
 
 def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data: Path) -> None:
-    problems = requirements.check("math", data, reader, 64).problems
+    problems = requirements.check(Rules(environment="math", data=data, max_tokens=64), reader).problems
     assert problems is not None
     assert len(problems.problems) == len(MATH.splitlines())
     data.write_bytes(CODE)
-    assert requirements.check("code-3.11", data, reader, 64).problems is not None
-    assert requirements.check("sat", None, reader, 8) == CheckedTask(None, None)
+    assert requirements.check(Rules(environment="code-3.11", data=data, max_tokens=64), reader).problems is not None
+    assert requirements.check(Rules(environment="sat"), reader) == CheckedTask(None, None)
 
 
 def test_a_missing_or_a_needless_file_is_refused(reader: Policy, data: Path) -> None:
@@ -77,8 +80,8 @@ def test_prompts_that_the_policy_cannot_read_or_has_no_positions_for(reader: Pol
 
 
 def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp_path: Path) -> None:
-    choices = Choices(environment="math", data=data, max_tokens=64)
-    config = workspace.create(tmp_path / "run", choices, workspace.Pace(), policy=reader.directory).config
+    rules = demo_rules(environment="math", data=data, max_tokens=64)
+    config = workspace.create(tmp_path / "run", Recipe(rules=rules), policy=reader.directory).config
     data.unlink()
     run = open_run(config.with_name("run.manifest").read_bytes()).record
     own = data_file(load(config))
@@ -96,7 +99,7 @@ def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp
 
 def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_path: Path) -> None:
     with pytest.raises(RequirementError):
-        workspace.create(tmp_path / "run", Choices(environment="math", data=data), workspace.Pace())
+        workspace.create(tmp_path / "run", demo_recipe(environment="math", data=data))
     assert not (tmp_path / "run").exists()
 
 

@@ -22,13 +22,12 @@ from grailnode.node.node_makers import make_node as make_configured_node
 from grailnode.node.role_processes import check_start
 from grailnode.node.start_checks import StartError, check_admission, check_meeting_point, check_space
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.run import creation, workspace
-from grailnode.run.creation import Choices
+from grailnode.run import workspace
 from grailnode.run.joining import open_config
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
-from protocol.identity.authority import OPEN, Admission
+from protocol.identity.authority import Admission
 from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -36,6 +35,7 @@ from roles.participants import find_participants
 from roles.ports import StoreError
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node, small_run
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.network import draft as simulated_draft
@@ -158,9 +158,9 @@ def test_the_room_that_a_node_needs_follows_from_the_model(tmp_path: Path):
     parameters = sum(tensor.numel() for tensor in load_weights(PACKAGED_POLICY).values())
     small = trainer_bytes(policy) - 34 * parameters
     assert small == 64 << 20
-    run = simulated_draft(Choices(), ["validator-0"], PACKAGED_POLICY)
+    run = simulated_draft(demo_rules(), ["validator-0"], PACKAGED_POLICY)
     files = sum(file.size for file in run.model.files)
-    config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
+    config = load(workspace.create(tmp_path, demo_recipe()).config, [])
     assert follower_bytes(run, config, policy) == small + files
     vllm = config.model_copy(update={"engine": EngineSection(kind="vllm", url="http://127.0.0.1:1")})
     assert follower_bytes(run, vllm, None) == small + files
@@ -196,8 +196,7 @@ def test_a_disk_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
 
 def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> tuple[str, Config]:
     """Create a run with this admission, and return its run.toml and the configuration of a trainer with a canary."""
-    choices = creation.Choices(admission=OPEN.model_copy(update={"policy": policy}))
-    run = str(workspace.create(tmp_path, choices, workspace.Pace()).config)
+    run = str(workspace.create(tmp_path, demo_recipe(admission=policy)).config)
     return run, open_config(run, ("trainer.canaries=1",))
 
 

@@ -11,12 +11,12 @@ from grailnode.node.node_makers import make_node, make_spectator
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import CredentialsError, read_credentials
 from protocol import paths
 from roles.node.identity import Node
 from tests.support.builders.chains import PunctualBeacon
+from tests.support.builders.recipes import demo_recipe
 
 FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"
 VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -30,7 +30,7 @@ def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def run_toml(tmp_path: Path) -> Path:
-    return workspace.create(tmp_path, Choices(), workspace.Pace()).config
+    return workspace.create(tmp_path, demo_recipe()).config
 
 
 def secret_file(directory: Path, text: str = FILE, mode: int = 0o600) -> Path:

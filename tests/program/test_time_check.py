@@ -11,12 +11,12 @@ from grailnode.beacon.relays import StoreBeacon
 from grailnode.config import load
 from grailnode.node.time_check import ClockError, ReadClockError, clock_urls, date_reader, wait_for_time
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from roles.ports import Beacon, Clock
+from tests.support.builders.recipes import demo_recipe
 from tests.support.servers.loopback import HttpRequest, Reply, serve
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network
-from tests.support.simulation.network_runs import CHOICES
+from tests.support.simulation.network_runs import RULES
 from tests.support.simulation.virtual_clock import running, simulate
 
 
@@ -42,7 +42,7 @@ def lines_of_start(
     """
 
     async def scenario() -> list[str]:
-        network = Network(CHOICES)
+        network = Network(RULES)
         clock = WrongClock(network.clock)
         node = network.node("miner-1")
         lines: list[str] = []
@@ -125,7 +125,7 @@ def test_servers_that_do_not_answer_tell_nothing():
 
 
 def test_the_time_is_asked_of_the_storage(tmp_path: Path):
-    config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
+    config = load(workspace.create(tmp_path, demo_recipe()).config, [])
     assert clock_urls(config) == []
     places = ["store.kind=s3", "store.bucket=mine", "store.url=https://mine.example", "store.region=eu-west-1"]
     square = ["store.meeting.kind=s3", "store.meeting.bucket=square", "store.meeting.endpoint=https://s3.example"]

@@ -17,8 +17,9 @@ from protocol.identity.signing import open_announced, sign
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import pack_tokens
 from roles.ports import NotFoundError, StoreError
-from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
-from roles.trainer.learn.training import Training, TrainingSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.training import Training
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES, PUBLISHED_WEIGHTS, newest_weights, weights_folder
 from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, WindowOutcomes, verified_group
@@ -117,7 +118,7 @@ async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(kill
         await testbed.seal(key, summary)
     await testbed.reveal(*summaries[0])
     buffer = ReplayBuffer(ReplaySettings(), 0)
-    training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(1, 1))
+    training = Training(testbed.node, cast(Any, None), buffer, dict, TrainingSettings(groups_per_step=1))
     middle = testbed.run.opening_time(WINDOW) + 2.0
 
     async def go_on() -> None:

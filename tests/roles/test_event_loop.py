@@ -27,9 +27,10 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
-from roles.trainer.learn.training import Training, TrainingSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.training import Training
+from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import list_snapshots
@@ -74,13 +75,18 @@ class Site:
 
     async def train(self) -> object:
         node = self.node("trainer")
-        settings_of_learner = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-4))
+        settings_of_learner = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-4, warmup_steps=0))
         learner = await trio.to_thread.run_sync(Learner, MODEL, self.weights, settings_of_learner)
-        buffer = ReplayBuffer(ReplaySettings(1 << 30, 0.7, 1000, 1000), 0)
+        buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
         logprobs = [torch.full((2,), -1.0)] * 2
         buffer.add(make_group(bytes(32), 0, (5, 6, 7), ((3, 1), (4, 1)), logprobs, (1.0, 0.0)))
-        settings = TrainingSettings(1, 1, training_steps=VERSIONS, checkpoint_versions=1, shard_bytes=1 << 23)
-        training = Training(node, learner, buffer, lambda: self.weights, settings)
+        settings = TrainingSettings(
+            groups_per_step=1,
+            steps_per_version=1,
+            training_steps=VERSIONS,
+            checkpoint_versions=1,
+        )
+        training = Training(node, learner, buffer, lambda: self.weights, settings, shard_bytes=1 << 23)
         await _until(training.run, lambda: _has_snapshots(node))
         return learner  # whose memory is given back after the last step
 

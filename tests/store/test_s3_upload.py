@@ -15,7 +15,6 @@ from botocore.exceptions import ConnectionClosedError
 from grailnode.config import Config, load
 from grailnode.node.stores import sweep_orphans
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from grailnode.store.s3.s3_errors import UnsupportedError
 from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
@@ -23,6 +22,7 @@ from grailnode.store.s3.s3_upload import _part_size
 from protocol.limits import GIB, MIB
 from roles.ports import StoreError
 from tests.store.s3_buckets import CREDENTIALS, Bucket
+from tests.support.builders.recipes import demo_recipe
 from tests.support.simulation.network import Log
 
 OBJECT = os.urandom(17 * MIB + 5)
@@ -199,7 +199,7 @@ def config(request, any_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Monk
     values = {"kind": "s3", "bucket": location.bucket, "endpoint": location.endpoint, "addressing": "path"}
     values |= {"prefix": request.param} if request.param else {}
     return load(
-        workspace.create(tmp_path, Choices(), workspace.Pace()).config,
+        workspace.create(tmp_path, demo_recipe()).config,
         [f"store.{k}={v}" for k, v in values.items()],
     )
 
@@ -255,7 +255,7 @@ def test_a_service_that_lists_no_uploads_causes_no_event(config: Config, monkeyp
 
 
 def test_a_local_store_has_no_uploads_to_abort(tmp_path: Path):
-    config = load(workspace.create(tmp_path, Choices(), workspace.Pace()).config, [])
+    config = load(workspace.create(tmp_path, demo_recipe()).config, [])
     log = Log("miner")
     trio.run(sweep_orphans, config, MINE, log, time.time())
     assert log.events == []

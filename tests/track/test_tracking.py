@@ -14,9 +14,9 @@ from grailnode.node import tracking
 from grailnode.node.role_processes import process_kinds
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from grailnode.track.tracker import Sample, TrackerError, check_tracker, open_tracker
 from grailnode.track.training_log import LogFollower, curves
+from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
 
@@ -88,7 +88,7 @@ def test_a_log_is_read_from_its_end_line_by_line(tmp_path: Path) -> None:
 
 async def track_until(config: Config, has_happened: Callable[[Network], Any]) -> Network:
     """Feed a tracker from the logs of a trainer until something has happened."""
-    network = Network(Choices())
+    network = Network(demo_rules())
     node = network.node("trainer")
     async with running(tracking.track, node, config, network.policy.tokenizer):
         with trio.fail_after(300):
@@ -99,7 +99,7 @@ async def track_until(config: Config, has_happened: Callable[[Network], Any]) ->
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    run = workspace.create(tmp_path, Choices(), workspace.Pace())
+    run = workspace.create(tmp_path, demo_recipe())
     return load(run.config, ['trainer.track="tensorboard"'])
 
 

@@ -22,13 +22,15 @@ from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
 from grailnode.calibration.variants import AnyVariant, Pair, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
+from grailnode.cli.from_model import given
+from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.engine.vllm.installation import installed_version
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
-from grailnode.run.creation import Choices
 from grailnode.run.files import write_whole
+from grailnode.run.rules import Rules
 from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
@@ -40,29 +42,21 @@ from roles.ports import EngineError
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command, under the names of its parameters."""
+    """The options of the command, under the names of its parameters; those that are rules of a run are in `rules`."""
 
+    rules: Rules
     policy: Path | None
-    environment: str
     prompts: Path | None
     rollouts: int
     pairs: str
     miner: Arithmetic
     validator: Arithmetic
     device: str
-    temperature: float | None
-    max_tokens: int | None
     sketch: SketchKind
     level: float
     headroom: float
     seed: int
     out: Path | None
-    data: Path | None = None
-    chat: bool | None = None
-    system_prompt: str | None = None
-    lora_rank: int | None = None
-    lora_alpha: float | None = None
-    lora_targets: str | None = None
     adapter_share: float = ADAPTER_SHARE
     python: Path | None = None
 
@@ -74,7 +68,9 @@ class Options:
 
 def calibrate(**parameters: Any) -> None:
     """Run `grailnode calibrate`."""
-    options = Options(**parameters)
+    rules = validate(Rules, given(Rules, parameters), "calibrate")
+    others = {name: value for name, value in parameters.items() if name not in Rules.model_fields}
+    options = Options(rules, **others)
     torch.set_num_threads(1)
     out = options.out or (options.policy or Path()) / proof_file.NAME
     if not out.absolute().parent.is_dir():
@@ -164,17 +160,16 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         CalibrationError, PolicyError, RequirementError, ChatTemplateError: an option cannot be used.
     """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
-    choices = Choices()
-    max_tokens = options.max_tokens or requirements.find(options.environment).tokens
-    prompt, chat = _prompts(options, policy, max_tokens)
+    rules = options.rules
+    prompt, chat = _prompts(options, policy)
     work = CalibrationTask(
         policy=policy,
         params=SamplingParams(
-            temperature=options.temperature or choices.temperature,
-            max_tokens=max_tokens,
+            temperature=rules.temperature,
+            max_tokens=requirements.completion_tokens(rules),
             stops=policy.stops,
         ),
-        group_size=choices.group_size,
+        group_size=rules.group_size,
         prompt=prompt,
         kind=options.sketch,
         seed=options.seed,
@@ -185,10 +180,10 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     if options.python is not None and not options.uses_vllm:
         raise CalibrationError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
-    audited_groups = -(-choices.groups * choices.audit_floor_ppm // 1_000_000)
+    audited_groups = -(-rules.groups * rules.audit_floor_ppm // 1_000_000)
     return CalibrationJob(
         work=work,
-        prompts=options.prompts.name if options.prompts else options.environment,
+        prompts=options.prompts.name if options.prompts else rules.environment,
         arithmetics=(options.miner, options.validator),
         pairs=_pairs(options.pairs, generating, checking, policy),
         rollouts=options.rollouts,
@@ -197,30 +192,24 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     )
 
 
-def _prompts(options: Options, policy: Policy, max_tokens: int) -> tuple[prompts.Prompts, ChatSpec | None]:
+def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpec | None]:
     """Return the prompts, and how they become conversations; None if they do not."""
-    if options.system_prompt and not options.chat:
-        raise CalibrationError("--system-prompt belongs to a conversation: give --chat as well")
-    system = (options.system_prompt or "") if options.chat else None
+    rules = options.rules
     if options.prompts is not None:
         texts = prompts.read_file(options.prompts, policy.tokenizer)
-        chat = None if system is None else ChatTemplate.read(policy.directory).chat(system, texts)
+        chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, texts)
         return prompts.drawn_from(texts), chat
-    task = requirements.check(options.environment, options.data, policy, max_tokens, system)
-    return prompts.of_environment(options.environment, task.problems), task.chat
+    task = requirements.check(rules, policy)
+    return prompts.of_environment(rules.environment, task.problems), task.chat
 
 
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:
-    """Return the adapters that the options describe; None for a run that trains all weights."""
-    if bool(options.lora_rank) != bool(options.lora_targets):
-        raise CalibrationError("--lora-rank and --lora-targets go together")
-    if options.lora_rank and options.uses_vllm:
+    """Return the adapters that the rules describe; None for a run that trains all weights."""
+    rules = options.rules
+    if rules.lora_rank and options.uses_vllm:
         raise CalibrationError("vLLM serves no adapters: measure --miner and --validator with torch")
-    if options.lora_alpha and not options.lora_rank:
-        raise CalibrationError("--lora-alpha belongs to adapters: give --lora-rank as well")
-    targets = (options.lora_targets or "").split(",")
     try:
-        start = start_lora(policy, options.lora_rank or 0, options.lora_alpha or 0.0, targets)
+        start = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise CalibrationError(f"--lora-{first['loc'][0]}: {first['msg']}") from error

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from grailnode.demo.demo_network import DemoSettings, run_demo
 from grailnode.node.supervisor import run_until_interrupted
-from grailnode.run.creation import Choices
-from grailnode.run.workspace import Pace, WorkspaceError
+from grailnode.run.workspace import WorkspaceError
 from grailnode.ui.terminal import render_summary
 
 
@@ -41,7 +40,7 @@ def demo(**parameters: Any) -> None:
     python = None if options.engine_python is None else options.engine_python.absolute()
     command = shlex.join(["grailnode", *sys.argv[1:]])
     settings = DemoSettings(options.windows, options.seed, options.out, options.keep, command, python, options.trainers)
-    report = run_until_interrupted(partial(run_demo, settings, Choices(), Pace()))
+    report = run_until_interrupted(partial(run_demo, settings))
     if report is None:
         raise click.exceptions.Abort
     console = Console()

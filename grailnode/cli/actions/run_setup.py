@@ -6,66 +6,63 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
+from grailnode.cli.from_model import given
 from grailnode.cli.options import check_name
+from grailnode.config import validate
+from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.buckets import Document
-from grailnode.run.new_run import BUCKET_DIRECTORY, COMMANDS_FILE, InitOptions, NewRun, create_run, join_run
+from grailnode.run.new_run import BUCKET_DIRECTORY, COMMANDS_FILE, NewRun, create_run, join_run
+from grailnode.run.place import Place
+from grailnode.run.recipe import read_recipe
+from grailnode.run.requirements import completion_tokens
+from grailnode.run.rules import Rules
 from protocol.environments.dataset import Dataset
 
 _LISTED_LINES: Final = 8
-_BUCKET_OPTIONS: Final = {"provider", "region", "url", "readers", "days", "join", "meeting", "name"}
-"""The options that say something only beside --bucket."""
 
 
-def init(**parameters: Any) -> None:
+def init(directory: Path, policy: Path | None, recipe: Path | None, proof: Path | None, **parameters: Any) -> None:
     """Run `grailnode init`."""
-    options = InitOptions(**parameters)
-    if options.bucket is None and (useless := _options_of_this_command_line(_BUCKET_OPTIONS)):
-        raise click.UsageError(f"{', '.join(useless)}: also give --bucket, where this run or node writes to")
-    if (options.join is None) != (options.meeting is None):
+    place_options = given(Place, parameters)
+    place = validate(Place, place_options, "init")
+    if place.bucket is None and place_options:
+        useless = ", ".join(f"--{'reader' if name == 'readers' else name}" for name in place_options)
+        raise click.UsageError(f"{useless}: also give --bucket, where this run or node writes to")
+    if (place.join is None) != (place.meeting is None):
         raise click.UsageError("--join and --meeting go together")
-    if options.join is None or options.meeting is None:
-        _print_run(options, create_run(options))
+    if place.join is None or place.meeting is None:
+        constants = read_recipe(recipe, given(Rules, parameters))
+        _print_run(directory, create_run(directory, constants, place, policy=policy or PACKAGED_POLICY, proof=proof))
         return
-    check_name(options.name)
-    member = join_run(options, options.join, options.meeting)
-    click.echo(f"{options.name} is {member.key.hex()}")
-    _print_bucket(options.directory, member.documents, ["s3.credentials", "meeting.credentials"])
-    run = shlex.quote(str(options.directory / "run.toml"))
+    check_name(place.name)
+    member = join_run(directory, place, place.join, place.meeting)
+    click.echo(f"{place.name} is {member.key.hex()}")
+    _print_bucket(directory, member.documents, ["s3.credentials", "meeting.credentials"])
+    run = shlex.quote(str(directory / "run.toml"))
     click.echo("then start it, ROLE being miner, validator or worker:")
-    click.echo(f"  grailnode --role ROLE --run {run} --name {options.name}")
+    click.echo(f"  grailnode --role ROLE --run {run} --name {place.name}")
 
 
-def _options_of_this_command_line(names: set[str]) -> list[str]:
-    """Return those of the named parameters that the command line has, as it spells them."""
-    context = click.get_current_context()
-    return [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    ]
-
-
-def _print_run(options: InitOptions, run: NewRun) -> None:
-    workspace, choices = run.workspace, run.choices
+def _print_run(directory: Path, run: NewRun) -> None:
+    workspace, rules = run.workspace, run.workspace.rules
     click.echo(f"run {workspace.run_id.hex()[:16]} in {workspace.config}")
     if workspace.problems is not None:
-        _print_problems(workspace.problems, choices.max_tokens)
-    if choices.roots > 1:
+        _print_problems(workspace.problems, completion_tokens(rules))
+    if rules.roots > 1:
         click.echo(
-            f"{choices.root_threshold} of {choices.roots} root keys decide who may act: move keys/root-*.key to where "
+            f"{rules.root_threshold} of {rules.roots} root keys decide who may act: move keys/root-*.key to where "
             "no network is"
         )
-    if options.admission != "open":
+    if rules.admission != "open":
         click.echo("miners must be admitted first: `grailnode admit PUBLICKEY`")
-    elif options.work:
-        hashes = f"{1 << options.work:,} hashes"
-        click.echo(f"anybody may mine: each key does a proof of work of about {hashes} a day (--work {options.work})")
-    for key in choices.remote_validators:
-        click.echo(f"validator {key.hex()} is run by somebody else: it joins with `grailnode init --join`")
+    elif rules.work:
+        hashes = f"{1 << rules.work:,} hashes"
+        click.echo(f"anybody may mine: each key does a proof of work of about {hashes} a day (--work {rules.work})")
+    for key in rules.validator_keys:
+        click.echo(f"validator {key.lower()} is run by somebody else: it joins with `grailnode init --join`")
     if run.documents:
-        _print_bucket(options.directory, run.documents, ["s3.credentials"])
+        _print_bucket(directory, run.documents, ["s3.credentials"])
     click.echo("start its nodes, each in a terminal of its own:")
     for command in workspace.start_commands:
         click.echo(f"  {command}")

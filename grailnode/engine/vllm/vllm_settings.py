@@ -1,45 +1,43 @@
 """How vLLM is run: the keys of a node's section [engine] that are for vLLM."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from roles.settings_base import Settings
 
 
-class VllmSettings(BaseModel):
+class VllmSettings(Settings):
     """How a server of vLLM is found or started, and what of it is used."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    python: Annotated[
-        Path | None, Field(description="Interpreter of vLLM's environment, which `grailnode engine install` makes.")
-    ] = None
-    url: Annotated[
-        str,
-        Field(
-            pattern=r"^(https?://[^/]+)?$",
-            description="Base URL of a vLLM server that somebody else runs, instead of `python`.",
-        ),
-    ] = ""
-    device: Annotated[str, Field(description="Device of torch or vLLM: cpu, cuda, cuda:1, ...")] = "cpu"
-    dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        Field(description="Type to which the policy's BF16 weights are widened for computing."),
-    ] = "float32"
-    states: Annotated[
-        Literal["vllm", "torch"],
-        Field(
-            description="What computes the hidden states behind sketches and checks: the vLLM that generates, or a "
-            "prefill by torch in the node."
-        ),
-    ] = "vllm"
-    runner: Annotated[Literal["v1", "v2"], Field(description="vLLM's model runner.")] = "v1"
-    max_tokens: Annotated[
-        int, Field(ge=0, description="Most tokens of a prompt with its completion; 0 is what the model allows.")
-    ] = 0
-    sequences: Annotated[int, Field(ge=1, description="Most sequences that vLLM computes at the same time.")] = 256
-    ranks: Annotated[int, Field(ge=1, description="Processes of tensor parallelism, one GPU each.")] = 1
-    start_seconds: Annotated[float, Field(gt=0, description="Longest time of a start of vLLM, in seconds.")] = 300.0
-    cache_gib: Annotated[int, Field(ge=1, description="Memory for keys and values on a CPU, in GiB.")] = 1
-    memory_share: Annotated[float, Field(gt=0, le=1, description="Share of a GPU's memory that vLLM may take.")] = 0.85
-    flags: Annotated[tuple[str, ...], Field(description="Further flags of vLLM's command line.")] = ()
+    python: Path | None = None
+    """The interpreter of vLLM's environment, which `grailnode engine install` makes. A node with vLLM has either this
+    or `url`.
+    """
+    url: str = Field(default="", pattern=r"^(https?://[^/]+)?$")
+    """The base URL of a vLLM server that somebody else runs, instead of `python`."""
+    device: str = "cpu"
+    """The device of torch or vLLM: cpu, cuda, cuda:1, ..."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What BF16 weights are widened to; bfloat16 on a GPU, where the run admits it."""
+    states: Literal["vllm", "torch"] = "vllm"
+    """For vLLM: what computes the hidden states behind sketches and checks, the vLLM that generates or a prefill by
+    torch in the node.
+    """
+    runner: Literal["v1", "v2"] = "v1"
+    """For vLLM: the version of its model runner."""
+    max_tokens: int = Field(default=0, ge=0)
+    """For vLLM: most tokens of a prompt with its completion; 0: what the model allows."""
+    sequences: int = Field(default=256, ge=1)
+    """For vLLM: most completions that it computes at the same time."""
+    ranks: int = Field(default=1, ge=1)
+    """For vLLM: processes of tensor parallelism, one GPU each."""
+    start_seconds: float = Field(default=300.0, gt=0)
+    """For vLLM: longest time of a start."""
+    cache_gib: int = Field(default=1, ge=1)
+    """For vLLM on a CPU: memory for keys and values, in GiB."""
+    memory_share: float = Field(default=0.85, gt=0, le=1)
+    """For vLLM on a GPU: share of its memory that vLLM may take."""
+    flags: tuple[str, ...] = ()
+    """For vLLM: further flags of its command line."""

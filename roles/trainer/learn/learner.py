@@ -21,9 +21,17 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
-from roles.trainer.learn.loss.loss_names import AdvantageName
-from roles.trainer.learn.loss.policy_loss import LossSettings, PolicyLoss, advantages, entropy, policy_loss
-from roles.trainer.learn.optimizer import AdamW, AdamWSettings
+from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
+from roles.trainer.learn.loss.policy_loss import (
+    PolicyLoss,
+    advantage_name,
+    advantages,
+    entropy,
+    policy_loss,
+    token_weights,
+)
+from roles.trainer.learn.optimizer import AdamW
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
@@ -166,19 +174,19 @@ class Learner:
         Raises:
             ValueError: the groups have no tokens.
         """
-        samples = [sample for group in groups for sample in _samples(group, self._settings.loss.advantage_name)]
+        advantage = advantage_name(self._settings.loss)
+        samples = [sample for group in groups for sample in _samples(group, advantage)]
         completions = len(samples)
         if self._settings.loss.overlong_filtering:
             samples = [sample for sample in samples if not self._is_cut_off(sample.completion)]
         tokens = sum(len(sample.completion) for sample in samples)
         if tokens == 0:
             raise ValueError("no tokens to learn from")
-        token_weights = self._settings.loss.token_weights(
-            [len(s.completion) for s in samples], self._settings.max_tokens
-        )
+        lengths = [len(sample.completion) for sample in samples]
+        weight_of_tokens = token_weights(self._settings.loss, lengths, self._settings.max_tokens)
         weights, leaves = self._weights()
         passes = [
-            ([samples[i] for i in batch], [token_weights[i] for i in batch])
+            ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
             for batch in split([len(s.prompt) + len(s.completion) for s in samples], self._settings.max_batch_tokens)
         ]
         sums = self._take_passes(weights, self._reference_weights(), passes)
@@ -361,9 +369,9 @@ class Learner:
         self._optimizer.restore(state, steps)
 
 
-def _samples(group: VerifiedGroup, advantage_name: AdvantageName) -> list[_Sample]:
+def _samples(group: VerifiedGroup, advantage: AdvantageName) -> list[_Sample]:
     prompt = group.prompt_tokens
-    group_advantages = advantages(torch.tensor(group.rewards, dtype=torch.float32), advantage_name).tolist()
+    group_advantages = advantages(torch.tensor(group.rewards, dtype=torch.float32), advantage).tolist()
     return [
         _Sample(prompt, completion, torch.from_numpy(logprobs.copy()), advantage)
         for completion, logprobs, advantage in zip(

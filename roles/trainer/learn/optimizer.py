@@ -7,13 +7,12 @@ enough of them have added up. The sparsity of patches comes from this (PULSE, se
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.learning_rate import RateSchedule
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 
 _FIRST: Final = "first_moment/"
 _SECOND: Final = "second_moment/"
@@ -21,28 +20,6 @@ MASTER: Final = "master/"
 STEPS: Final = "steps"
 _BLOCK: Final = 1 << 20
 """Elements of a tensor that are computed at a time, so that no copy is as large as the largest tensor."""
-
-
-@dataclass(frozen=True)
-class AdamWSettings:
-    """The constants of AdamW.
-
-    Attributes:
-        learning_rate: eta at its peak; a weight changes by at most about 1.4 times this in a step.
-        schedule: how eta follows the step.
-        beta1, beta2: decay of the moments (PULSE, Table 8 and F.4: 0.9, and 0.95 in deployment).
-        epsilon: added to the root of the second moment.
-        weight_decay: decoupled, per step and learning rate.
-        max_grad_norm: a gradient with a larger L2 norm is scaled down to this one (PULSE, Table 8: 1.0).
-    """
-
-    learning_rate: float = 1e-6
-    schedule: RateSchedule = field(default_factory=RateSchedule)
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
 
 
 class AdamW:
@@ -78,7 +55,7 @@ class AdamW:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the last step; 0 before the first."""
-        return self._settings.learning_rate * self._settings.schedule.share(self.steps) if self.steps else 0.0
+        return self._settings.learning_rate * self._settings.share(self.steps) if self.steps else 0.0
 
     @property
     def masters(self) -> Mapping[str, Tensor]:
@@ -103,7 +80,7 @@ class AdamW:
         s = self._settings
         self.steps += 1
         scale = min(1.0, s.max_grad_norm / norm) if norm > 0 else 1.0
-        rate = s.learning_rate * s.schedule.share(self.steps)
+        rate = s.learning_rate * s.share(self.steps)
         correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
         for name, master in self._masters.items():
             tensors = master, self._first[name], self._second[name], gradients[name].contiguous()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import ProtocolError
+from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.verified_batch import VerifiedGroup
 
 _HEADER: Final = "header"
@@ -35,26 +36,6 @@ class BufferOutcome(StrEnum):
     TOO_STALE = "too-stale"  # more than max_staleness versions old before it was used up
     CROWDED_OUT = "crowded-out"  # the buffer was full, and it was the oldest
     USED_UP = "used-up"  # trained on max_uses times
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """Bounds of the buffer.
-
-    Attributes:
-        max_bytes: bytes of memory of all groups together.
-        decay: weight of one version of staleness, in (0, 1].
-        max_staleness: versions behind the newest; older groups leave.
-        max_uses: how many times a group is drawn.
-        dynamic_filtering: whether groups whose rewards do not differ are refused (DAPO): they have no advantage, and
-            only take places in a step.
-    """
-
-    max_bytes: int = 1 << 30
-    decay: float = 0.7
-    max_staleness: int = 8
-    max_uses: int = 1
-    dynamic_filtering: bool = True
 
 
 @dataclass
@@ -149,7 +130,7 @@ class ReplayBuffer:
             return outcome
         self._entries[group.digest] = _Entry(group)
         self._size += group.size
-        while self._size > self._settings.max_bytes:
+        while self._size > self._settings.replay_bytes:
             oldest = min(self._entries, key=lambda d: self._entries[d].group.version)
             self._remove(oldest, BufferOutcome.CROWDED_OUT)
         return outcome

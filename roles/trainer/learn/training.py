@@ -36,6 +36,7 @@ from roles.trainer.learn.learner import StepReport
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
+from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.spool import (
     INBOX,
     SnapshotName,
@@ -50,28 +51,7 @@ from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 _LARGE: Final = 100_000_000  # parameters
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """What a trainer's operator sets.
-
-    Attributes:
-        groups_per_step: groups of one optimizer step; the loop waits until there are as many.
-        steps_per_version: optimizer steps between two published versions.
-        poll_seconds: how often to look into the inbox.
-        training_steps: optimizer steps after which training ends; 0 for no end.
-        checkpoint_versions: versions from one checkpoint to the next; 0 for 1 with fewer than 100 million parameters,
-            and 20 with more. The first version has one, and so has the last.
-        checkpoint_seconds: seconds after which a version has a checkpoint anyhow; 0 for never.
-        shard_bytes: bytes of tensors in one file of the state, and so in one shard of an anchor.
-    """
-
-    groups_per_step: int
-    steps_per_version: int
-    poll_seconds: float = 0.05
-    training_steps: int = 0
-    checkpoint_versions: int = 0
-    checkpoint_seconds: float = 0.0
-    shard_bytes: int = SHARD_BYTES
+_POLL_SECONDS: Final = 0.05  # between two looks into the inbox
 
 
 @dataclass
@@ -107,6 +87,7 @@ class Training:
 
     Args:
         genesis: reads the weights of version 0, before they are quantized; called only if there is no checkpoint.
+        shard_bytes: bytes of tensors in one file of the state, and so in one shard of an anchor.
     """
 
     def __init__(
@@ -116,12 +97,14 @@ class Training:
         buffer: ReplayBuffer,
         genesis: Callable[[], Weights],
         settings: TrainingSettings,
+        shard_bytes: int = SHARD_BYTES,
     ) -> None:
         self._node = node
         self._learner = learner
         self._buffer = buffer
         self._genesis = genesis
         self._settings = settings
+        self._shard_bytes = shard_bytes
         self._version = -1
         self._version_is_due = False
         self._handed_steps = 0  # the optimizer steps of the version that the writer got last
@@ -154,13 +137,13 @@ class Training:
         while self._handed_steps < self._learner.steps:
             self._version_is_due = True
             self._hand_over(outgoing)
-            await trio.sleep(self._settings.poll_seconds)
+            await trio.sleep(_POLL_SECONDS)
         self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
         while True:
             paths, self._consumed_paths = self._consumed_paths, []
             for path in paths:
                 await self._node.state.delete(path)
-            await trio.sleep(self._settings.poll_seconds)
+            await trio.sleep(_POLL_SECONDS)
 
     async def _wait_for_groups(self) -> None:
         began = trio.current_time()
@@ -245,14 +228,14 @@ class Training:
                 moment = version.name.version, version.name.optimizer_step
                 replay = await node.run_sync(version.replay.tensors)
                 source = self._learner.state_source()
-                await put_checkpoint(node.state, moment, source, replay, node.run_sync, self._settings.shard_bytes)
+                await put_checkpoint(node.state, moment, source, replay, node.run_sync, self._shard_bytes)
             await self._put_snapshot(version.name, self._learner.view_source())
             self._masters_written.set()
             for path in version.consumed_paths:
                 await node.state.delete(path)
 
     async def _put_snapshot(self, name: SnapshotName, source: TensorSource) -> None:
-        await put_snapshot(self._node.state, name, source, self._node.run_sync, self._settings.shard_bytes)
+        await put_snapshot(self._node.state, name, source, self._node.run_sync, self._shard_bytes)
 
     async def _read_inbox(self) -> None:
         """Add what the collector delivers to the replay buffer."""
@@ -261,7 +244,7 @@ class Training:
             self._read_paths &= inbox_paths  # forget what the writer has deleted
             for path in sorted(inbox_paths - self._read_paths):
                 await self._read_batch(path)
-            await trio.sleep(self._settings.poll_seconds)
+            await trio.sleep(_POLL_SECONDS)
 
     async def _read_batch(self, path: str) -> None:
         batch = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))

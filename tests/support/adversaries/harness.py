@@ -18,7 +18,7 @@ from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.run.creation import SCORING, Choices, first_authority
+from grailnode.run.creation import SCORING, first_authority
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
@@ -45,6 +45,7 @@ from roles.validator.judge import Judge
 from roles.validator.window_cases import Case
 from tests.support.adversaries.batched_engine import BatchedEngine
 from tests.support.adversaries.weight_changes import count_layers, keep_layers
+from tests.support.builders.recipes import demo_rules
 
 Weights = Mapping[str, Tensor]
 _EVERY_GROUP = 1_000_000  # millionths: the share of a new miner's groups that is audited
@@ -164,11 +165,11 @@ class TrialHarness:
 
     def _manifest(self) -> RunManifest:
         ref = FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
-        choices = Choices()
+        rules = demo_rules()
         return RunManifest(
             name="adversaries",
             authority=first_authority(
-                choices,
+                rules,
                 roots=[key("adversaries root").public],
                 trainers=[key("adversaries trainer").public],
                 validators=[key("adversaries validator").public],
@@ -191,7 +192,7 @@ class TrialHarness:
             numerics="exact" if self.exact else "calibrated",
             group_size=self.group_size,
             groups=self.groups,
-            spares=choices.spares,
+            spares=rules.spares,
             schedule=Schedule(
                 first_round=1,
                 rounds=8,
@@ -205,7 +206,7 @@ class TrialHarness:
             beacon=LocalKey.from_seed(b"the beacon of the adversaries").chain(1000, 0),
             proof=self.proof,
             scoring=SCORING,
-            head_ttl=choices.head_ttl,
+            head_ttl=rules.head_ttl,
         )
 
     @property

@@ -32,8 +32,7 @@ from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import PaddedBatch, pad
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
-from roles.trainer.learn.learning_rate import RateSchedule
-from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.adversaries import trading_task
 from tests.support.adversaries.harness import inline
@@ -188,7 +187,7 @@ async def reinforce(
     model: CausalModel, start: Mapping[str, Tensor], task: ReinforcementTask, recipe: Recipe, seed: int
 ) -> AsyncIterator[tuple[StepReport, dict[str, Tensor]]]:
     """Yield versions, each by one optimizer step on rollouts of the version before."""
-    optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, schedule=RateSchedule(warmup_steps=5))
+    optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, warmup_steps=5)
     learner = Learner(model, start, LearnerSettings(optimizer=optimizer))
     weights = dict(start)
     for version in range(1, recipe.versions + 1):

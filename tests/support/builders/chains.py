@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import trio
 
-from grailnode.run.creation import Choices
 from protocol import paths
 from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest
@@ -24,6 +23,7 @@ from roles.trainer.publish.version_build import (
     reference,
 )
 from roles.trainer.tensor_shards import TensorSource
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import BEGIN, Log, draft, inline
 from tests.support.simulation.trio_clock import TrioClock
 
@@ -159,7 +159,7 @@ class PunctualBeacon:
 
 def small_run(genesis: bytes) -> tuple[bytes, RunManifest]:
     """Return the id and the manifest of a run with this genesis, whose only trainer is TRAINER."""
-    run = draft(Choices(), ["validator"])
+    run = draft(demo_rules(), ["validator"])
     authority = run.authority.model_copy(update={"trainers": (TRAINER.public,)})
     run = run.model_copy(update={"authority": authority, "model": run.model.model_copy(update={"genesis": genesis})})
     return content_digest(run.to_bytes()), run

@@ -6,11 +6,13 @@ from typing import Any
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
+from grailnode.run.recipe import Recipe
+from grailnode.run.rules import Rules
+from tests.support.builders.recipes import demo_rules
 from tests.support.processes.programs import Program, eventually, members
 
-CHOICES = Choices(group_size=8, groups=6, evaluation_problems=16, deposit=0.0)
-PACE = workspace.Pace(period_ms=250, groups_per_step=4, groups=6, anchor_interval=5)
+RULES = demo_rules(group_size=8, groups=6, evaluation_problems=16, deposit=0.0)
+SECTIONS = {"trainer": {"groups_per_step": 4, "anchor_interval": 5}, "miner": {"groups": 6}}
 
 
 class NetworkOfProcesses:
@@ -21,8 +23,9 @@ class NetworkOfProcesses:
         programs: the started programs by name.
     """
 
-    def __init__(self, directory: Path, choices: Choices = CHOICES, policy: Path = PACKAGED_POLICY) -> None:
-        self.workspace = workspace.create(directory, choices, PACE, policy=policy)
+    def __init__(self, directory: Path, rules: Rules = RULES, policy: Path = PACKAGED_POLICY) -> None:
+        recipe = Recipe.model_validate({**SECTIONS, "rules": rules})
+        self.workspace = workspace.create(directory, recipe, policy=policy)
         self.programs: dict[str, Program] = {}
 
     def start(self, role: str, name: str, *options: str) -> Program:

@@ -14,21 +14,21 @@ import trio
 
 from grailnode.config import load
 from grailnode.run import workspace
-from grailnode.run.creation import Choices
 from grailnode.store.state.state_store import StateStore
 from protocol.chain.manifest import Head, Manifest
 from protocol.identity.signing import open_announced
 from roles.trainer.spool import INBOX
+from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.processes.programs import Program, eventually, members
 
-PACE = workspace.Pace(groups_per_step=GROUPS, anchor_interval=3, learning_rate=1e-4, warmup_steps=1)
+TRAINER = {"groups_per_step": GROUPS, "anchor_interval": 3, "learning_rate": 1e-4, "warmup_steps": 1}
 _MAX_KILLS = 3  # for a version at most, since a trainer that is killed at every start publishes nothing
 
 
 def make_run(directory: Path) -> Path:
     """Make a run for a trainer alone, and return its directory, which may be copied."""
-    return workspace.create(directory, Choices(), PACE).directory
+    return workspace.create(directory, demo_recipe({"trainer": TRAINER})).directory
 
 
 class StepwiseTrainer:

@@ -21,11 +21,11 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from roles.authority_updates import refresh_authority
 from tests.support.simulation.disk_network import Death, DiskNetwork
-from tests.support.simulation.faulty_network import CHOICES
+from tests.support.simulation.faulty_network import RULES
 from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import running
 
-LEARNABLE: Final = replace(CHOICES, group_size=8)
+LEARNABLE: Final = RULES.changed(group_size=8)
 """Most groups have right and wrong rollouts, so a trainer makes steps within five windows."""
 
 Damage = Callable[[Path], None]

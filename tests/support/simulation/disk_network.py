@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from grailnode.run.creation import Choices
+from grailnode.run.rules import Rules
 from grailnode.store.state.state_store import StateStore
 from roles.node.identity import Node
 from roles.ports import ObjectStore
@@ -51,8 +51,8 @@ class DiskNetwork(Network):
         root: the directory; each node has a directory of its name there.
     """
 
-    def __init__(self, root: Path, choices: Choices, validators: int = 1) -> None:
-        super().__init__(choices, validators)
+    def __init__(self, root: Path, rules: Rules, validators: int = 1) -> None:
+        super().__init__(rules, validators)
         self.store: RecordingStore = RecordingStore()
         self.root = root
         self.end = 0.0

@@ -15,7 +15,6 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon
 from grailnode.node.wiring import run_collector, run_publisher, run_training
-from grailnode.run.creation import Choices
 from grailnode.store.decorators.limiting import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.state.waiting_state import WaitingState
@@ -23,6 +22,7 @@ from protocol.limits import MAX_KEYS
 from roles.node.identity import Node
 from roles.node.retries import Pause
 from roles.ports import Clock, ObjectStore, StoreError
+from tests.support.builders.recipes import demo_rules
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.faults.full_disk import DiskFill, DiskStore, NodeDisk
@@ -33,7 +33,7 @@ from tests.support.simulation.recording_store import AcknowledgementRecorder, Ac
 
 FAULTY_WINDOWS: Final = 3
 WINDOWS: Final = 7
-CHOICES: Final = Choices(groups=3, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14)
+RULES: Final = demo_rules(groups=3, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14)
 PATIENCE: Final = RetryPolicy(attempts=4, pause=Pause(0.05, 0.4), deadline=2.0)
 MOST_LISTED: Final = 500
 _NEVER: Final = 1 << 62
@@ -195,8 +195,8 @@ class FaultyNetwork(Network):
 
     def __init__(self, fault_schedule: FaultSchedule) -> None:
         # The name gives each seed problems of its own: if all had the same, one draw would decide what they learn.
-        choices = replace(CHOICES, name=f"seed {fault_schedule.seed}", spares=fault_schedule.spares)
-        super().__init__(choices, fault_schedule.validators, fault_schedule.quorum, small_policy.DIRECTORY)
+        rules = RULES.changed(title=f"seed {fault_schedule.seed}", spares=fault_schedule.spares)
+        super().__init__(rules, fault_schedule.validators, fault_schedule.quorum, small_policy.DIRECTORY)
         self.fault_schedule = fault_schedule
         self.store = RecordingStore()
         self.states = {}
@@ -308,7 +308,7 @@ class FaultyNetwork(Network):
             nursery.start_soon(self.supervise, name, _bind(self.run_validator, name))
         for number in range(1, fault_schedule.miners + 1):
             name = f"miner-{number}"
-            nursery.start_soon(self.supervise, name, _bind(self.run_miner, name, CHOICES.groups))
+            nursery.start_soon(self.supervise, name, _bind(self.run_miner, name, RULES.groups))
         for cut in fault_schedule.cuts:
             nursery.start_soon(self._cut, cut)
         for jump in fault_schedule.jumps:

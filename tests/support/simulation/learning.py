@@ -28,9 +28,9 @@ from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.learning_rate import RateSchedule
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplaySettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.verified_batches import make_group
@@ -111,7 +111,7 @@ class Simulation:
         self._engine = TorchEngine(model, run_sync=_inline)
         self._environment = environments.get("addition")
         self._params = SamplingParams(setup.temperature, 5, self._policy.stops)
-        optimizer = AdamWSettings(learning_rate=setup.learning_rate, schedule=RateSchedule(warmup_steps=setup.warmup))
+        optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
         self._learner = Learner(
             model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
         )

@@ -8,11 +8,11 @@ from grailnode.engine.compute import Compute
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.settings import TrainerSettings
-from grailnode.run import creation
 from grailnode.run.base_files import LoraStart, start_lora
+from grailnode.run.rules import Rules
 from protocol.digest import digest_weights
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
 from tests.support.simulation import small_policy
 from tests.support.simulation.network import Network
 
@@ -27,8 +27,8 @@ def adapted_model(policy: Policy, start: LoraStart) -> LoraModel:
 class LoraNetwork(Network):
     """A network whose run trains adapters of the small policy."""
 
-    def __init__(self, choices: creation.Choices, learning_rate: float = 2e-3, policy: Path = small_policy.DIRECTORY):
-        super().__init__(choices, policy=policy)
+    def __init__(self, rules: Rules, learning_rate: float = 2e-3, policy: Path = small_policy.DIRECTORY):
+        super().__init__(rules, policy=policy)
         start = start_lora(self.policy, RANK, ALPHA, TARGETS)
         assert start is not None
         self.start_adapters = start
@@ -42,7 +42,7 @@ class LoraNetwork(Network):
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """Return the settings of the simulated trainer, with a learning rate for adapters."""
         settings = super().trainer_settings(groups_per_step, canaries, **publisher)
-        optimizer = AdamWSettings(learning_rate=self.learning_rate)
+        optimizer = AdamWSettings(learning_rate=self.learning_rate, warmup_steps=0)
         return TrainerSettings(
             training=settings.training,
             learner=LearnerSettings(optimizer=optimizer),

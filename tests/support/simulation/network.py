@@ -23,6 +23,7 @@ from grailnode.node.canary import CanaryProducer
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
+from grailnode.run.rules import Rules
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
@@ -31,17 +32,17 @@ from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
 from protocol.judging.report import canary_key
 from protocol.run import RunManifest
-from roles.miner.miner import MinerSettings
+from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import ObjectStore
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer import AdamWSettings
-from roles.trainer.learn.training import TrainingSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.validator.validator import ValidatorSettings
+from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation import small_policy
 from tests.support.simulation.trio_clock import TrioClock
 
@@ -83,20 +84,21 @@ def randomness(round_number: int) -> bytes:
     return hashlib.sha256(BEACON_KEY.sign(round_number)).digest()
 
 
-def draft(choices: creation.Choices, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
+def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """Return the manifest of a simulated run."""
-    chat = ChatTemplate.read(policy).chat(choices.system_prompt, ()) if choices.chat else None
+    rules = creation.completed(rules, "demo")
+    chat = ChatTemplate.read(policy).chat(rules.system_prompt, ()) if rules.chat else None
     return creation.draft_manifest(
-        replace(choices, deposit=0.0),  # a network of a few windows has no time to work off a deposit
+        rules.changed(deposit=0.0),  # a network of a few windows has no time to work off a deposit
         policy,
         BEACON_KEY.chain(PERIOD_MS, int(BEGIN * 1000) + 1000),
         creation.first_authority(
-            choices,
+            rules,
             roots=[key("root").public],
             trainers=[key("trainer").public],
             validators=[key(name).public for name in validators],
         ),
-        None if choices.numerics == "exact" else small_policy.proof(policy),
+        None if rules.numerics == "exact" else small_policy.proof(policy),
         chat,
     )
 
@@ -106,7 +108,7 @@ class Network:
 
     def __init__(
         self,
-        choices: creation.Choices,
+        rules: Rules,
         validators: int = 1,
         quorum: int = 1,
         policy: Path = small_policy.DIRECTORY,
@@ -118,14 +120,14 @@ class Network:
         self.states: dict[str, MemoryStore] = {}
         self.policy = Policy.load(policy)
         self.weights = load_weights(policy)
-        self.data = choices.data.read_bytes() if choices.data else None
+        self.data = rules.data.read_bytes() if rules.data else None
         self.sandbox = sandbox
         self.checkpoint_versions = 1
         self.compute = self.training_compute = Compute(models.build(self.policy))
         self.validators = [f"validator-{number}" for number in range(validators)]
-        problems = min(16, choices.evaluation_problems)  # enough for a simulation
-        choices = replace(choices, quorum=quorum, evaluation_problems=problems)
-        manifest = draft(choices, self.validators, policy)
+        problems = min(16, rules.evaluation_problems)  # enough for a simulation
+        rules = rules.changed(quorum=quorum, evaluation_problems=problems)
+        manifest = draft(rules, self.validators, policy)
         self.signed: Signed[RunManifest] = creation.sign_manifest(manifest, key("root"))
 
     @property
@@ -171,8 +173,10 @@ class Network:
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         """Return the settings of the simulated trainer."""
         return TrainerSettings(
-            training=TrainingSettings(groups_per_step, 1, checkpoint_versions=self.checkpoint_versions),
-            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5)),
+            training=TrainingSettings(
+                groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
+            ),
+            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5, warmup_steps=0)),
             publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
         )
@@ -207,7 +211,9 @@ class Network:
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
-        await run_validator(node, self.task(node), self.compute, ValidatorSettings(True, poll_seconds))
+        await run_validator(
+            node, self.task(node), self.compute, ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
+        )
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""

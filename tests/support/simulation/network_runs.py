@@ -5,15 +5,15 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from grailnode.run.creation import Choices
 from protocol import limits, paths
 from protocol.identity.signing import SigningKey, open_signed
 from protocol.judging.ledger import Summary
 from protocol.judging.verdict import Verdict
 from roles.ports import NotFoundError
+from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 
-CHOICES = Choices(groups=4, group_size=8)
+RULES = demo_rules(groups=4, group_size=8)
 
 
 @asynccontextmanager

@@ -11,21 +11,14 @@ C is the number of completions of the step, and |y| the tokens of the completion
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.loss.loss_names import AdvantageName, LossName
-from roles.trainer.learn.loss.surrogates import (
-    LARGEST_LOG_RATIO,
-    ClipSettings,
-    Surrogate,
-    sampled_weight,
-    sequence_ratio,
-    token_ratio,
-)
+from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO, AdvantageName, LossName, LossSettings
+from roles.trainer.learn.loss.surrogates import Surrogate, sampled_weight, sequence_ratio, token_ratio
 
 TokenWeights = Callable[[Sequence[int], int], list[float]]
 """A function of the lengths of all completions of a step, in tokens, and of the longest completion that the run allows.
@@ -117,43 +110,19 @@ LOSSES: Final[dict[LossName, Loss]] = {
 }
 
 
-@dataclass(frozen=True)
-class LossSettings:
-    """The constants of a loss.
+def advantage_name(settings: LossSettings) -> AdvantageName:
+    """Return how advantages are computed."""
+    return LOSSES[settings.loss].advantage if settings.advantage == "of-loss" else settings.advantage
 
-    Attributes:
-        name: which loss.
-        clip: bounds of the importance ratio.
-        kl_coefficient: beta of equation 23; 0 for no reference policy.
-        advantage: how advantages are computed; None for as the loss has it.
-        overlong_filtering: whether completions that reached the longest length without an end are left out (DAPO):
-            their reward says that they were cut off, not that they were bad.
+
+def token_weights(settings: LossSettings, lengths: Sequence[int], max_tokens: int) -> list[float]:
+    """Return the weight of each token of each completion of a step: one number for each completion.
+
+    Args:
+        lengths: of all completions of the step, in tokens; at least one token in all.
+        max_tokens: the longest completion that the run allows.
     """
-
-    name: LossName = "token-mean"
-    clip: ClipSettings = field(default_factory=ClipSettings)
-    kl_coefficient: float = 0.0
-    advantage: AdvantageName | None = None
-    overlong_filtering: bool = False
-
-    @property
-    def loss(self) -> Loss:
-        """The loss of this name."""
-        return LOSSES[self.name]
-
-    @property
-    def advantage_name(self) -> AdvantageName:
-        """How advantages are computed."""
-        return self.advantage or self.loss.advantage
-
-    def token_weights(self, lengths: Sequence[int], max_tokens: int) -> list[float]:
-        """Return the weight of each token of each completion of a step: one number for each completion.
-
-        Args:
-            lengths: of all completions of the step, in tokens; at least one token in all.
-            max_tokens: the longest completion that the run allows.
-        """
-        return self.loss.weights(lengths, max_tokens)
+    return LOSSES[settings.loss].weights(lengths, max_tokens)
 
 
 @dataclass(frozen=True)
@@ -187,14 +156,14 @@ def policy_loss(
         behaviour: float32 [N], log pi_old of each token, under the policy that sampled it.
         advantage: float32 [N], the advantage of each token's completion.
         rows: int64 [N], the completion of each token, within the batch.
-        weight: float32 [N], of `LossSettings.token_weights`.
+        weight: float32 [N], of `token_weights`.
         settings: the constants.
         reference: float32 [N], log pi_ref of each token; needed for a KL coefficient above 0.
 
     Raises:
         ValueError: there is a KL coefficient and no reference.
     """
-    objective = settings.loss.surrogate(log_probs, behaviour, advantage, rows, settings.clip)
+    objective = LOSSES[settings.loss].surrogate(log_probs, behaviour, advantage, rows, settings)
     values, divergence = objective.values, 0.0
     if settings.kl_coefficient:
         if reference is None:

@@ -4,37 +4,13 @@ Each function takes the same tensors, so that a loss names one of them (`policy_
 that of the *behaviour* policy, which sampled the token and may be some versions old.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
-LARGEST_LOG_RATIO: Final = 20.0
-"""A larger logarithm of a ratio is reduced to this one, so that no ratio overflows."""
-
-
-@dataclass(frozen=True)
-class ClipSettings:
-    """Bounds of the importance ratio.
-
-    Attributes:
-        clip_low, clip_high: epsilon_low and epsilon_high of equation 23, the asymmetric clip (PULSE, F.4).
-        truncation: upper bound of the ratio whatever the sign of the advantage (dual clip, Ye et al. 2020), so that a
-            token that the policy has come to prefer since cannot dominate a step; above 1 + clip_high, infinity for
-            none.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    truncation: float = 3.0
-
-    @property
-    def log_limit(self) -> float:
-        """The logarithm of the largest ratio that is computed."""
-        return min(math.log(self.truncation), LARGEST_LOG_RATIO)
+from roles.trainer.learn.loss.loss_settings import LossSettings
 
 
 @dataclass(frozen=True)
@@ -51,7 +27,7 @@ class Objective:
     clipped: Tensor
 
 
-Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, ClipSettings], Objective]
+Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, LossSettings], Objective]
 """A function of (log_probs, behaviour, advantage, rows, settings).
 
     log_probs: float32 [N], log pi_theta of each token, with gradient.
@@ -62,7 +38,7 @@ Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, ClipSettings], Objective]
 
 
 def token_ratio(
-    log_probs: Tensor, behaviour: Tensor, advantage: Tensor, rows: Tensor, settings: ClipSettings
+    log_probs: Tensor, behaviour: Tensor, advantage: Tensor, rows: Tensor, settings: LossSettings
 ) -> Objective:
     """Compute min(r_t A, clip(r_t, 1 - eps_low, 1 + eps_high) A), the ratio r_t being that of the token (equations 23
     and 24).
@@ -71,7 +47,7 @@ def token_ratio(
 
 
 def sequence_ratio(
-    log_probs: Tensor, behaviour: Tensor, advantage: Tensor, rows: Tensor, settings: ClipSettings
+    log_probs: Tensor, behaviour: Tensor, advantage: Tensor, rows: Tensor, settings: LossSettings
 ) -> Objective:
     """Compute the same with one ratio for a completion: the geometric mean of those of its tokens (GSPO, Zheng et al.
     2025).
@@ -85,7 +61,7 @@ def sequence_ratio(
 
 
 def sampled_weight(
-    log_probs: Tensor, behaviour: Tensor, advantage: Tensor, rows: Tensor, settings: ClipSettings
+    log_probs: Tensor, behaviour: Tensor, advantage: Tensor, rows: Tensor, settings: LossSettings
 ) -> Objective:
     """Compute w_t A log pi_theta, with the clipped ratio as a constant weight w_t (CISPO, MiniMax 2025).
 
@@ -97,7 +73,7 @@ def sampled_weight(
     return Objective(weight * advantage * log_probs, weight != ratio)
 
 
-def _clipped(log_ratio: Tensor, advantage: Tensor, settings: ClipSettings) -> Objective:
+def _clipped(log_ratio: Tensor, advantage: Tensor, settings: LossSettings) -> Objective:
     # Truncated before exp, whose overflow would make the gradient of a truncated ratio 0 * inf.
     limit = settings.log_limit
     ratio = log_ratio.clamp(max=limit).exp()

@@ -1,0 +1,266 @@
+"""The rules of a run: what all of its nodes must agree on, and `grailnode init` signs in the manifest.
+
+A rule stands here once. The options of `init` and `calibrate`, the section [rules] of a recipe and
+docs/reference/config.md are made from these fields. This module imports no torch, so that help is printed at once.
+"""
+
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from protocol.limits import (
+    MAX_COMPLETION_TOKENS,
+    MAX_EVALUATION_PROBLEMS,
+    MAX_EVALUATION_SAMPLES,
+    MAX_GROUP_SIZE,
+    MAX_GROUPS,
+    MAX_KEYS,
+    MAX_LORA_ALPHA,
+    MAX_LORA_RANK,
+    MAX_WORKERS,
+)
+from protocol.proof import CalibratedArithmetic
+from protocol.window import Schedule
+from roles.settings_base import Settings
+
+MAX_TITLE: Final = 64
+"""Characters of a run's title."""
+_MILLIONTHS: Final = 1_000_000
+
+
+class TimingRules(Settings):
+    """When windows open and close, and which share of the groups is audited: keys of [rules] without options.
+
+    Windows are counted in rounds of the beacon (protocol/window.py).
+    """
+
+    rounds: int = 8
+    """Beacon rounds in a window. With a public beacon they follow from `window`."""
+    commit_rounds: int = 5
+    """Rounds from the opening of a window to the deadline of commitments."""
+    audit_rounds: int = 6
+    """Rounds from the opening to the round that selects the audited groups."""
+    seal_rounds: int = 16
+    """Rounds from the opening to the one after which no seal counts."""
+    verdict_rounds: int = 24
+    """Rounds from the opening to the one after which nobody waits."""
+    lead: int = 1
+    """Windows from the one in which a version is made to the first that it serves."""
+    max_lag: int = 2
+    """How many versions a miner may be behind the one that serves the window."""
+    head_ttl: int = Field(default=3600, ge=1, le=86_400 * 30)
+    """Seconds after which a head that was not renewed is refused."""
+    audit_ppm: int = Field(default=_MILLIONTHS, ge=1, le=_MILLIONTHS)
+    """Audited share of a newcomer's groups, in millionths."""
+    audit_floor_ppm: int = Field(default=_MILLIONTHS, ge=1, le=_MILLIONTHS)
+    """Smallest audited share of any miner's groups, in millionths."""
+    audit_halving: int = Field(default=16, ge=1, le=100_000)
+    """Clean windows after which a miner's audited share halves."""
+
+    @model_validator(mode="after")
+    def _check_timing(self) -> Self:
+        try:
+            self.schedule(1)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = "".join(f"{part}: " for part in first["loc"])
+            message = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{place}{message[0].lower()}{message[1:]}") from None
+        if self.audit_floor_ppm > self.audit_ppm:
+            raise ValueError("audit_floor_ppm exceeds audit_ppm")
+        return self
+
+    def schedule(self, first_round: int) -> Schedule:
+        """Return the schedule of windows.
+
+        Args:
+            first_round: the beacon round that opens window 0.
+        """
+        moments = ("rounds", "commit_rounds", "audit_rounds", "seal_rounds", "verdict_rounds", "lead", "max_lag")
+        return Schedule(first_round=first_round, **{name: getattr(self, name) for name in moments})
+
+    def in_rounds(self, rounds: int) -> Self:
+        """Return these rules with the same proportions for windows of another number of rounds, at least 3."""
+        commit, audit, seal, verdict = (
+            moment * rounds // self.rounds
+            for moment in (self.commit_rounds, self.audit_rounds, self.seal_rounds, self.verdict_rounds)
+        )
+        commit = max(1, commit)
+        audit = max(commit + 1, audit)
+        seal = max(audit + 1, seal)
+        moments = {
+            "rounds": rounds,
+            "commit_rounds": commit,
+            "audit_rounds": audit,
+            "seal_rounds": seal,
+            "verdict_rounds": max(seal + 1, verdict),
+        }
+        return self.model_copy(update=moments)
+
+
+class Rules(TimingRules):
+    """What whoever creates a run decides beside the policy. An option of `init` replaces the rule of its name."""
+
+    title: str | None = None
+    """What the run is called. Default: the directory's name."""
+    environment: str = "addition"
+    """The task: docs/spec/environments.md."""
+    data: Path | None = None
+    """JSON Lines with the problems, for a task that reads them."""
+    chat: bool = False
+    """Put prompts into the chat template of the policy's tokenizer. Default: prompts as they are."""
+    system_prompt: str = ""
+    """With chat: what every conversation begins with."""
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_COMPLETION_TOKENS)
+    """The longest completion. Default: the task's."""
+    temperature: float = Field(default=1.0, gt=0, le=100)
+    """Of sampling: the divisor of the logits."""
+    top_k: int = Field(default=0, ge=0, lt=1 << 31)
+    """Sample from the k most likely tokens; 0: from all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from a nucleus: the most likely tokens of this total probability."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample from tokens of at least this share of the largest probability."""
+    evaluation_problems: int = Field(default=256, ge=0, le=MAX_EVALUATION_PROBLEMS)
+    """Held-out problems that validators solve for every version; 0 for none."""
+    evaluation_samples: int = Field(default=0, ge=0, le=MAX_EVALUATION_SAMPLES)
+    """Completions of each held-out problem, for pass@k; 0: the most likely one."""
+    pass_at: int = Field(default=1, ge=1)
+    """k of pass@k."""
+    group_size: int = Field(default=8, ge=2, le=MAX_GROUP_SIZE)
+    """Rollouts of a prompt."""
+    groups: int = Field(default=16, ge=1, le=MAX_GROUPS)
+    """Most groups of a miner in a window."""
+    deposit: float = Field(default=32.0, ge=0, le=1e9)
+    """Groups that a key must have delivered before it earns and is trained on; 0 where keys are not to be had for
+    nothing.
+    """
+    lora_rank: int = Field(default=0, ge=0, le=MAX_LORA_RANK)
+    """Train adapters of this rank instead of all weights; 0: all weights."""
+    lora_alpha: float = Field(default=0.0, ge=0, le=MAX_LORA_ALPHA)
+    """An adapter's product counts alpha / rank times; 0: alpha is twice the rank."""
+    lora_targets: tuple[str, ...] = ()
+    """Modules that get adapters, by the last parts of their names: q_proj,v_proj."""
+    precision: Literal["bf16", "fp8", "int8"] = "bf16"
+    """What the layers' matrices of all versions consist of: docs/spec/quantized.md."""
+    numerics: Literal["calibrated", "exact"] = "calibrated"
+    """exact: all miners and validators compute the same bits, on CPUs, and nothing is tolerated."""
+    miner_arithmetics: tuple[CalibratedArithmetic, ...] = ()
+    """How miners may compute. Default: as the recipe's engine does, or torch-float32."""
+    validator_arithmetics: tuple[CalibratedArithmetic, ...] = ()
+    """How validators may compute. Default: as the recipe's engine does, or torch-float32."""
+    roots: int = Field(default=1, ge=1, le=16)
+    """Root keys; 3 for a real run."""
+    threshold: int | None = Field(default=None, ge=1, le=16)
+    """Root keys that must sign. Default: 2, or 1 of 1."""
+    trainers: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    """Sites that train together (docs/guide/many-trainers.md)."""
+    validators: int = Field(default=1, ge=0, le=16)
+    """Keys of validators to make."""
+    validator_keys: tuple[str, ...] = ()
+    """The public key of a validator that somebody else runs."""
+    quorum: int = Field(default=1, ge=1, le=16)
+    """Validators that must accept a group."""
+    spares: int = Field(default=MAX_KEYS, ge=0, le=MAX_KEYS)
+    """Deal each group to the quorum and to so many more validators. Default: every validator judges every group."""
+    window: float | None = Field(default=None, ge=0.4, le=3600)
+    """Seconds of a window. Default: 2, for one machine; with a public beacon 60."""
+    beacon: Literal["own", "quicknet"] = "own"
+    """Source of randomness: the run's own trainer, or drand, which nobody can predict."""
+    admission: Literal["open", "allowlist", "invite"] = "open"
+    """Who may mine: anybody, listed keys, or whoever was invited (`grailnode admit`)."""
+    work: int = Field(default=20, ge=0, le=64)
+    """Bits of proof of work that each key of an open run's miners does a day; 0 for none."""
+
+    @field_validator("lora_targets", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("title")
+    @classmethod
+    def _check_title(cls, value: str | None) -> str | None:
+        if value is not None and not (0 < len(value) <= MAX_TITLE and value.isprintable()):
+            raise ValueError(f"give 1 to {MAX_TITLE} printable characters (it is {value!r})")
+        return value
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        if self.system_prompt and not self.chat:
+            raise ValueError("a system prompt belongs to a conversation: set chat as well")
+        if self.pass_at > max(1, self.evaluation_samples):
+            raise ValueError(f"pass_at = {self.pass_at} needs evaluation_samples of at least as many")
+        return self
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if bool(self.lora_rank) != bool(self.lora_targets):
+            raise ValueError("lora_rank and lora_targets go together")
+        if self.lora_alpha and not self.lora_rank:
+            raise ValueError("lora_alpha belongs to adapters: set lora_rank as well")
+        if self.lora_rank and self.precision != "bf16":
+            raise ValueError(f"precision = {self.precision!r} is for runs that train all weights: drop lora_rank")
+        if self.sites and self.lora_rank:
+            raise ValueError(
+                "a run of several sites trains all weights: pseudo-gradients of adapters were never tried; drop "
+                "lora_rank, or trainers"
+            )
+        if self.sites and self.precision != "bf16":
+            raise ValueError(
+                "a run of several sites trains BF16 weights: pseudo-gradients of quantized ones were never tried; drop "
+                f"precision = {self.precision!r}, or trainers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_exactness(self) -> Self:
+        if self.numerics != "exact":
+            return self
+        if self.miner_arithmetics or self.validator_arithmetics:
+            raise ValueError(
+                "--numerics exact: all nodes compute in exact arithmetic; drop --miner-arithmetic, "
+                "--validator-arithmetic"
+            )
+        if self.lora_rank:
+            raise ValueError(
+                "an exact run trains all weights: exact arithmetic does not cover adapters; drop --lora-rank or "
+                "--numerics"
+            )
+        if self.top_k or self.top_p < 1.0 or self.min_p:
+            raise ValueError("--numerics exact: without --top-k, --top-p and --min-p, whose sums are not exact")
+        return self
+
+    @model_validator(mode="after")
+    def _check_participants(self) -> Self:
+        validators = self.validators + len(self.validator_keys)
+        if not validators:
+            raise ValueError("a run without validators; name one with --validator, or raise --validators")
+        if self.root_threshold > self.roots:
+            raise ValueError(f"{self.threshold} of {self.roots} root keys can never sign; lower --threshold")
+        if self.quorum > validators:
+            raise ValueError(
+                f"{self.quorum} of {validators} validators can never accept; lower --quorum, or name more with "
+                "--validator"
+            )
+        return self
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt of conversations; None for bare prompts."""
+        return self.system_prompt if self.chat else None
+
+    @property
+    def root_threshold(self) -> int:
+        """Root keys that must sign."""
+        return min(2, self.roots) if self.threshold is None else self.threshold
+
+    @property
+    def sites(self) -> int:
+        """The number of sites that train together; 0 if the trainer trains alone."""
+        return self.trainers if self.trainers > 1 else 0
+
+    def changed(self, **values: Any) -> Self:
+        """Return these rules with other values, which are known to be allowed."""
+        assert values.keys() <= type(self).model_fields.keys(), values.keys()
+        return self.model_copy(update=values)

@@ -1,0 +1,65 @@
+"""The constants of AdamW and of its learning rate, which are keys of [trainer]; this module imports no torch.
+
+The learning rate rises linearly over a warm-up. Then it is constant, or comes down along half a cosine or a line.
+"""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from roles.settings_base import Settings
+
+ScheduleName = Literal["constant", "cosine", "linear"]
+
+
+class TrainingLength(Settings):
+    """How long training lasts."""
+
+    training_steps: int = Field(default=0, ge=0)
+    """Optimizer steps after which training ends; 0 for no end."""
+
+
+class AdamWSettings(TrainingLength):
+    """The constants of AdamW. A weight changes by at most about 1.4 times the learning rate in a step."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 7e-6
+    """The learning rate of AdamW at its peak."""
+    warmup_steps: int = Field(default=10, ge=0)
+    """Steps over which the learning rate rises to its peak."""
+    schedule: ScheduleName = "constant"
+    """The learning rate after the warm-up: constant, or down until `training_steps`."""
+    final_share: float = Field(default=0.0, ge=0, le=1)
+    """The share of the peak that the learning rate comes down to."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of AdamW's first moment (PULSE, Table 8: 0.9)."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of AdamW's second moment (PULSE, F.4: 0.95 in deployment)."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, per step and learning rate."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """A gradient with a larger L2 norm is scaled down to this one (PULSE, Table 8: 1.0)."""
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.schedule != "constant" and self.training_steps <= self.warmup_steps:
+            raise ValueError(
+                f'schedule "{self.schedule}" needs training_steps above warmup_steps = {self.warmup_steps}'
+            )
+        return self
+
+    def share(self, step: int) -> float:
+        """Return the learning rate of a step as a share of its peak.
+
+        Args:
+            step: counts from 1.
+        """
+        if self.warmup_steps and step <= self.warmup_steps:
+            return min(1.0, step / self.warmup_steps)
+        if self.schedule == "constant":
+            return 1.0
+        progress = min(1.0, (step - self.warmup_steps) / max(1, self.training_steps - self.warmup_steps))
+        height = 1 - progress if self.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return self.final_share + (1 - self.final_share) * height
