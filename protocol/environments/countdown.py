@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import SeededRng, is_held_out
+from protocol.environments.seeded_rng import DrawnProblems, SeededRng
 
 MAX_COMPLETION_CHARS: Final = 64
 """A longer completion earns nothing. Three numbers need fewer characters, and the limit bounds the parser's time and
@@ -108,33 +108,17 @@ def _draw(rng: SeededRng) -> tuple[tuple[int, ...], int]:
             return tuple(sorted(numbers)), int(value)
 
 
-def _problem(numbers: tuple[int, ...], target: int) -> Problem:
-    formula = f"{' '.join(map(str, numbers))}>{target}"
-    return Problem(prompt=f"{formula}=", reference=formula)
-
-
-class Countdown:
+class Countdown(DrawnProblems):
     """Countdown. The reward is 1.0 for an expression that reaches the target, 0.1 for one of the right numbers with
     another value, and 0.0 for any other text.
     """
 
     name = "countdown"
-    exact = True
-    held_out_size = None
 
-    def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed; it has a solution."""
-        return self._first(SeededRng("countdown", seed), held_out=False)
-
-    def held_out_problem(self, index: int) -> Problem:
-        """Return the held-out problem of an index (0, 1, 2, ...); it has a solution."""
-        return self._first(SeededRng("countdown held-out", str(index).encode()), held_out=True)
-
-    def _first(self, rng: SeededRng, *, held_out: bool) -> Problem:
-        while True:
-            problem = _problem(*_draw(rng))
-            if is_held_out(f"countdown {problem.reference}") == held_out:
-                return problem
+    def draw(self, rng: SeededRng) -> Problem:
+        numbers, target = _draw(rng)
+        formula = f"{' '.join(map(str, numbers))}>{target}"
+        return Problem(prompt=f"{formula}=", reference=formula)
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Return the reward of any text, in bounded time."""

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import SeededRng, is_held_out
+from protocol.environments.seeded_rng import DrawnProblems, SeededRng
 
 _MIN_VARIABLES: Final = 4
 _MAX_VARIABLES: Final = 8
@@ -53,37 +53,20 @@ def _draw(rng: SeededRng) -> list[Clause]:
     return sorted(clauses)
 
 
-def _problem(clauses: list[Clause]) -> Problem:
-    formula = "".join("(" + "".join(f"{literal:+d}" for literal in clause) + ")" for clause in clauses)
-    return Problem(prompt=f"{formula}=", reference=formula)
-
-
 def _parse(formula: str) -> list[Clause]:
     return [tuple(map(int, _LITERAL.findall(clause))) for clause in formula.strip("()").split(")(")]
 
 
-class Sat:
+class Sat(DrawnProblems):
     """3-SAT. The reward is 1.0 for values that satisfy the formula, 0.1 for as many other values, and 0.0 for any other
     text.
     """
 
     name = "sat"
-    exact = True
-    held_out_size = None
 
-    def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed; it has a solution."""
-        return self._first(SeededRng("sat", seed), held_out=False)
-
-    def held_out_problem(self, index: int) -> Problem:
-        """Return the held-out problem of an index (0, 1, 2, ...); it has a solution."""
-        return self._first(SeededRng("sat held-out", str(index).encode()), held_out=True)
-
-    def _first(self, rng: SeededRng, *, held_out: bool) -> Problem:
-        while True:
-            problem = _problem(_draw(rng))
-            if is_held_out(f"sat {problem.reference}") == held_out:
-                return problem
+    def draw(self, rng: SeededRng) -> Problem:
+        formula = "".join("(" + "".join(f"{literal:+d}" for literal in clause) + ")" for clause in _draw(rng))
+        return Problem(prompt=f"{formula}=", reference=formula)
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Return the reward of any text."""

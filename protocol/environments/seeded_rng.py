@@ -1,9 +1,12 @@
-"""A seeded generator of integers that is the same on every machine and in every version of Python
-(docs/spec/environments.md).
+"""A seeded generator of integers that is the same on every machine and in every version of Python, and problems that
+are drawn with it (docs/spec/environments.md).
 """
 
 import hashlib
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final
+
+from protocol.environments.base import Problem
 
 _WORD_BYTES: Final = 8
 
@@ -39,3 +42,29 @@ def is_held_out(problem: str) -> bool:
         problem: a text that identifies the problem and does not depend on how it was generated.
     """
     return hashlib.sha256(b"held-out\x00" + problem.encode()).digest()[0] < 26
+
+
+class DrawnProblems(ABC):
+    """Problems of an environment that are drawn until one is on the right side of the split; each has a solution."""
+
+    name: ClassVar[str]
+    exact = True
+    held_out_size = None
+
+    def problem(self, seed: bytes) -> Problem:
+        """Return the training problem of a seed."""
+        return self._first(SeededRng(self.name, seed), held_out=False)
+
+    def held_out_problem(self, index: int) -> Problem:
+        """Return the held-out problem of an index (0, 1, 2, ...)."""
+        return self._first(SeededRng(f"{self.name} held-out", str(index).encode()), held_out=True)
+
+    def _first(self, rng: SeededRng, *, held_out: bool) -> Problem:
+        while True:
+            problem = self.draw(rng)
+            if is_held_out(f"{self.name} {problem.reference}") == held_out:
+                return problem
+
+    @abstractmethod
+    def draw(self, rng: SeededRng) -> Problem:
+        """Draw a problem, of either side."""
