@@ -45,9 +45,6 @@ _signature_hex: Final = re.compile(r"[0-9a-f]{96}")
 def _public_key(data: bytes) -> Any:
     """Return the point of a public key: on the curve and in the subgroup of prime order (blst checks both), and not
     infinity.
-
-    Raises:
-        ValueError: the bytes are no such point.
     """
     if len(data) != PUBLIC_KEY_BYTES or data[0] & _INFINITY:
         raise ValueError("no beacon public key: 96 bytes of a point other than infinity")

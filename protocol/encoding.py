@@ -66,12 +66,7 @@ def _read_size(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def _check_structure(data: bytes, max_items: int) -> None:
-    """Walk the bytes of one value without building it, since one byte of msgpack can become a hundred of Python's.
-
-    Raises:
-        LimitError: there are more than `max_items` values, a string is too long, or the value is nested too deeply.
-        MalformedError: the value is cut off, bytes follow it, or it has a type that is not canonical.
-    """
+    """Walk the bytes of one value without building it, since one byte of msgpack can become a hundred of Python's."""
     outer: list[int] = []  # for each open container, the values that follow it in the container around it
     remaining, offset, items, end = 1, 0, 1, len(data)
     while remaining or outer:

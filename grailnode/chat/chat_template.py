@@ -97,11 +97,7 @@ class ChatTemplate:
         return chat
 
     def _render(self, system: str, prompts: Sequence[str]) -> list[str]:
-        """Return the text of a conversation for each prompt.
-
-        Raises:
-            ChatTemplateError: the template fails, or takes too long.
-        """
+        """Return the text of a conversation for each prompt."""
         first = [{"role": "system", "content": system}] if system else []
         conversations = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
         request = json.dumps({"template": self.text, "variables": self.variables, "conversations": conversations})

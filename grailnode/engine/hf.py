@@ -236,11 +236,7 @@ class _RecomputedLayer(torch.nn.Module):
 
 
 def _recompute_layers(directory: Path, module: torch.nn.Module, names: CheckpointNames) -> dict[str, _RecomputedLayer]:
-    """Replace each decoder layer by one whose activations are computed again; return these by their prefix.
-
-    Raises:
-        PolicyError: the architecture has no list of decoder layers.
-    """
+    """Replace each decoder layer by one whose activations are computed again; return these by their prefix."""
     layers = getattr(module.base_model, "layers", getattr(module.base_model, "h", None))
     if not isinstance(layers, torch.nn.ModuleList):
         raise PolicyError(f"{directory}: this architecture has no list of layers; set [trainer] recompute = false")
@@ -253,11 +249,7 @@ def _recompute_layers(directory: Path, module: torch.nn.Module, names: Checkpoin
 
 
 def _check_rope(directory: Path, config: Any) -> None:
-    """Refuse position encodings that depend on the length of a batch: honest nodes would not agree with each other.
-
-    Raises:
-        PolicyError: the config has such an encoding.
-    """
+    """Refuse position encodings that depend on the length of a batch: honest nodes would not agree with each other."""
     # A config has one set of parameters, or one for each kind of attention.
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:

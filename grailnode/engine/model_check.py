@@ -68,11 +68,7 @@ def _check_names(
 
 
 def _try(directory: Path, model: CausalModel) -> None:
-    """Compute a prompt and one more token with zeros that take no memory.
-
-    Raises:
-        PolicyError: it fails.
-    """
+    """Compute a prompt and one more token with zeros that take no memory."""
     weights = {name: torch.zeros(()).expand(shape) for name, shape in model.shapes.items()}
     ids, mask = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[True, True], [False, True]])
     try:

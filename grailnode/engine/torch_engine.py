@@ -207,11 +207,7 @@ class TorchEngine:
         return policy.weights | self._convert(changed)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the tensors of a version as the model has them.
-
-        Raises:
-            EngineError: a matrix has no scales, or what is no code.
-        """
+        """Return the tensors of a version as the model has them."""
         try:
             return dequantize(weights, self._dtype, self._device)
         except MalformedError as error:
@@ -386,11 +382,7 @@ def _right_padded(sequences: Sequence[Tokens], width: int, device: torch.device)
 
 
 def _left_padded(prompts: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S], the prompts at the end of their rows, where generation continues.
-
-    Raises:
-        ValueError: a prompt without tokens.
-    """
+    """Return ids int64 [B, S] and mask bool [B, S], the prompts at the end of their rows, where it continues."""
     if not all(prompts):
         raise ValueError("a prompt has at least one token")
     width = max(map(len, prompts), default=0)

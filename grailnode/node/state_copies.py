@@ -85,11 +85,7 @@ def _state_names(config: Config, name: str) -> tuple[str, ...]:
 
 
 def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
-    """Copy a state, and return the number of its objects and the bytes of their files.
-
-    Raises:
-        BackupError: an object is damaged, missing, or of another run.
-    """
+    """Copy a state, and return the number of its objects and the bytes of their files."""
     title = name_list.title(run_id)
     try:
         names = name_list.parse((source / name_list.NAME).read_bytes(), title)

@@ -75,11 +75,7 @@ async def repair_state(node: Node, say: LineReporter) -> None:
 
 
 async def _repair_authority(node: Node, lost_paths: set[str], say: LineReporter) -> None:
-    """Fetch the revisions of the authority again, from the first that is lost.
-
-    Raises:
-        RepairError: not all that this node had are found.
-    """
+    """Fetch the revisions of the authority again, from the first that is lost."""
     revisions = sorted(path for path in lost_paths if path.startswith(AUTHORITY))
     if revisions:
         own_paths = sorted([*revisions, *[item.path async for item in node.state.list(AUTHORITY)]])
@@ -121,10 +117,6 @@ async def _repair_trust(node: Node, used_version: int, used_weights: bytes | Non
     Args:
         used_version: the newest version that this node is known to have used; -1 for none.
         used_weights: the digest of its weights, if that is known.
-
-    Raises:
-        RepairError: storage shows an older chain, or another one.
-        StoreError, ProtocolError: storage shows no chain that can be followed.
     """
     follower = await Follower.open(node)
     await follower.refresh()

@@ -63,12 +63,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
 
 
 async def _read_ledger(node: Node, validator: bytes) -> list[Summary]:
-    """Return a validator's summaries, oldest first.
-
-    Raises:
-        ProtocolError: one of them is not the validator's, or does not follow the one before.
-        StoreError: one cannot be fetched.
-    """
+    """Return a validator's summaries, oldest first."""
     items = node.store.list(paths.kind_prefix(validator, "summaries"))
     ledger = [(await fetch_record(node, Summary, item.path)).record async for item in items]
     for before, after in itertools.pairwise(ledger):
@@ -166,9 +161,6 @@ async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
 async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: str) -> None:
     """Raise ProtocolError if a validator judged a group that was not dealt to it, by the roster of its own summary, or
     says that another number of groups was.
-
-    Raises:
-        NotFoundError: the beacon does not have the window's second round any more.
     """
     if verdict.lapsed:
         return

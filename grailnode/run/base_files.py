@@ -120,11 +120,7 @@ async def fetch_base(
 
 
 def _check_sizes(lora: LoraSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check the files of a base by their sizes: each is read into memory as a whole.
-
-    Raises:
-        PolicyError: they are more than the model's weights need.
-    """
+    """Check the files of a base by their sizes: each is read into memory as a whole."""
     sizes = [_ITEM_BYTES * math.prod(shape) for name, shape in shapes.items() if not name.endswith((DOWN, UP))]
     header = limits.MAX_SAFETENSORS_HEADER_BYTES
     if len(lora.shards) > len(sizes):

@@ -196,11 +196,7 @@ def _title(directory: Path) -> str:
 
 
 def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:
-    """Return the public keys of validators whose secret keys other people hold.
-
-    Raises:
-        WorkspaceError: a text is no public key, or is given twice.
-    """
+    """Return the public keys of validators whose secret keys other people hold."""
     keys: list[bytes] = []
     for text in texts:
         try:
@@ -215,11 +211,7 @@ def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:
 
 
 def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
-    """Return rules whose windows are counted in the rounds of a public chain.
-
-    Raises:
-        WorkspaceError: the window is too short.
-    """
+    """Return rules whose windows are counted in the rounds of a public chain."""
     try:
         return rules.in_rounds(public_chains.rounds_of(chain, rules.window or _PUBLIC_WINDOW_SECONDS))
     except ValueError as error:
@@ -227,11 +219,7 @@ def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
 
 
 def _start_lora(policy: Policy, rules: Rules) -> LoraStart | None:
-    """Return what a LoRA run begins with; None for a run that trains all weights.
-
-    Raises:
-        WorkspaceError, PolicyError: the rules cannot be used with this policy.
-    """
+    """Return what a LoRA run begins with; None for a run that trains all weights."""
     try:
         return start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     except ValidationError as error:
@@ -240,11 +228,7 @@ def _start_lora(policy: Policy, rules: Rules) -> LoraStart | None:
 
 
 def _check_precision(policy: Policy, rules: Rules) -> None:
-    """Refuse to quantize a policy that has nothing to quantize.
-
-    Raises:
-        WorkspaceError: it has not.
-    """
+    """Refuse to quantize a policy that has nothing to quantize."""
     if not any(is_matrix(name, shape) for name, shape in file_shapes(policy.directory).items()):
         raise WorkspaceError(
             f"{policy.directory}: this policy has no matrices in layers whose names docs/spec/quantized.md knows; drop "

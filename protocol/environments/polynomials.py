@@ -154,11 +154,7 @@ class Value:
 
 
 def _squarefree(number: int) -> tuple[int, int]:
-    """Return (a, b) with number = a * a * b, where b has no square factor.
-
-    Raises:
-        NoValueError: the number is larger than MAX_RADICAND.
-    """
+    """Return (a, b) with number = a * a * b, where b has no square factor."""
     if number > MAX_RADICAND:
         raise NoValueError
     outside, divisor = 1, 2
@@ -171,11 +167,7 @@ def _squarefree(number: int) -> tuple[int, int]:
 
 
 def _join(first: Powers, second: Powers) -> Powers:
-    """Return the powers of a product: the exponents of each symbol are added up.
-
-    Raises:
-        NoValueError: an exponent exceeds MAX_EXPONENT.
-    """
+    """Return the powers of a product: the exponents of each symbol are added up."""
     powers = dict(first)
     for name, exponent in second:
         powers[name] = powers.get(name, 0) + exponent

@@ -142,11 +142,7 @@ class SparseEncoder:
         return min(254, max(MIN_FLOOR + self._coding.fraction, exponent))
 
     def _scan(self, inputs: Inputs, residual: Floats, form: NDArray[np.uint64], listing: _EntryList) -> int:
-        """Append the entries of some elements to the list; return their total number.
-
-        Raises:
-            ContributionError: the update is not finite.
-        """
+        """Append the entries of some elements to the list; return their total number."""
         block, size = self._block, inputs.base.size
         whole = size // VECTOR_SIZE * VECTOR_SIZE
         count = 0

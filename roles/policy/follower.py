@@ -183,9 +183,6 @@ class Follower:
 
         The newest head comes first; of equally new ones, that of the trainer that the authority prefers. Heads that do
         not come soon after the first valid one are left out.
-
-        Raises:
-            StoreError, ProtocolError: the failure of the first trainer, if no trainer's head is valid.
         """
         trainers = self._node.authority.trainers
         chains: list[tuple[ChainVerifier, bytes]] = []
@@ -209,20 +206,12 @@ class Follower:
         return sorted(chains, key=lambda item: (_age(item[0]), trainers.index(item[1])))
 
     async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
-        """Fetch the manifests of a chain, and return it.
-
-        Raises:
-            StoreError, ProtocolError: one of them cannot be fetched, or must not be followed.
-        """
+        """Fetch the manifests of a chain, and return it."""
         await self._fetch_manifests(*item)
         return item
 
     async def _fetch_head(self, trainer: bytes) -> bytes:
-        """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start."""
         path, schedule = paths.head(trainer), self._node.run.schedule
         seconds = max(_HEAD_SECONDS, 0.5 * schedule.rounds * self._node.run.beacon.period_ms / 1000)
         with trio.move_on_after(seconds):
@@ -241,11 +230,7 @@ class Follower:
         await fetch_ahead(fetch, chain.missing_manifests(), accept, ahead=_FETCH_AHEAD)
 
     async def _fetch_object(self, item: VersionObject) -> bytes:
-        """Fetch an object of a version, unless it is a part of a patch that is in memory.
-
-        Raises:
-            StoreError: it cannot be fetched. MalformedError: storage shows other bytes than the manifest names.
-        """
+        """Fetch an object of a version, unless it is a part of a patch that is in memory."""
         ref, version = item.ref, item.manifest.version
         data = None if item.from_anchor else self._parts.pop((version, ref.digest), None)
         if data is None:

@@ -189,11 +189,7 @@ class Auditor:
     async def _fetch_groups(
         self, commitment: Commitment, indices: Sequence[int]
     ) -> tuple[list[Group], list[Judgement]]:
-        """Return the groups that are what the commitment promises, and rejections of the others.
-
-        Raises:
-            StoreError: neither this miner's storage nor any other answers in time: the fault may be this node's own.
-        """
+        """Return the groups that are what the commitment promises, and rejections of the others."""
         path = paths.batch(commitment.miner, commitment.window, commitment.batch)
         groups: dict[int, Group] = {}
         reasons: dict[int, Reason] = {}
@@ -275,11 +271,7 @@ class Auditor:
         return True
 
     async def _get(self, place: _Place, seconds: float) -> bytes:
-        """Return the bytes at a place.
-
-        Raises:
-            StoreError: storage does not have them, or does not answer in time.
-        """
+        """Return the bytes at a place."""
         path, offset, size = place
         with trio.move_on_after(seconds):
             return await self._node.store.get(path, size, offset=offset, size=size)

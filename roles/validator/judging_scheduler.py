@@ -197,11 +197,7 @@ class JudgingScheduler:
                 self._queue.engine_seconds[reputation] += trio.current_time() - start
 
     async def _look_for(self, version: int) -> None:
-        """Refresh the chain if a commitment names a version that is newer than all that this node knows.
-
-        Raises:
-            StoreError, ProtocolError: it is newer than all that this node can see now.
-        """
+        """Refresh the chain if a commitment names a version that is newer than all that this node knows."""
         async with self._refresh_lock:
             if version > self._versions.newest and not self._refreshed:
                 await self._refresh()

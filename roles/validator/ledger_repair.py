@@ -69,11 +69,7 @@ class LedgerRepair:
                     continue  # of another run, or bytes of somebody else
 
     async def _first_lost_window(self, entries: dict[int, Summary]) -> int:
-        """Return the first window from which on the ledger cannot be kept; one more than all if all can.
-
-        Raises:
-            RepairError: a later window is published.
-        """
+        """Return the first window from which on the ledger cannot be kept; one more than all if all can."""
         newest_published = max(self._published, default=-1)
         for before, after in itertools.pairwise(sorted(entries)):
             if entries[after].previous != content_digest(entries[before].to_bytes()):

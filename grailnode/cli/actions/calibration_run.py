@@ -96,11 +96,7 @@ def calibrate(**parameters: Any) -> None:
 
 
 def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
-    """Return the table to which a row is added: that of the file to write, or else of the policy; None for no table.
-
-    Raises:
-        CalibrationError: the file is no table of thresholds.
-    """
+    """Return the table to which a row is added: that of the file to write, or else of the policy; None for no table."""
     paths = [path for path in (out, policy / proof_file.NAME) if path.is_file()]
     try:
         return proof_file.read(paths[0]) if paths else None

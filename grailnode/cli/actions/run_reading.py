@@ -124,12 +124,7 @@ async def _verify_ledgers(config: Config) -> None:
 
 
 def _verify_rollout(config: Config, text: str) -> None:
-    """Judge one group again, and print it beside the judgements of the validators.
-
-    Raises:
-        UsageError: the text names no group.
-        ClickException: a validator came to another judgement.
-    """
+    """Judge one group again, and print it beside the judgements of the validators."""
     try:
         reference = GroupReference.parse(text)
     except ValueError as error:

@@ -209,11 +209,7 @@ class EngineWeights:
         )
 
     async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:
-        """Read or write files of this engine.
-
-        Raises:
-            EngineError: the disk is full or broken; the current policy still serves.
-        """
+        """Read or write files of this engine."""
         try:
             result: T = await self._run_sync(function, *arguments)
         except (OSError, SafetensorError, ProtocolError) as error:
@@ -239,11 +235,7 @@ async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
 
 
 async def _stage(client: VllmClient, step: RecoveryStep) -> None:
-    """Stage a version from its file.
-
-    Raises:
-        EngineError: vLLM refuses it, or the file cannot be read.
-    """
+    """Stage a version from its file."""
     try:
         shared = await client.share(step.path)
     except OSError as error:

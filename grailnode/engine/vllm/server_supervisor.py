@@ -149,11 +149,7 @@ class ServerSupervisor:
 
 
 async def _describe(client: VllmClient) -> list[dict[str, Any]]:
-    """Return what the ranks of a server say of themselves.
-
-    Raises:
-        BrokenEngineError: they say nothing, as those of a vLLM without our code.
-    """
+    """Return what the ranks of a server say of themselves."""
     try:
         return await client.call("describe")
     except (RefusedCommandError, BrokenEngineError) as error:

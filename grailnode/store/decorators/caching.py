@@ -138,12 +138,7 @@ class CachedStore:
         return data
 
     async def _fetch_pieces(self, path: str, total_bytes: int, partial: PartialDownload) -> None:
-        """Fetch the pieces that have not arrived yet.
-
-        Raises:
-            StoreError: a piece cannot be fetched; those that arrived stay on the disk.
-            OSError: the disk refused.
-        """
+        """Fetch the pieces that have not arrived yet."""
         count = -(-total_bytes // self._piece_bytes)
         arrived_pieces = {number for number in await self._run(partial.arrived_pieces) if number < count}
         remaining_pieces = [number for number in range(count) if number not in arrived_pieces]

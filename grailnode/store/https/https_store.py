@@ -214,9 +214,6 @@ def _accept(response: httpx.Response, transfer: _Transfer, where: str) -> bool:
     """Check the head of a response, and return whether a body follows that continues the transfer.
 
     When the object has changed, the transfer starts again.
-
-    Raises:
-        StoreError: the response is neither the object nor the range.
     """
     status = response.status_code
     if status in {403, 404, 410}:

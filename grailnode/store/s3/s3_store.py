@@ -99,11 +99,7 @@ class S3Store:
         return await self._uploads.abort_older(check_prefix(prefix), before)
 
     async def _run(self, path: str, size: int, work: Callable[[], T]) -> T:
-        """Run `work`, which transfers `size` bytes of an object or a listing, in a worker thread, until its deadline.
-
-        Raises:
-            StoreError: the service refused, or the deadline has passed.
-        """
+        """Run `work`, which transfers `size` bytes, in a worker thread until its deadline."""
         where, seconds = f"s3://{self._bucket}/{path}", self._location.seconds_for(size)
 
         def translated() -> T:
@@ -140,11 +136,7 @@ def _check_content_range(response: "GetObjectOutputTypeDef", offset: int, where:
 
 
 def _read(response: "GetObjectOutputTypeDef", max_bytes: int, where: str) -> bytes:
-    """Return the body of a response.
-
-    Raises:
-        TooLargeError: it has more than `max_bytes`; at most one byte more was read.
-    """
+    """Return the body of a response."""
     body = response["Body"]
     try:
         if response.get("ContentLength", 0) > max_bytes:

@@ -195,9 +195,6 @@ class Uploads:
 
         Args:
             page: given the markers of a page, returns its items and the markers of the next page.
-
-        Raises:
-            StoreError: a page cannot be fetched, or the pages do not end.
         """
         all_items: list[T] = []
         markers: dict[str, Any] = {}

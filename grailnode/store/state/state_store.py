@@ -201,12 +201,7 @@ class StateStore(LocalStore):
             raise
 
     def _read(self, descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        """Return the object in an open file, checked. There is one copy of it in memory.
-
-        Raises:
-            EnvelopeError: it is not the object that was written.
-            NotFoundError, TooLargeError, OSError: as for LocalStore.
-        """
+        """Return the object in an open file, checked. There is one copy of it in memory."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NotFoundError(f"{path}: no such object")

@@ -218,12 +218,7 @@ class Acceptance:
     async def _fetch_all(
         self, window: int, miner: bytes, accepted_decisions: Sequence[Decision], final_attempt: bool
     ) -> list[VerifiedGroup | str]:
-        """Return each accepted group of a miner, or the reason why it is not used.
-
-        Raises:
-            StoreError: storage did not answer, or shows something else than was promised and this attempt is not the
-                final one.
-        """
+        """Return each accepted group of a miner, or the reason why it is not used."""
         commitment = await self._commitment(window, miner) if accepted_decisions else None
         results = [await self._fetch(commitment, decision) for decision in accepted_decisions]
         retriable = {reason for reason in results if isinstance(reason, str)} & _RETRIABLE

@@ -255,11 +255,7 @@ class Training:
         self._new_groups.set()
 
     def _checked_genesis(self) -> Weights:
-        """Return the tensors of version 0.
-
-        Raises:
-            ChainError: they are not those that the run names.
-        """
+        """Return the tensors of version 0."""
         weights = quantize(self._genesis(), self._node.run.precision)
         if digest_weights(weights) != self._node.run.model.genesis:
             raise ChainError(
@@ -268,11 +264,7 @@ class Training:
         return weights
 
     async def _restore(self) -> None:
-        """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over.
-
-        Raises:
-            StateError: the checkpoint is missing, or another model's.
-        """
+        """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over."""
         node = self._node
         newest = await next_version(node.state) - 1
         for version in sorted(await stored_versions(node.state)):
@@ -307,11 +299,7 @@ class Training:
         )
 
     async def _load(self, note: CheckpointNote) -> None:
-        """Restore learner and replay buffer from a checkpoint.
-
-        Raises:
-            StateError: it is not a checkpoint of this model.
-        """
+        """Restore learner and replay buffer from a checkpoint."""
         node, missing = self._node, set(self._learner.state_source().sizes)
         reader = note.reader(node.state, node.run_sync)
         try:

@@ -126,11 +126,7 @@ class Coordinator:
         self._pointer = open_record(node, RoundPointer, paths.newest_round(node.key.public), data).record
 
     async def _check_published(self, newest: int) -> None:
-        """Compare this node's own state with the pointer in storage.
-
-        Raises:
-            StateError: storage shows a round that this state does not know.
-        """
+        """Compare this node's own state with the pointer in storage."""
         reporter = ChangeReporter(self._node.telemetry, "pointer-unread")
         while True:
             try:

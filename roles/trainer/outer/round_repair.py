@@ -79,11 +79,7 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
 
 
 async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
-    """Fetch the state in storage, and apply the rounds that follow.
-
-    Raises:
-        RepairError: an object is missing, or gives another state than the manifests do.
-    """
+    """Fetch the state in storage, and apply the rounds that follow."""
     record, key = pointer.record, node.key.public
     try:
         signed = await fetch_record(node, RoundManifest, paths.round_manifest(key, record.state_number))
@@ -138,12 +134,7 @@ async def _older_manifests(node: Node, newest: Signed[RoundManifest]) -> list[Si
 async def _after(
     node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest
 ) -> tuple[SharedState, SentRound]:
-    """Return the state after a round, and what the sites sent whose contributions count.
-
-    Raises:
-        ProtocolError: a payload is broken.
-        RepairError: it is another state than the manifest gives.
-    """
+    """Return the state after a round, and what the sites sent whose contributions count."""
     payloads = await fetch_payloads(node, closing.trainer, closing.counted)
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, opening.rules, node.key.derive(PROJECTIONS))
@@ -156,11 +147,7 @@ async def _after(
 
 
 async def _put_version(node: Node, manifest: RoundManifest, shared: SharedState) -> None:
-    """Put the policy version of a state into the outbox, if it is not published yet.
-
-    Raises:
-        RepairError: a version before it is lost.
-    """
+    """Put the policy version of a state into the outbox, if it is not published yet."""
     following = await next_version(node.state)
     if manifest.version > following:
         raise RepairError(f"outbox/: versions {following} to {manifest.version - 1} are lost, and not published")

@@ -135,11 +135,7 @@ class ChainRepair:
         self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
 
     async def _fetch_manifests(self, head: Head) -> dict[int, tuple[Manifest, bytes]]:
-        """Return the manifests that the head lists, verified, and their signed bytes, by version.
-
-        Raises:
-            RepairError: this state has signed another manifest for one of the versions.
-        """
+        """Return the manifests that the head lists, verified, and their signed bytes, by version."""
         node, key = self._node, self._node.key.public
         # The record has to agree with what followers see, so the checks are theirs. This node renews the head itself
         # and was stopped, so an expired one counts.

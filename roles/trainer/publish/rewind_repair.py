@@ -81,9 +81,6 @@ async def _drop_later_work(node: Node) -> None:
 async def _shorten_head(node: Node, history: History, number: int, point: ChainPoint) -> bool:
     """Make the head in storage end at the last valid version if it shows later ones, and this state does not go so far:
     it is that of an old backup, or is lost. The chain is rebuilt from storage then.
-
-    Raises:
-        RepairError: storage does not show how to get to the last valid version.
     """
     signed = await read_own_head(node)
     if signed is None or not is_taken_back(signed.record, node.revisions) or reaches_rewind(history, node.revisions):

@@ -211,11 +211,7 @@ class ServedWeights:
                 piece.view.copy_(widen(piece.source_view(bits).to(piece.target.device), piece.target.dtype))
 
     def _undo(self, swapped: list[ElementChange], staged: StagedVersion, error: Exception) -> None:
-        """Bring the old elements back.
-
-        Raises:
-            PoisonedError: that failed too, or whole tensors were being written; the weights are poisoned.
-        """
+        """Bring the old elements back."""
         try:
             if staged.tensors:
                 # A whole checkpoint overwrites what an undo would need, so only single elements can be taken back.
