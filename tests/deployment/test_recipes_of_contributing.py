@@ -33,6 +33,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_commands_of_a_recipe_add_a_copy_that_passes_its_contract(kind: str, repository: Path) -> None:
     (commands,) = re.findall(r"^```\n(.*?)^```$", recipe(kind), re.MULTILINE | re.DOTALL)
