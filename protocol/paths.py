@@ -1,114 +1,21 @@
 """The path of every object in storage (docs/spec/paths.md). No other module builds a path.
 
 The first part of a path names its only writer: a participant's public key. No object's path is a directory that
-contains another object. Below a writer, a path is one of these, and the table in this module says which:
-
-    {name}                      one object, which its writer replaces
-    {folder}/{digest}           named by the SHA-256 of its bytes
-    {folder}/{number}           of a window, an outer round or a revision: ten digits, so that paths sort by number
-    {folder}/{number}-{digest}  of a number, and named by a SHA-256
-    {folder}/{number}-{key}     of a number, about the participant with this public key
+contains another object.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from protocol.errors import MalformedError
 
-_NUMBER_DIGITS: Final = 10
-_NAME_DIGITS: Final = 64  # of a digest or a public key
+_WINDOW_DIGITS: Final = 10
+_KEY_DIGITS: Final = 64
+_CONTENT_ADDRESSED: Final = ("files", "patches", "anchors", "states", "payloads", "batches")
 
 
 def _number(value: int) -> str:
-    return f"{value:0{_NUMBER_DIGITS}d}"
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The objects of one kind that a writer has."""
-
-    name: str
-
-    def prefix(self, writer: bytes) -> str:
-        """Return the prefix of their paths."""
-        return f"{writer.hex()}/{self.name}/"
-
-
-class ByDigest(Folder):
-    """Objects that are named by the SHA-256 of their bytes."""
-
-    def __call__(self, writer: bytes, digest: bytes) -> str:
-        """Return the path of an object."""
-        return f"{self.prefix(writer)}{digest.hex()}"
-
-
-class ByNumber(Folder):
-    """Objects of which there is one for a window, an outer round or a revision."""
-
-    def __call__(self, writer: bytes, number: int) -> str:
-        """Return the path of the object of a number."""
-        return f"{self.prefix(writer)}{_number(number)}"
-
-
-class ByNumberAndName(Folder):
-    """Objects of a window or a version that also have a digest or a key in their names."""
-
-    def prefix_of(self, writer: bytes, number: int) -> str:
-        """Return the prefix of the paths of the objects of a number."""
-        return f"{self.prefix(writer)}{_number(number)}-"
-
-    def __call__(self, writer: bytes, number: int, name: bytes) -> str:
-        """Return the path of an object by its number and its digest or key."""
-        return f"{self.prefix_of(writer, number)}{name.hex()}"
-
-
-# Of trainers
-file = ByDigest("files")  # of the model (config, tokenizer) or the data
-manifest = ByNumberAndName("manifests")  # of a version, signed; the digest is that of its body
-patch = ByDigest("patches")
-anchor = ByDigest("anchors")  # one shard of an anchor
-round_manifest = ByNumber("rounds")  # closes an outer round, signed
-state_shard = ByDigest("states")  # one shard of an outer state
-report = ByNumber("reports")  # on the validators of a window, signed; none where there is nothing to report
-# Of workers; a trainer keeps copies of the payloads
-contribution = ByNumber("contributions")  # to an outer round, signed
-payload = ByDigest("payloads")  # of a contribution
-# Of miners
-commitment = ByNumber("commitments")  # for a window, signed
-batch = ByNumberAndName("batches")  # of a window: its groups' frames in order; the digest is that of the batch
-# Of validators, all signed
-verdict = ByNumberAndName("verdicts")  # on a miner's window
-reaudit = ByNumberAndName("reaudits")  # a verdict on those groups of an earlier window that were not audited then
-seal = ByNumber("seals")  # the promise of the summary that will be revealed
-witness = ByNumber("witnesses")  # the others' seals that were seen before the own summary was revealed
-summary = ByNumber("summaries")  # of a window: scores, evaluation, alarms
-# Of trainers and validators
-revision_copy = ByNumber("revisions")  # of the run's authority
-
-_CONTENT_ADDRESSED: Final = {kind.name for kind in (file, patch, anchor, state_shard, payload, batch)}
-
-manifests, patches, anchors = manifest.prefix, patch.prefix, anchor.prefix
-rounds, states, contributions, payloads = round_manifest.prefix, state_shard.prefix, contribution.prefix, payload.prefix
-verdicts = verdict.prefix_of
-
-
-def head(trainer: bytes) -> str:
-    """Return the path of the signed pointer to the newest version, which the trainer replaces."""
-    return f"{trainer.hex()}/head"
-
-
-def newest_round(trainer: bytes) -> str:
-    """Return the path of the signed pointer to the newest round manifest, which the trainer replaces."""
-    return f"{trainer.hex()}/newest-round"
-
-
-def probe(writer: bytes, name: str) -> str:
-    """Return the path of an object that a node writes, reads and deletes at its start, to see that it can.
-
-    Args:
-        name: hexadecimal digits, new at each start, so that no cache knows the object.
-    """
-    return f"{writer.hex()}/probes/{name}"
+    return f"{value:0{_WINDOW_DIGITS}d}"
 
 
 def run(run_id: bytes) -> str:
@@ -138,7 +45,67 @@ def writer_prefix(writer: bytes) -> str:
 
 def kind_prefix(writer: bytes, kind: str) -> str:
     """Return the prefix of the paths of a writer's objects of one kind ('commitments', 'summaries', ...)."""
-    return Folder(kind).prefix(writer)
+    return f"{writer.hex()}/{kind}/"
+
+
+def head(trainer: bytes) -> str:
+    """Return the path of the signed pointer to the newest version, which the trainer replaces."""
+    return f"{trainer.hex()}/head"
+
+
+def newest_round(trainer: bytes) -> str:
+    """Return the path of the signed pointer to the newest round manifest, which the trainer replaces."""
+    return f"{trainer.hex()}/newest-round"
+
+
+def verdicts(validator: bytes, window: int) -> str:
+    """Return the prefix of the paths of a validator's verdicts of a window."""
+    return f"{kind_prefix(validator, 'verdicts')}{_number(window)}-"
+
+
+def probe(writer: bytes, name: str) -> str:
+    """Return the path of an object that a node writes, reads and deletes at its start, to see that it can.
+
+    Args:
+        name: hexadecimal digits, new at each start, so that no cache knows the object.
+    """
+    return f"{kind_prefix(writer, 'probes')}{name}"
+
+
+def _by_digest(kind: str) -> Callable[[bytes, bytes], str]:
+    return lambda writer, digest: f"{kind_prefix(writer, kind)}{digest.hex()}"
+
+
+def _by_number(kind: str) -> Callable[[bytes, int], str]:
+    return lambda writer, number: f"{kind_prefix(writer, kind)}{_number(number)}"
+
+
+def _by_number_and_name(kind: str) -> Callable[[bytes, int, bytes], str]:
+    return lambda writer, number, name: f"{kind_prefix(writer, kind)}{_number(number)}-{name.hex()}"
+
+
+# Objects that are named by their SHA-256, and stored as they are: the path of (writer, digest).
+file: Final = _by_digest("files")  # a file of the model (config, tokenizer) or of its base, or the file of problems
+patch: Final = _by_digest("patches")  # a part of a patch
+anchor: Final = _by_digest("anchors")  # a shard of an anchor
+state_shard: Final = _by_digest("states")  # a shard of an outer state
+payload: Final = _by_digest("payloads")  # a contribution's payload, which a worker or a trainer stores
+
+# Signed objects: the path of (writer, window), or of (writer, number).
+revision_copy: Final = _by_number("revisions")  # a revision of the authority, in the space of a trainer or validator
+round_manifest: Final = _by_number("rounds")  # closes an outer round
+contribution: Final = _by_number("contributions")  # a worker's, to an outer round
+commitment: Final = _by_number("commitments")  # a miner's, to its batch of a window
+seal: Final = _by_number("seals")  # a validator's promise of the summary that it will reveal
+witness: Final = _by_number("witnesses")  # the others' seals that a validator saw before it revealed its summary
+summary: Final = _by_number("summaries")  # a validator's, of a window: scores, evaluation, alarms
+report: Final = _by_number("reports")  # a trainer's, on the validators of a window; none if it has nothing to report
+
+# The path of (writer, window or version, digest or key).
+manifest: Final = _by_number_and_name("manifests")  # a signed manifest of a version, by the SHA-256 of its body
+batch: Final = _by_number_and_name("batches")  # a miner's groups of a window, their frames in order, by the SHA-256
+verdict: Final = _by_number_and_name("verdicts")  # a validator's signed verdict on a miner's window
+reaudit: Final = _by_number_and_name("reaudits")  # a verdict on groups of an earlier window, not audited then
 
 
 def content_digest_in(path: str) -> bytes | None:
@@ -149,8 +116,8 @@ def content_digest_in(path: str) -> bytes | None:
     parts = path.split("/")
     if len(parts) != 3 or parts[1] not in _CONTENT_ADDRESSED:
         return None
-    digits = parts[2][-_NAME_DIGITS:]
-    name_length = _NUMBER_DIGITS + 1 + _NAME_DIGITS if parts[1] == batch.name else _NAME_DIGITS
+    digits = parts[2][-_KEY_DIGITS:]
+    name_length = _WINDOW_DIGITS + 1 + _KEY_DIGITS if parts[1] == "batches" else _KEY_DIGITS
     if len(parts[2]) != name_length:
         return None
     try:
@@ -166,8 +133,8 @@ def window_of(path: str) -> int:
     Raises:
         MalformedError: the last part does not begin with a window number.
     """
-    digits = path.rsplit("/", 1)[-1][:_NUMBER_DIGITS]
-    if len(digits) != _NUMBER_DIGITS or not (digits.isascii() and digits.isdigit()):
+    digits = path.rsplit("/", 1)[-1][:_WINDOW_DIGITS]
+    if len(digits) != _WINDOW_DIGITS or not (digits.isascii() and digits.isdigit()):
         raise MalformedError("no window in the path", path[:200])
     return int(digits)
 
@@ -186,9 +153,9 @@ def key_at_end(path: str) -> bytes:
         MalformedError: the path does not end with a key.
     """
     try:
-        key = bytes.fromhex(path[-_NAME_DIGITS:])
+        key = bytes.fromhex(path[-_KEY_DIGITS:])
     except ValueError:
         key = b""
-    if len(key) != _NAME_DIGITS // 2 or path[-_NAME_DIGITS:] != key.hex():
+    if len(key) != _KEY_DIGITS // 2 or path[-_KEY_DIGITS:] != key.hex():
         raise MalformedError("no public key at the end of the path", path[:200])
     return key

@@ -162,8 +162,9 @@ async def delete_old_contributions(node: Node, newest: int) -> None:
     """
     key = node.key.public
     try:
-        for path in [item.path async for item in node.store.list(paths.contributions(key))]:
-            number = path.removeprefix(paths.contributions(key))
+        prefix = paths.kind_prefix(key, "contributions")
+        for path in [item.path async for item in node.store.list(prefix)]:
+            number = path.removeprefix(prefix)
             if not number.isdigit() or int(number) > newest - KEPT_ROUNDS:
                 continue
             try:

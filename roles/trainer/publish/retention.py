@@ -122,8 +122,9 @@ async def delete_unnamed_objects(node: Node, available: Set[str], schedule: Dele
     key = node.key.public
     unnamed: set[str] = set()
     try:
-        for prefix in (paths.manifests(key), paths.patches(key), paths.anchors(key)):
-            unnamed |= {item.path async for item in node.store.list(prefix) if item.path not in available}
+        for kind in ("manifests", "patches", "anchors"):
+            items = node.store.list(paths.kind_prefix(key, kind))
+            unnamed |= {item.path async for item in items if item.path not in available}
         for path in schedule.paths_to_delete(unnamed, trio.current_time()):
             await node.store.delete(path)
     except StoreError as error:
