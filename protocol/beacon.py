@@ -100,9 +100,10 @@ class ChainInfo(Record):
     def round_at(self, moment: float) -> int:
         """Return the newest round that is due at a time (seconds since the Unix epoch); 0 before genesis.
 
-        The time is rounded to whole microseconds, so `round_at(round_time(r)) == r` for every round.
+        The time is rounded to ten microseconds, more than a float's error up to MAX_TIME_MS, so that
+        `round_at(round_time(r)) == r` for every round.
         """
-        elapsed_ms = round(moment * 1_000_000) // 1000 - self.genesis_ms
+        elapsed_ms = round(moment * 100_000) // 100 - self.genesis_ms
         return max(0, elapsed_ms // self.period_ms + 1)
 
     def path(self, round_number: int) -> str:

@@ -18,7 +18,7 @@ MAX_STRING_BYTES: Final = 4 * KIB  # UTF-8 bytes of one string
 MAX_BEACON_BYTES: Final = 4 * KIB  # bytes of one relay's answer, or of one chain's description
 MAX_BEACON_ROUND: Final = (1 << 53) - 1  # largest round number: every JSON reader takes it exactly
 MAX_BEACON_PERIOD_MS: Final = 86_400_000  # milliseconds between two rounds: one day
-MAX_TIME_MS: Final = (1 << 43) - 1  # milliseconds since the epoch: the year 2248; float64 holds its microseconds
+MAX_TIME_MS: Final = (1 << 43) - 1  # milliseconds since the epoch: the year 2248; float64 holds it to two microseconds
 
 # run.py
 MAX_RUN_BYTES: Final = 512 * KIB  # bytes of one run manifest, or of one revision of its authority
