@@ -22,8 +22,7 @@ from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_steps import encode_work
 from tests.learning.groups import group
-from tests.learning.rank_scenarios import SETTINGS, Tensors, assert_equal, groups_of, train
-from tests.learning.ranks import Ranks, run_ranks
+from tests.learning.ranks import SETTINGS, Ranks, Tensors, assert_equal, groups_of, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
