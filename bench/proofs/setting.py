@@ -13,12 +13,12 @@ from torch import Tensor
 
 from bench.proofs import trained_policy
 from bench.proofs.sides import Pair, Side
+from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
 from protocol.rollout.sketch import SketchKind
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
-from tests.support.adversaries.trading_task import UNKNOWN, TradingTask
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 
 GROUP_SIZE: Final = 8

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from bench.proofs import trading_task
 from grailnode.engine import policy as policies
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.sequences import PaddedBatch, pad
-from tests.support.adversaries import trading_task
 from tests.support.adversaries.reinforcement import ReinforcementTask, reinforce
 from tests.support.adversaries.weight_changes import changed_share, keep_layers
 
