@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from protocol.patch.values import bits_of
+
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -41,5 +43,5 @@ def keep_layers(weights: Mapping[str, Tensor], layers: list[int]) -> dict[str, T
 
 def changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
     """Return the share of elements whose bits differ."""
-    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    differing = sum(int((bits_of(old[name]) != bits_of(new[name])).sum()) for name in old)
     return differing / sum(tensor.numel() for tensor in old.values())
