@@ -41,7 +41,6 @@ Tensors = Mapping[str, Tensor]
 
 
 def groups_of(step: int) -> list[VerifiedGroup]:
-    """Return the groups of a step."""
     first = group(f"a{step}", completions=((3, 4, 1), (4, 9, 1)), rewards=(1.0, 0.0))
     second = group(f"b{step}", completions=((7, 7, 5, 8, 1), (12, 13, 4, 1)), rewards=(0.0, 1.0))
     return [first, second]

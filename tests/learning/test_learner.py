@@ -28,7 +28,6 @@ SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=AdamWSettings(lear
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
-    """Return the model of a small policy."""
     directory: Path = tmp_path_factory.mktemp("policy")
     return build(write_policy(directory))
 

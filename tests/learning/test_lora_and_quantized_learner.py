@@ -38,7 +38,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a small policy."""
     return write_policy(tmp_path_factory.mktemp("policy")).directory
 
 

@@ -142,7 +142,6 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(name=st.integers(0, 40), behind=st.integers(0, 5), informative=st.booleans())
     def add(self, name: int, behind: int, informative: bool) -> None:
-        """Add a group."""
         rewards = (1.0, 0.0) if informative else (0.0, 0.0)
         self.buffer.add(group(name, version=max(0, self.version - behind), rewards=rewards))
         self.offers += 1
@@ -159,7 +158,6 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(ahead=st.integers(0, 3))
     def advance(self, ahead: int) -> None:
-        """Advance to a newer version."""
         self.version += ahead
         self.buffer.advance(self.version)
 

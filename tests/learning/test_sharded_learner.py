@@ -31,7 +31,6 @@ from tests.support.simulation.virtual_clock import running
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a small policy."""
     return write_policy(tmp_path_factory.mktemp("policy")).directory
 
 

@@ -20,17 +20,14 @@ CODINGS = [Coding(Kind.DENSE), Coding(Kind.EXACT), Coding(Kind.GRID, fraction=3)
 
 
 def payload(coding: Coding) -> bytes:
-    """Return a contribution of the small weights."""
     return pseudogradient.encode(BASE, updated(BASE, 3e-5), None, coding, DIGEST).payload
 
 
 def decoded(data: bytes, max_norm: float = math.inf) -> np.ndarray:
-    """Return all values of a contribution."""
     return np.concatenate([v for _, v in pseudogradient.decode(data, BASE, DIGEST, max_norm=max_norm)])
 
 
 def with_head(data: bytes, alter: Callable[[Head], Head]) -> bytes:
-    """Return a contribution with another head."""
     head = read_head(data, PARTS)
     return write_head(alter(head)) + data[len(write_head(head)) :]
 

@@ -39,5 +39,4 @@ def updated(base: Weights, rate: float, seed: int = 1) -> Weights:
 
 
 def digest(base: Weights) -> bytes:
-    """Return the digest of weights."""
     return digest_weights(base)

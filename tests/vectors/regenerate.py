@@ -53,7 +53,6 @@ def is_same(stored: Any, generated: Any) -> bool:
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if anything differs")
     if parser.parse_args().check:

@@ -52,7 +52,6 @@ _EVERY_GROUP = 1_000_000  # millionths: the share of a new miner's groups that i
 
 
 def key(name: str) -> SigningKey:
-    """Return the key that belongs to a name."""
     return SigningKey(sha256(name.encode()).digest())
 
 
@@ -63,7 +62,6 @@ class StubPorts:
         """Drop the event."""
 
     def now(self) -> float:
-        """Return 0."""
         return 0.0
 
     async def sleep_until(self, moment: float) -> None:
@@ -232,7 +230,6 @@ class TrialHarness:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How the miner declares to compute."""
         return self.declaration or self.own_arithmetic
 
     def model(self, depth: int | None = None) -> Qwen3:

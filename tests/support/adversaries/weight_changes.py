@@ -24,7 +24,6 @@ def perturb(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> di
 
 
 def count_layers(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of layers."""
     return 1 + max(int(match[1]) for name in weights if (match := _LAYER.match(name)))
 
 

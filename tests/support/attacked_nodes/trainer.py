@@ -58,12 +58,10 @@ class AttackedTrainer:
         self.groups = [self.group(index) for index in range(2)]
 
     def group(self, index: int, **changes: Any) -> Group:
-        """Return a group of the miner."""
         fields = {"run": self.run_id, "window": WINDOW, "version": 0, "miner": MINER.public}
         return samples.group(index, **(fields | changes))
 
     async def deliver(self, groups: Sequence[Group] | None = None, window: int = WINDOW) -> None:
-        """Put the miner's batch and commitment."""
         batch, commitment = assemble(groups or self.groups, "torch-float32")
         await self.store.put(paths.batch(MINER.public, commitment.window, commitment.batch), batch)
         await self.store.put(paths.commitment(MINER.public, window), sign(commitment, MINER))
@@ -97,7 +95,6 @@ class AttackedTrainer:
         return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | changes))
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:
-        """Put the seal of a summary."""
         digest, window = content_digest(summary.to_bytes()), summary.window
         seal = Seal(run=self.run_id, window=window, validator=validator.public, summary=digest)
         await self.store.put(paths.seal(validator.public, window), sign(seal, validator))

@@ -21,6 +21,5 @@ class AcceptingSandbox:
         self._compiles = compiles
 
     def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
-        """Implements Sandbox.attempt without running the program."""
         self.programs.append(solution)
         return ProgramResult(self._compiles, tuple(place < self._passes for place in range(len(tests.tests))))

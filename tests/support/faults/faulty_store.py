@@ -67,7 +67,6 @@ class FaultyStore:
         self._pending_duplicates.clear()
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put, faults aside."""
         fault = await self._start("put", path)
         if fault is not Fault.LOST_WRITE:
             await self._store.put(path, data)
@@ -77,7 +76,6 @@ class FaultyStore:
         await self._finish("put", path, fault)
 
     async def delete(self, path: str) -> None:
-        """Implements ObjectStore.delete, faults aside."""
         fault = await self._start("delete", path)
         if fault is not Fault.LOST_WRITE:
             await self._store.delete(path)
@@ -103,7 +101,6 @@ class FaultyStore:
         return alter_bytes(data, fault, self._rng)[:max_bytes]
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list, faults aside."""
         fault = await self._start("list", prefix)
         await self._finish("list", prefix, fault)
         if fault is None or not fault.name.startswith("LIST_"):

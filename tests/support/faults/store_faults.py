@@ -69,7 +69,6 @@ class PutHistory:
     recent_paths: deque[str] = field(default_factory=lambda: deque(maxlen=8))
 
     def record_put(self, path: str, data: bytes) -> None:
-        """Record a put."""
         if path in self.current_objects:
             self.replaced_objects[path] = self.current_objects[path]
         self.current_objects[path] = data

@@ -225,7 +225,6 @@ async def _run_until_stopped(conditions: NetworkConditions, routes: dict[int, tu
 
 
 def main() -> None:
-    """Run the proxy with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--port", action="append", required=True, metavar="PORT=HOST:PORT", help="port of 127.0.0.1, and target"

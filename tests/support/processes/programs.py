@@ -41,7 +41,6 @@ class Program:
 
     @property
     def session(self) -> int:
-        """The id of its session."""
         return self.process.pid
 
     def kill(self) -> None:

@@ -116,14 +116,12 @@ class Machines:
         (home / "run.toml").write_text(_CONFIG.format(**self._values, name=name, manifest=manifest, beacon=beacon))
 
     def start(self, name: str) -> None:
-        """Start a participant's node."""
         run = str(self.directory / name / "run.toml")
         log = self.directory / f"{name}.terminal"
         node = ("--role", self.roles[name], "--run", run, "--name", name)
         self.programs[name] = Program(*node, log=log, within=self._within(name))
 
     def end(self) -> None:
-        """Kill all processes."""
         for program in self.programs.values():
             program.end()
 

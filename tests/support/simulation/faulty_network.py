@@ -153,7 +153,6 @@ class FaultSchedule:
 
 
 def validator_names(validators: int) -> list[str]:
-    """Return the names of the validators."""
     return [f"validator-{number}" for number in range(validators)]
 
 
@@ -165,7 +164,6 @@ class WrongClock:
         self.error_seconds = 0.0
 
     def now(self) -> float:
-        """Return this clock's seconds since the Unix epoch."""
         return self._true_clock.now() + self.error_seconds
 
     async def sleep_until(self, moment: float) -> None:

@@ -144,7 +144,6 @@ class Simulation:
         return figures | {"sparsity": self.sparsity[-1] if self.sparsity else 1.0}
 
     def serve(self, version: int) -> None:
-        """Make the engine serve a version."""
         with self.costs.of("staging"):
             run_without_waiting(self._engine.stage(version, self._versions[version]))
             run_without_waiting(self._engine.commit())

@@ -86,7 +86,6 @@ class SmallLearner:
         self._steps = 0
 
     def step(self, groups: Sequence[VerifiedGroup]) -> SmallStep:
-        """Take one step."""
         self._steps += 1
         for group in groups:
             generator = torch.Generator().manual_seed(int.from_bytes(group.digest[:7], "little"))
@@ -98,14 +97,12 @@ class SmallLearner:
         return SmallStep(loss(self._weights))
 
     def state(self) -> dict[str, Tensor]:
-        """Return weights and moments."""
         self.ends[self._steps] = dict(self._weights)
         own = {MASTER + name: tensor.clone() for name, tensor in self._weights.items()}
         moments = {f"moment/{name}": tensor.clone() for name, tensor in self._moments.items()}
         return own | moments | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
         self._weights = {name: state[MASTER + name].clone() for name in SHAPES}
         self._moments = {name: state[f"moment/{name}"].clone() for name in SHAPES}
         self._steps = int(state["steps"])
@@ -222,7 +219,6 @@ class OuterTestbed:
         )
 
     async def run_coordinator(self, state: ObjectStore | None = None, store: ObjectStore | None = None) -> None:
-        """Run the coordinator."""
 
         async def check_fence() -> None:
             await trio.lowlevel.checkpoint()
@@ -257,7 +253,6 @@ class OuterTestbed:
     async def run_site(
         self, handle: SiteHandle, state: ObjectStore | None = None, store: ObjectStore | None = None
     ) -> None:
-        """Run a site."""
         node = self.node(handle.log, state or handle.state, handle.key, store)
         handle.learner.start_again()
         handle.site = Site(node, handle.learner, self.site_settings)
@@ -294,12 +289,10 @@ class OuterTestbed:
         return await self.manifests()
 
     async def manifest(self, number: int) -> RoundManifest:
-        """Return the round manifest of a number."""
         node = self.node(Log("reader"), MemoryStore(), key("reader"))
         return (await fetch_record(node, RoundManifest, paths.round_manifest(TRAINER.public, number))).record
 
     async def manifests(self) -> list[RoundManifest]:
-        """Return all round manifests, from number 0 on."""
         result: list[RoundManifest] = []
         while True:
             try:
@@ -313,7 +306,6 @@ class OuterTestbed:
         return await fetch_record(node, RoundContribution, paths.contribution(key(name).public, number))
 
     async def payload(self, item: CountedContribution) -> bytes:
-        """Return the payload of a contribution."""
         return await self.store.get(paths.payload(item.worker, item.payload.digest), 1 << 20)
 
     async def until_round(self, number: int) -> RoundManifest:
@@ -325,7 +317,6 @@ class OuterTestbed:
                 await trio.sleep(0.25)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
         while not condition():
             await trio.sleep(0.25)
 
