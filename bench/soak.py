@@ -127,7 +127,7 @@ def fault_proxy(
         share: share of the requests that get a fault.
         out: file that has the proxy's counts after the block.
     """
-    command = [sys.executable, "-m", "tests.support.faults.stream_fault_proxy", "--share", str(share)]
+    command = [sys.executable, "-m", "bench.fault_proxy", "--share", str(share)]
     for port, server in zip(ports, servers, strict=True):
         command += ["--port", f"{port}={urlsplit(server).netloc}"]
     with out.open("w") as output:

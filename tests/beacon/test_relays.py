@@ -13,8 +13,7 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
 from roles.ports import BeaconError, StoreError
-from tests.support.faults.faulty_store import FaultyStore
-from tests.support.faults.store_faults import Fault, Link
+from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer

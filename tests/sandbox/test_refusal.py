@@ -7,7 +7,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox, seccomp
 from protocol.environments.base import SandboxError
-from tests.support.builders.sandboxes import OWN
+from tests.support.builders.tasks import OWN
 
 FAILING = "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
 # the program behind `--` is the path of the interpreter in the sandbox

@@ -9,8 +9,6 @@ import random
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import numpy as np
-
 from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold, window_surprisal
 from protocol.judging.ledger import LedgerRow, Summary, balances, histories, shares
 from protocol.proof import ProofSpec, Thresholds
@@ -78,13 +76,6 @@ def gain(
     proof = proof_of(thresholds)
     lost = balances(honest, scoring, proof)[_MINER] - balances(cheats, scoring, proof)[_MINER]
     return (saved - lost / plan.groups) / worth
-
-
-def mean_gain(
-    plan: PlannedCheat, rate: float, scoring: ScoringSpec, thresholds: Thresholds, audited: float = 1.0
-) -> float:
-    """Return the mean of `gain` over some seeds."""
-    return float(np.mean([gain(plan, rate, scoring, thresholds, audited, seed) for seed in range(8)]))
 
 
 @dataclass(frozen=True)

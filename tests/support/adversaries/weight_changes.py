@@ -1,4 +1,4 @@
-"""Changes of weights: noise, fewer layers, and the share of changed weights.
+"""Changes of weights: fewer layers, and the share of changed weights.
 
 grailnode/calibration/copies.py reduces the number of bits.
 """
@@ -6,21 +6,11 @@ grailnode/calibration/copies.py reduces the number of bits.
 import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from protocol.patch.values import bits_of
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
-
-
-def perturb(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:
-    """Return the weights, each multiplied by 1 plus normal noise of this standard deviation."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: (tensor * (1 + relative * torch.randn(tensor.shape, generator=generator))).to(tensor.dtype)
-        for name, tensor in weights.items()
-    }
 
 
 def count_layers(weights: Mapping[str, Tensor]) -> int:

@@ -33,7 +33,7 @@ from tests.support.builders.chains import (
 )
 from tests.support.builders.samples import revision
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 ROOTS = tuple(SigningKey(bytes([number]) * 32) for number in (201, 202, 203))
 SECOND, VALIDATOR, STRANGER, SUCCESSOR = (SigningKey(bytes([number]) * 32) for number in (11, 12, 13, 14))

@@ -20,7 +20,7 @@ from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, Windo
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
 STRANGER = SigningKey(bytes([23]) * 32)

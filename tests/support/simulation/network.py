@@ -44,7 +44,7 @@ from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation import small_policy
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 BEGIN = 1_750_000_000.0
 PERIOD_MS = 250

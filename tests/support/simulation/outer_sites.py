@@ -29,8 +29,7 @@ from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.builders.samples import round_rules
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation.network import BEGIN, Log, key
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import running
+from tests.support.simulation.virtual_clock import TrioClock, running
 
 SHAPES = {"embed": (12, 40), "layer.weight": (40, 64), "norm": (40,)}
 ROUND_SECONDS = 5.0  # 20 beacon rounds of 250 ms

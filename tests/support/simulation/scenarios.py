@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.support.faults.store_faults import Fault, Link
+from tests.support.faults.faulty_store import Fault, Link
 from tests.support.simulation.faulty_network import TRAINER, ClockJump, FaultSchedule, LinkCut
 
 _PROCESSES: Final = (*TRAINER, "miner-1", "validator-0")
