@@ -12,6 +12,7 @@ from protocol.limits import MAX_ROUND_GROUPS
 from protocol.outer.round_records import RoundContribution
 from roles.ports import StoreError
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
+from tests.outer.methods import METHODS
 from tests.support.builders.samples import digest, round_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
@@ -23,31 +24,11 @@ from tests.support.simulation.outer_sites import (
 )
 from tests.support.simulation.virtual_clock import running, simulated
 
-RULES = {
-    "dense": round_rules(values="dense", fraction=0, feedback_decay=0.0, local_steps=3, quorum=2),
-    "averaging": round_rules(
-        values="dense", fraction=0, feedback_decay=0.0, momentum=0.0, outer_rate=1.0, local_steps=3, quorum=2
-    ),
-    "exact": round_rules(values="exact", fraction=0, local_steps=3, quorum=2),
-    "grid": round_rules(local_steps=3, quorum=2),
-    "chunked": round_rules(
-        values="chunked",
-        fraction=0,
-        chosen=128,
-        feedback_decay=0.95,
-        frozen_steps=2,
-        momentum=0.0,
-        outer_rate=1.0,
-        local_steps=3,
-        quorum=2,
-    ),
-}
 
-
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", METHODS)
 @simulated
 async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
-    testbed = OuterTestbed(3, RULES[name])
+    testbed = OuterTestbed(3, METHODS[name].model_copy(update={"local_steps": 3, "quorum": 2}))
     manifests = await testbed.run_rounds(8)
     assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
     assert [manifest.version for manifest in manifests] == list(range(len(manifests)))
