@@ -3,7 +3,6 @@
 import hashlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,14 +149,14 @@ def sit(directory: Path, seat: Seat) -> None:
     signal.pause()
 
 
-def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> None:
+async def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> None:
     """Each start has a meeting of its own, so that a late rank of the last start joins nobody."""
     lines: list[str] = []
 
     def seated() -> set[tuple[str, ...]]:
         return {tuple(path.name.split("-")) for path in tmp_path.iterdir()}
 
-    async def scenario() -> None:
+    with trio.fail_after(60):
         async with running(Supervisor(lines.append).keep, [ProcessSpec("ranks", sit, (tmp_path,), 2)]):
             while len(seated()) < 2:
                 await trio.sleep(0.02)
@@ -166,23 +165,13 @@ def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> 
             while len(seated()) < 4:
                 await trio.sleep(0.02)
             second = seated() - first
-        for seats in (first, second):
-            assert {(rank, count) for _, rank, count, _ in seats} == {("0", "2"), ("1", "2")}
-            assert len({meeting for meeting, *_ in seats}) == 1
-        assert {meeting for meeting, *_ in first} != {meeting for meeting, *_ in second}
-        assert not [pid for *_, pid in first | second if Path(f"/proc/{pid}").exists()]
-
-    with_deadline(scenario)
+    for seats in (first, second):
+        assert {(rank, count) for _, rank, count, _ in seats} == {("0", "2"), ("1", "2")}
+        assert len({meeting for meeting, *_ in seats}) == 1
+    assert {meeting for meeting, *_ in first} != {meeting for meeting, *_ in second}
+    assert not [pid for *_, pid in first | second if Path(f"/proc/{pid}").exists()]
     (line,) = lines
     assert line.startswith("ranks ended (killed by SIGKILL); starting it again")
-
-
-def with_deadline(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        with trio.fail_after(60):
-            await scenario()
-
-    trio.run(run)
 
 
 def contributions(local: LocalLearner) -> list[bytes]:
