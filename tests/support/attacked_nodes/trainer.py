@@ -112,9 +112,9 @@ class AttackedTrainer:
         await self.store.put(paths.summary(validator.public, summary.window), sign(summary, validator))
 
     async def publish_records(self, validator: SigningKey, *judgements: Judgement, **changes: Any) -> None:
-        """Put all records of a validator on the window, which accept both groups by default."""
+        """Put all records of a validator on a window, which accept both groups by default."""
         verdict = self.verdict(validator, *judgements, **changes)
-        summary = self.summary(validator, verdict)
+        summary = self.summary(validator, verdict, window=verdict.window)
         await self.seal(validator, summary)
         await self.reveal(validator, summary, verdict)
 
@@ -131,8 +131,8 @@ class AttackedTrainer:
     async def collect(self, until: float | None = None) -> None:
         """Let the trainer collect until a time, by default until the window has closed."""
         collector = await self.open_collector()
-        closing_time = self.run.beacon.round_time(self.run.schedule.verdict(WINDOW)) + 2.0 if until is None else until
-        with trio.move_on_after(closing_time - self.clock.now()):
+        end = closing_time(self) + 2.0 if until is None else until
+        with trio.move_on_after(end - self.clock.now()):
             await collector.run()
 
     async def window_has_closed(self) -> bool:
@@ -169,14 +169,6 @@ class AttackedTrainer:
 def group_with_other_prompt(testbed: AttackedTrainer) -> Group:
     """Return a first group with another prompt than the miner's."""
     return testbed.group(0, prompt=pack_tokens((9, 9)))
-
-
-async def publish_window(testbed: AttackedTrainer, validator: SigningKey, window: int, *judgements: Judgement) -> None:
-    """Publish all of a validator's records on a window; it accepts both groups by default."""
-    verdict = testbed.verdict(validator, *judgements, window=window)
-    summary = testbed.summary(validator, verdict, window=window)
-    await testbed.seal(validator, summary)
-    await testbed.reveal(validator, summary, verdict)
 
 
 async def collected_windows(testbed: AttackedTrainer) -> set[int]:

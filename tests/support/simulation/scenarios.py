@@ -47,12 +47,7 @@ class FaultScenario:
             quorum=1,
             anchor_interval=2,
             keep_patches=4,
-            rates=self.rates,
-            state_rates=self.state_rates,
-            cuts=self.cuts,
-            jumps=self.jumps,
-            beacon_outage=self.beacon_outage,
-            beacon_is_false=self.beacon_is_false,
+            **vars(self),
         )
 
 
