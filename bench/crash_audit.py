@@ -19,7 +19,7 @@ from protocol.rollout.batch import Commitment
 from roles.ports import StoreError
 from roles.trainer.verified_batch import USED, WindowOutcomes
 from tests.support.simulation.damaged_states import data_of_file
-from tests.support.simulation.exclusions import Exclusions
+from tests.support.simulation.trainer_events import Exclusions
 
 _RETAINED_WINDOWS = 900  # a trainer deletes outcomes after 1,000 windows
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from bench.published_formats import FORMATS, Format
 from bench.tables import print_table
+from bench.xet import deduplicated
 from protocol import patch
 from protocol.patch import frames
 from protocol.patch.container import read_header, split_frames
@@ -16,8 +18,6 @@ from protocol.patch.inspection import bound_bits
 from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of
 from tests.support.measuring.memory import peak_extra
-from tests.support.patch_formats import FORMATS, Format
-from tests.support.patch_formats.xet import deduplicated
 
 Weights = dict[str, torch.Tensor]
 

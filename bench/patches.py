@@ -29,6 +29,7 @@ import torch
 
 from bench.checkpoints import TARGETS, find_rate, simulate
 from bench.measures import Update, best_of, measure_all, measure_whole, print_costs
+from bench.published_formats import FORMATS
 from bench.published_run import published_versions, trained_versions
 from bench.tables import print_table
 from protocol import patch
@@ -38,7 +39,6 @@ from protocol.patch.sparse import PIECE_ELEMENTS
 from protocol.patch.values import bits_of
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.measuring.patch_kernels import compile_patch_kernels
-from tests.support.patch_formats import FORMATS
 
 
 def compare(arguments: argparse.Namespace) -> None:

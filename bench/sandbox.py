@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramResult
 from protocol.environments.programming import Programming, program_tests
-from tests.support.builders.sandboxes import OWN
-from tests.support.builders.tasks import CODE
+from tests.support.builders.tasks import CODE, OWN
 
 TRIALS = 100
 

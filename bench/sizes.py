@@ -53,7 +53,7 @@ from roles.trainer.spool import next_version
 from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
 from tests.support.builders.verified_batches import make_group
 from tests.support.measuring.patch_kernels import compile_patch_kernels
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 # vocabulary, width, feed-forward width, layers, heads, key-value heads, width of a head
 SHAPES: Final = {

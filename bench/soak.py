@@ -6,7 +6,7 @@ ends one of the trainer's processes, or a whole node with its supervisor; the be
 init system would. Every --bend seconds a bit of a file of a killed node's state is bent (bench/bent_states.py): the
 node must go on rightly, or end with one line, after which `grailnode repair` repairs it. The second miner and the
 second validator are never killed, so that their memory can be observed over the whole time. The command prints memory,
-descriptors and threads (tests/support/measuring/resources.py), counts of the work done, and all violations of
+descriptors and threads (bench/resources.py), counts of the work done, and all violations of
 invariants (bench/crash_audit.py), and exits with 1 if there are any. The samples stay in DIR/samples.jsonl. It takes
 --minutes and one more, and needs rclone (the `test` extra) on Linux.
 """
@@ -31,12 +31,12 @@ from urllib.parse import urlsplit
 from bench import crash_site
 from bench.bent_states import BentStates
 from bench.crash_audit import find_violations
+from bench.resources import ProcessMonitor, table
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
 from grailnode.run import workspace
 from grailnode.run.recipe import Recipe
 from protocol import paths
-from tests.support.measuring.resources import ProcessMonitor, table
 from tests.support.processes.programs import eventually, members
 from tests.support.processes.separate_buckets import MEETING_BUCKET, Machines, serving_buckets
 from tests.support.simulation import small_policy
@@ -127,7 +127,7 @@ def fault_proxy(
         share: share of the requests that get a fault.
         out: file that has the proxy's counts after the block.
     """
-    command = [sys.executable, "-m", "tests.support.faults.stream_fault_proxy", "--share", str(share)]
+    command = [sys.executable, "-m", "bench.fault_proxy", "--share", str(share)]
     for port, server in zip(ports, servers, strict=True):
         command += ["--port", f"{port}={urlsplit(server).netloc}"]
     with out.open("w") as output:

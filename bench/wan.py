@@ -221,7 +221,7 @@ def open_links(
     proxy = [
         sys.executable,
         "-m",
-        "tests.support.faults.stream_fault_proxy",
+        "bench.fault_proxy",
         "--latency",
         str(latency),
         "--share",

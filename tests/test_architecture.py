@@ -296,7 +296,7 @@ def test_tests_and_benches_share_code_through_support_only(path: Path) -> None:
         ("tests.roles.test_gather", "tests.roles.publisher_testbed", None),
         ("tests.roles.test_gather", "tests.support.builders.chains.Chain", None),
         ("bench.learning", "tests.support.simulation.learning.run", None),
-        ("tests.support.faults.faulty_store", "tests.support.faults.store_faults", None),
+        ("tests.support.faults.faulty_store", "tests.support.faults.faulty_store", None),
     ],
 )
 def test_an_import_that_bypasses_support_has_a_clear_message(importer: str, target: str, error: str | None) -> None:

@@ -22,16 +22,31 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_server import GUARD_PLUGIN, ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Request
 from tests.support.builders.policies import random_weights, write_policy
-from tests.support.servers.plain_vllm import PlainVllm
 
 Way = Callable[[], Awaitable[Any]]
 AnyServer = TypeVar("AnyServer", bound=ChildServer)
+
+
+class PlainVllm(ChildServer):
+    """A server that samples by itself: without our logits processor, worker extension and changes of vLLM."""
+
+    def flags(self, socket: str) -> list[str]:
+        """Return the flags without those that load our code."""
+        words = super().flags(socket)
+        for flag in ("--logits-processors", "--worker-extension-cls"):
+            place = words.index(flag)
+            del words[place : place + 2]
+        return words
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment with the guard of processes alone."""
+        return super().environment() | {"VLLM_PLUGINS": GUARD_PLUGIN}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@
 
 `false-accepts`, `keys`, `dealing` and `speed` take minutes, the other tables up to some hours of one core with the
 settings of docs/benchmarks/proofs.md. All need the `test` extra. Except for `keys`, `dealing` and `false-accepts`, they
-need the policy that `python -m tests.support.adversaries.trained_policy` makes in a quarter of an hour. Their results
+need the policy that `python -m bench.proofs.trained_policy` makes in a quarter of an hour. Their results
 are stored beside that policy, and a table that was interrupted resumes there.
 """
 
@@ -40,7 +40,7 @@ from bench.proofs import (
     withheld,
 )
 from bench.proofs.setting import Setting
-from tests.support.adversaries.trained_policy import CACHE
+from bench.proofs.trained_policy import CACHE
 
 TABLES = (
     "honest", "adversaries", "roc", "sketch", "speed", "bfloat16", "resolution", "keys", "false-accepts", "gain",

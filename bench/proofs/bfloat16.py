@@ -21,13 +21,13 @@ from bench.proofs.roc import format_count, tokens_until_refusal
 from bench.proofs.rounding import Int8CacheQwen3, to_fp8
 from bench.proofs.setting import TEST_SEED, Setting
 from bench.proofs.sides import Pair, Side
+from bench.proofs.trading_task import TradingTask
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.engine.qwen3 import Qwen3Config
 from protocol.environments import Problem
 from protocol.proof import Step, Thresholds
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, Tokens
-from tests.support.adversaries.trading_task import TradingTask
 from tests.support.measuring.pair_measurements import measure
 
 _ORDERS: Final = 20

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.proofs.published_sketches import BucketSketch, Toploc
 from bench.proofs.setting import Setting
+from bench.proofs.sketch_worth import max_misses, worth
+from bench.proofs.trading_task import TradingTask
+from bench.proofs.trained_policy import PARAMS
 from grailnode.calibration.variants import DType, Variant
 from protocol.judging.binomial import rate_bound
 from protocol.rollout import challenge, sketch
 from roles.ports import Request
 from tests.support.adversaries import sketch_predictors
-from tests.support.adversaries.published_sketches import BucketSketch, Toploc
-from tests.support.adversaries.trading_task import TradingTask
-from tests.support.adversaries.trained_policy import PARAMS
-from tests.support.measuring.sketch_worth import max_misses, worth
 
 _CONSTANTS: Final = 40
 _TOLERANCES: Final = 12

@@ -25,13 +25,22 @@ from protocol.judging.evidence import Counts, history_surprisal, surprisal_thres
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sampling
 from roles.ports import Request
-from tests.support.adversaries.weight_changes import changed_share, perturb
+from tests.support.adversaries.weight_changes import changed_share
 from tests.support.builders.proofs import windows_of
 
 _ORDERS = 50
 _WINDOW_TOKENS = 6000  # of the windows of edited tokens, which table (b) has as well
 _SPACINGS = (6_000, 24_000, 100_000, 400_000)
 _MIXED_BITS = ((8, 4), (4, 3), (3, 2))
+
+
+def perturb(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:
+    """Return the weights, each multiplied by 1 plus normal noise of this standard deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (tensor * (1 + relative * torch.randn(tensor.shape, generator=generator))).to(tensor.dtype)
+        for name, tensor in weights.items()
+    }
 
 
 def _mixed_bits(weights: Mapping[str, Tensor], more: int, fewer: int) -> dict[str, Tensor]:

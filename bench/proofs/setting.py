@@ -11,14 +11,14 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bench.proofs import trained_policy
 from bench.proofs.sides import Pair, Side
+from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
 from protocol.rollout.sketch import SketchKind
-from tests.support.adversaries import trained_policy
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
-from tests.support.adversaries.trading_task import UNKNOWN, TradingTask
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 
 GROUP_SIZE: Final = 8

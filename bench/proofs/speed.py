@@ -21,8 +21,9 @@ from roles.policy.prefill import join_forwards
 from roles.policy.sequences import pad
 from roles.ports import Engine
 from roles.validator.judge import Judge
-from tests.support.adversaries.harness import TrialHarness, alter, inline
+from tests.support.adversaries.harness import TrialHarness, alter
 from tests.support.builders.proofs import LENIENT, packaged_thresholds
+from tests.support.simulation.network import inline
 
 _RUNS = 5
 _MIN_TOKENS = 30_000  # tokens in all runs of one figure; there are at least two runs

@@ -6,7 +6,7 @@ group.
 """
 
 from grailnode.run.creation import SCORING
-from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
+from tests.support.adversaries.planned_cheats import bias, free_bias, largest_share, worth
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 
 _GROUPS = (1, 2, 4, 16, 64)

@@ -9,7 +9,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.rollout.sampling import SamplingParams
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
-from tests.support.adversaries.trained_policy import Recipe, ReinforcementTask, reinforce
+from tests.support.adversaries.reinforcement import ReinforcementTask, reinforce
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 
 VERSIONS = 3
@@ -21,14 +21,14 @@ def harness() -> TrialHarness:
     """Return a harness over `addition`, whose policy has been reinforced for a few versions."""
     torch.set_num_threads(1)
     policy, start = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    params = SamplingParams(1.0, MAX_TOKENS, policy.stops)
     task = ReinforcementTask(
-        environments.get("addition"), policy.tokenizer, SamplingParams(1.0, MAX_TOKENS, policy.stops)
+        environments.get("addition"), policy.tokenizer, params, groups=8, group_size=8, learning_rate=7e-6
     )
-    recipe = Recipe(versions=VERSIONS, groups=8, reinforcement_rate=7e-6)
     versions = [start]
 
     async def learn() -> None:
-        async for _, weights in reinforce(build(policy), start, task, recipe, seed=0):
+        async for _, weights in reinforce(build(policy), start, task, VERSIONS, seed=0):
             versions.append(weights)
 
     trio.run(learn)

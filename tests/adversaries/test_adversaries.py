@@ -15,7 +15,7 @@ from protocol.rollout.filters import Filters
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
 from tests.support.builders.proofs import packaged_thresholds, with_thresholds
-from tests.support.builders.seeds import seeds
+from tests.support.builders.samples import seeds
 
 WINDOWS = range(2)
 DETECTABLE = [adversary for adversary in ADVERSARIES.values() if not adversary.within_noise]

@@ -1,7 +1,5 @@
 """Miners that compute honestly and cheat with storage, in a whole network: none of their work counts."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from grailnode.node.wiring import run_miner
@@ -11,15 +9,16 @@ from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment
 from roles.miner.miner_settings import MinerSettings
-from roles.ports import ObjectInfo, ObjectStore
+from roles.ports import ObjectStore
 from tests.support.builders.recipes import demo_rules
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 
-class HonestStore:
-    """Changes nothing.
+class HonestStore(DecoratedStore):
+    """A store that changes what its miner puts; this one changes nothing.
 
     Args:
         store: the shared store.
@@ -28,31 +27,25 @@ class HonestStore:
     """
 
     def __init__(self, store: ObjectStore, key: SigningKey, neighbour: bytes) -> None:
-        self.store = store
+        super().__init__(store)
         self.key = key
         self.neighbour = neighbour
         self.own_puts: dict[str, bytes] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put for the miner itself; `put_for_others` decides what the others see."""
+        """Put for the miner itself; `put_for_others` decides what the others see."""
         self.own_puts[path] = data
         await self.put_for_others(path, data)
 
     async def put_for_others(self, path: str, data: bytes) -> None:
         """Put what the other participants see."""
-        await self.store.put(path, data)
+        await self.inner.put(path, data)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get; the miner reads its own puts unchanged."""
+        """Return an object; the miner reads its own puts unchanged."""
         if path in self.own_puts:
             return self.own_puts[path][offset:][: size if size is not None else max_bytes]
-        return await self.store.get(path, max_bytes, offset=offset, size=size)
-
-    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self.store.list(prefix, after=after)
-
-    async def delete(self, path: str) -> None:
-        await self.store.delete(path)
+        return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
     def open_commitment(self, path: str, data: bytes) -> Commitment | None:
         """Return the commitment in a put, or None for another object."""
@@ -69,11 +62,11 @@ class LateStore(HonestStore):
     async def put_for_others(self, path: str, data: bytes) -> None:
         """Put the previous commitment in place of this one."""
         if self.open_commitment(path, data) is None:
-            return await self.store.put(path, data)
+            await self.inner.put(path, data)
+            return
         if self.pending_put is not None:
-            await self.store.put(*self.pending_put)
+            await self.inner.put(*self.pending_put)
         self.pending_put = path, data
-        return None
 
 
 class OverQuotaStore(HonestStore):
@@ -84,7 +77,7 @@ class OverQuotaStore(HonestStore):
         commitment = self.open_commitment(path, data)
         if commitment is not None:
             data = sign(commitment.model_copy(update={"groups": commitment.groups * 4}), self.key)
-        await self.store.put(path, data)
+        await self.inner.put(path, data)
 
 
 class ForeignKeyStore(HonestStore):
@@ -93,11 +86,9 @@ class ForeignKeyStore(HonestStore):
     async def put_for_others(self, path: str, data: bytes) -> None:
         """Put a commitment that names the neighbour at the miner's own path."""
         commitment = self.open_commitment(path, data)
-        if commitment is None:
-            return await self.store.put(path, data)
-        false_commitment = sign(commitment.model_copy(update={"miner": self.neighbour}), self.key)
-        await self.store.put(path, false_commitment)
-        return None
+        if commitment is not None:
+            data = sign(commitment.model_copy(update={"miner": self.neighbour}), self.key)
+        await self.inner.put(path, data)
 
 
 class SwappingStore(HonestStore):
@@ -105,11 +96,11 @@ class SwappingStore(HonestStore):
 
     async def put_for_others(self, path: str, data: bytes) -> None:
         """Put other bytes at the path of the batch after the commitment."""
-        await self.store.put(path, data)
+        await self.inner.put(path, data)
         commitment = self.open_commitment(path, data)
         if commitment is not None:
             batch_path = paths.batch(self.key.public, commitment.window, commitment.batch)
-            await self.store.put(batch_path, bytes(reversed(await self.store.get(batch_path, limits.MAX_BATCH_BYTES))))
+            await self.inner.put(batch_path, bytes(reversed(await self.inner.get(batch_path, limits.MAX_BATCH_BYTES))))
 
 
 class LateSwappingStore(HonestStore):
@@ -117,18 +108,18 @@ class LateSwappingStore(HonestStore):
 
     async def put(self, path: str, data: bytes) -> None:
         """Put other bytes at the path of the batch after a verdict on the miner."""
-        await self.store.put(path, data)
+        await self.inner.put(path, data)
         if "/verdicts/" in f"/{path}" and self.key.public.hex() in path:
             window = paths.window_of(path)
             commitment = open_signed(
-                await self.store.get(paths.commitment(self.key.public, window), limits.MAX_COMMITMENT_BYTES),
+                await self.inner.get(paths.commitment(self.key.public, window), limits.MAX_COMMITMENT_BYTES),
                 Commitment,
                 [self.key.public],
             ).record
             batch_path = paths.batch(self.key.public, window, commitment.batch)
-            other = bytes(reversed(await self.store.get(batch_path, limits.MAX_BATCH_BYTES)))
+            other = bytes(reversed(await self.inner.get(batch_path, limits.MAX_BATCH_BYTES)))
             assert content_digest(other) != commitment.batch
-            await self.store.put(batch_path, other)
+            await self.inner.put(batch_path, other)
 
 
 RULES = demo_rules(groups=4, group_size=8)

@@ -19,13 +19,14 @@ from roles.miner.produce import HonestProducer
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, decide
 from roles.trainer.verified_batch import USED
 from roles.validator.window_cases import Pledge, read_window_cases
-from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome, inline
+from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer
 from tests.support.attacked_nodes.validator import HOUR_MS, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import judgement, row, summary, thresholds, verdict
+from tests.support.simulation.network import inline
 from tests.support.simulation.virtual_clock import simulated
 
 NARROW = thresholds(margin_rate=1e-4, sketch_rate=1e-4)

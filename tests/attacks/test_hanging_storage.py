@@ -32,7 +32,6 @@ from tests.support.attacked_nodes.trainer import (
     SilentStore,
     closing_time,
     collected_windows,
-    publish_window,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
@@ -181,8 +180,8 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
         await trio.sleep(5.2)  # by now the collector has tried each of them once
         assert await collected_windows(testbed) == set()
         for validator in (FIRST, SECOND):
-            await publish_window(
-                testbed, validator, WINDOW + 1, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH)
+            await testbed.publish_records(
+                validator, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH), window=WINDOW + 1
             )
         await trio.sleep(0.7)
         assert await collected_windows(testbed) == {WINDOW + 1}
@@ -216,8 +215,8 @@ async def test_a_report_that_storage_refuses_delays_nothing():
     await testbed.publish_records(SECOND)
     async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(testbed.run.opening_time(later) + 1)
-        await publish_window(testbed, FIRST, later)
-        await publish_window(testbed, SECOND, later)
+        await testbed.publish_records(FIRST, window=later)
+        await testbed.publish_records(SECOND, window=later)
         await testbed.clock.sleep_until(closing_time(testbed, later) + 5)
         assert await collected_windows(testbed) == {WINDOW, later}
         store.full = False

@@ -11,8 +11,15 @@ from protocol.judging.ledger import LedgerRow, Summary, histories
 from roles.trainer.collect.quorum import BELOW_DEPOSIT, decide
 from roles.trainer.verified_batch import USED
 from tests.support.adversaries.harness import alter
-from tests.support.adversaries.planned_cheats import PLANS, PlannedCheat, gain
-from tests.support.adversaries.withheld_keys import bias, free_bias, largest_share, worth
+from tests.support.adversaries.planned_cheats import (
+    PLANS,
+    PlannedCheat,
+    bias,
+    free_bias,
+    gain,
+    largest_share,
+    worth,
+)
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of

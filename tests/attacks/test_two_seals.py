@@ -22,8 +22,8 @@ from roles.validator.reveal import Revealer
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer, SilentStore
 from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
-from tests.support.simulation.exclusions import Exclusions
 from tests.support.simulation.network import Log
+from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import simulated
 
 SEALED_TWICE = "sealed twice"

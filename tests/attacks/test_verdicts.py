@@ -24,7 +24,7 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
-from tests.support.simulation.exclusions import Exclusions
+from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import running, simulated
 
 ALL_USED = {"used"}

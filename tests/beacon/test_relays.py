@@ -13,13 +13,12 @@ from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
 from roles.ports import BeaconError, StoreError
-from tests.support.faults.faulty_store import FaultyStore
-from tests.support.faults.store_faults import Fault, Link
+from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import running
+from tests.support.simulation.virtual_clock import TrioClock, running
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000
@@ -27,19 +26,10 @@ CHAIN = KEY.chain(250, EPOCH * 1000)
 TRUTH = [open_round(CHAIN, number, KEY.answer(number)) for number in range(1, 12)]
 
 
-class MockTime:
-    """Implements the Clock port on trio's clock, which jumps in tests. Round 1 is due when it starts."""
-
-    def now(self) -> float:
-        return EPOCH + trio.current_time()
-
-    async def sleep_until(self, moment: float) -> None:
-        await trio.sleep_until(moment - EPOCH)
-
-
 @pytest.fixture
-def clock() -> MockTime:
-    return MockTime()
+async def clock() -> TrioClock:
+    """Return trio's clock, which jumps in tests. Round 1 is due when it starts."""
+    return TrioClock(EPOCH)
 
 
 @pytest.fixture
@@ -117,9 +107,9 @@ class TestRelays:
         await memory.delete(CHAIN.path(1))
         assert await beacon.randomness(1) == TRUTH[0]
 
-    def test_a_beacon_needs_a_relay(self):
+    async def test_a_beacon_needs_a_relay(self, clock):
         with pytest.raises(ValueError, match="at least one relay"):
-            RelayBeacon([], CHAIN, MockTime())
+            RelayBeacon([], CHAIN, clock)
 
     async def test_a_static_file_server_is_a_relay(self, nursery):
         server = FileServer()
@@ -127,10 +117,10 @@ class TestRelays:
         url = await nursery.start(serve, server.answer)
         async with open_client() as client:
             relays = [Relay("file server", HttpsStore(url, client, plain_http=True))]
-            assert await RelayBeacon(relays, CHAIN, LateClock()).randomness(4) == TRUTH[3]
+            assert await RelayBeacon(relays, CHAIN, LateClock(EPOCH)).randomness(4) == TRUTH[3]
 
 
-class LateClock(MockTime):
+class LateClock(TrioClock):
     """A clock for which every round is due."""
 
     async def sleep_until(self, moment: float) -> None:
@@ -182,9 +172,9 @@ class TestPublishing:
         assert order == [9, 8, 7, 6]
         assert sorted(await paths(store, "")) == [CHAIN.path(number) for number in (4, 5, 6, 7, 8, 9)]
 
-    async def test_nothing_is_published_before_genesis(self, autojump_clock, memory, nursery):
+    async def test_nothing_is_published_before_genesis(self, autojump_clock, clock, memory, nursery):
         chain = KEY.chain(250, (EPOCH + 10) * 1000)
-        nursery.start_soon(lambda: publish_rounds(KEY, chain, memory, MockTime(), keep=4))
+        nursery.start_soon(lambda: publish_rounds(KEY, chain, memory, clock, keep=4))
         await trio.sleep(9.9)
         assert await paths(memory, "") == []
         await trio.sleep(0.2)

@@ -36,8 +36,7 @@ from protocol import environments
 from protocol.digest import Weights
 from protocol.lora import DOWN, PREFIX, UP
 from protocol.proof import Arithmetic
-from tests.support.builders.phrase_policies import write_speaking_policy
-from tests.support.builders.policies import PARAMS, requests_of_many_lengths
+from tests.support.builders.policies import PARAMS, requests_of_many_lengths, write_speaking_policy
 from tests.support.builders.proofs import FLOAT32
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.builders.tasks import MATH

@@ -14,7 +14,7 @@ from grailnode.run.creation import open_run
 from grailnode.run.recipe import Recipe
 from protocol.environments import dataset
 from roles.policy.assignment import encode_prompt
-from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import MATH
 from tests.support.processes.command_line import run_command

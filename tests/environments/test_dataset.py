@@ -52,6 +52,11 @@ def test_empty_lines_and_repeated_problems_are_ignored_and_lines_keep_their_numb
         (b'{"question": "a", "answer": "4"}', "line 43: no '####' in 'answer'"),
         (b'{"question": "a", "answer": "#### "}', "line 43: no final answer"),
         (b'{"question": "\\ud800", "answer": "#### 4"}', "line 43: 'question' holds a lone surrogate"),
+        (b"[" * 100_000, "line 43: JSON nested deeper than 32"),
+        (b'{"question": 1}', "line 43: 'question' is no text"),
+        (b'{"problem": "a", "solution": "5"}', "line 43: no final answer"),
+        (b'{"problem": "\\ud800", "answer": "5"}', "line 43: 'problem' holds a lone surrogate"),
+        (b'{"problem": "' + b"a" * 300_000 + b'"}', "line 43: 300015 bytes, more than 262144"),
     ],
 )
 def test_an_invalid_line_is_refused_with_its_number(tail: bytes, message: str) -> None:

@@ -125,34 +125,6 @@ def test_the_solutions_of_the_data_file_earn_the_full_reward() -> None:
         assert ENVIRONMENT.reward(problem, f"<think>x</think><solution>{gold}</solution>") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        (b"[]", "line 2: no JSON object"),
-        (b"{", "line 2: not JSON in UTF-8"),
-        (b"\xff", "line 2: not JSON in UTF-8"),
-        (b"[" * 100_000, "line 2: JSON nested deeper than 32"),
-        (b"{}", "line 2: no 'question'"),
-        (b'{"question": 1}', "line 2: 'question' is no text"),
-        (b'{"question": "a", "answer": "5"}', "line 2: no '####' in 'answer'"),
-        (b'{"problem": "a", "solution": "5"}', "line 2: no final answer"),
-        (b'{"problem": "\\ud800", "answer": "5"}', "line 2: 'problem' holds a lone surrogate"),
-        (b'{"problem": "' + b"a" * 300_000 + b'"}', "line 2: 300015 bytes, more than 262144"),
-    ],
-)
-def test_an_invalid_line_is_refused_with_its_number(line: bytes, what: str) -> None:
-    with pytest.raises(MalformedError) as error_info:
-        Mathematics(MATH.splitlines()[0] + b"\n" + line)
-    assert str(error_info.value) == what
-
-
-def test_both_sets_need_a_problem() -> None:
-    with pytest.raises(MalformedError, match="no held-out problem among 1"):
-        Mathematics(MATH.splitlines()[0])
-    with pytest.raises(MalformedError, match="no training problem among 0"):
-        Mathematics(b"")
-
-
 @given(st.binary())
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):

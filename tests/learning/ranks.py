@@ -1,15 +1,18 @@
-"""Ranks of a trainer as processes of a test: rank 0 runs a scenario, the others follow it."""
+"""Steps that are taken on one rank and on several, to be compared; and ranks as processes of a test, of which rank 0
+runs a scenario and the others follow it.
+"""
 
 import multiprocessing
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
@@ -19,10 +22,55 @@ from grailnode.node.rank_processes import join_ranks
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.sharded.rank_learner import RankLearner
 from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow_reads, follow_steps
+from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.verified_batch import VerifiedGroup
+from tests.learning.groups import group
 from tests.support.builders.policies import random_weights
 from tests.support.processes.programs import PATIENCE
+
+SETTINGS = LearnerSettings(
+    max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5, warmup_steps=0)
+)
+"""With these a step of 4 rollouts has two passes, and gradients are clipped."""
+
+Tensors = Mapping[str, Tensor]
+
+
+def groups_of(step: int) -> list[VerifiedGroup]:
+    first = group(f"a{step}", completions=((3, 4, 1), (4, 9, 1)), rewards=(1.0, 0.0))
+    second = group(f"b{step}", completions=((7, 7, 5, 8, 1), (12, 13, 4, 1)), rewards=(0.0, 1.0))
+    return [first, second]
+
+
+def read(source: TensorSource) -> dict[str, Tensor]:
+    """Return copies of all tensors of a source."""
+    return {name: source.read([name])[name].clone() for name in sorted(source.sizes)}
+
+
+def train(learner: PolicyLearner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
+    """Take steps from a state, or from the start; return the view after each, and the last state."""
+    if state is not None:
+        for name, tensor in state.items():
+            learner.restore({name: tensor}, first)
+    views: list[Tensors] = []
+    for step in range(first, last):
+        learner.update(learner.gradients(groups_of(step)))
+        views.append(read(learner.view_source()))
+    return views, read(learner.state_source())
+
+
+def assert_equal(one: Tensors, other: Tensors) -> None:
+    """Compare tensors by name, bit for bit."""
+    assert one.keys() == other.keys()
+    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
+
+
+# Ranks as processes
+
 
 Scenario = Callable[..., Any]
 """What rank 0 does with its learner and some arguments; a module-level function."""

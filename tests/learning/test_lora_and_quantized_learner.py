@@ -26,8 +26,7 @@ from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
-from tests.learning.rank_scenarios import SETTINGS, assert_equal, groups_of, read, train
-from tests.learning.ranks import run_ranks
+from tests.learning.ranks import SETTINGS, assert_equal, groups_of, read, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.simulation.learning import Setup, Simulation
 from tests.support.simulation.virtual_clock import simulated
@@ -39,7 +38,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a small policy."""
     return write_policy(tmp_path_factory.mktemp("policy")).directory
 
 

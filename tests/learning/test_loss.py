@@ -28,6 +28,12 @@ CLIP = LossSettings()
 MAX_TOKENS = 8
 
 
+def _gradient(value: Tensor, log_probs: Tensor) -> Tensor:
+    value.backward()  # type: ignore[no-untyped-call]
+    assert log_probs.grad is not None
+    return log_probs.grad
+
+
 class TestAdvantages:
     """Equation 25."""
 
@@ -79,9 +85,7 @@ class TestClippedRatio:
         log_probs = (behaviour + math.log(ratio)).requires_grad_()
         result = token_ratio(log_probs, behaviour, torch.tensor([advantage]), torch.zeros(1, dtype=torch.int64), CLIP)
         assert float(result.values.detach()) == pytest.approx(value, rel=1e-5)
-        result.values.sum().backward()  # type: ignore[no-untyped-call]
-        assert log_probs.grad is not None
-        assert float(log_probs.grad) == pytest.approx(slope, rel=1e-5)
+        assert float(_gradient(result.values.sum(), log_probs)) == pytest.approx(slope, rel=1e-5)
         assert int(result.clipped.sum()) == (1 if slope == 0.0 and advantage else 0)
 
     def test_without_truncation_a_bad_token_that_became_likely_counts_in_full(self) -> None:
@@ -121,7 +125,9 @@ def _completions() -> st.SearchStrategy[list[Completion]]:
     )
 
 
-def _loss(step: Sequence[Completion], settings: LossSettings) -> tuple[PolicyLoss, Tensor]:
+def _loss(
+    step: Sequence[Completion], settings: LossSettings, weights: Sequence[float] | None = None
+) -> tuple[PolicyLoss, Tensor]:
     """Return the loss of a step in one batch, and the leaf tensor float32 [N] of the log-probabilities."""
     lengths = [len(completion.new) for completion in step]
     rows = torch.arange(len(step)).repeat_interleave(torch.tensor(lengths))
@@ -131,7 +137,7 @@ def _loss(step: Sequence[Completion], settings: LossSettings) -> tuple[PolicyLos
         torch.tensor([value for completion in step for value in completion.old]),
         torch.tensor([completion.advantage for completion in step])[rows],
         rows,
-        torch.tensor(token_weights(settings, lengths, MAX_TOKENS))[rows],
+        torch.tensor(weights or token_weights(settings, lengths, MAX_TOKENS))[rows],
         settings,
         torch.tensor([value for completion in step for value in completion.reference]),
     )
@@ -213,20 +219,17 @@ class TestEveryLoss:
     @given(step=_completions())
     def test_without_advantages_there_is_no_gradient(self, name: LossName, step: list[Completion]) -> None:
         loss, log_probs = _loss([replace(one, advantage=0.0) for one in step], LossSettings(loss=name))
-        loss.value.backward()  # type: ignore[no-untyped-call]
-        assert log_probs.grad is not None
-        assert not log_probs.grad.any()
+        assert not _gradient(loss.value, log_probs).any()
 
     @given(step=_completions())
     def test_on_the_sampling_policy_nothing_is_clipped(self, name: LossName, step: list[Completion]) -> None:
         """Every ratio is 1, so the gradient of each token is that of policy gradient: -w A."""
         settings = LossSettings(loss=name)
         loss, log_probs = _loss([replace(one, old=one.new) for one in step], settings)
-        loss.value.backward()  # type: ignore[no-untyped-call]
         weights = token_weights(settings, [len(one.new) for one in step], MAX_TOKENS)
         expected = [-w * one.advantage for w, one in zip(weights, step, strict=True) for _ in one.new]
         assert loss.clipped_tokens == 0
-        torch.testing.assert_close(log_probs.grad, torch.tensor(expected), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(_gradient(loss.value, log_probs), torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("advantage", [1.0, -1.0])
     @pytest.mark.parametrize("truncation", [3.0, math.inf])
@@ -235,9 +238,7 @@ class TestEveryLoss:
     ) -> None:
         settings = LossSettings(loss=name, truncation=truncation)
         loss, log_probs = _loss([Completion((-0.5,), (-1000.0,), (-0.5,), advantage)], settings)
-        loss.value.backward()  # type: ignore[no-untyped-call]
-        assert log_probs.grad is not None
-        assert bool(log_probs.grad.isfinite().all())
+        assert bool(_gradient(loss.value, log_probs).isfinite().all())
         assert loss.clipped_tokens == 1
 
     @given(step=_completions(), cut=st.integers(1, 5))
@@ -245,20 +246,13 @@ class TestEveryLoss:
         """The gradient of a step does not depend on how its completions are divided into passes."""
         settings = LossSettings(loss=name)
         loss, log_probs = _loss(step, settings)
-        loss.value.backward()  # type: ignore[no-untyped-call]
         whole_weights = token_weights(settings, [len(one.new) for one in step], MAX_TOKENS)
         parts = []
         for part, weights in ((step[:cut], whole_weights[:cut]), (step[cut:], whole_weights[cut:])):
             if part:
-                rows = torch.arange(len(part)).repeat_interleave(torch.tensor([len(one.new) for one in part]))
-                new = torch.tensor([value for one in part for value in one.new], requires_grad=True)
-                old = torch.tensor([value for one in part for value in one.old])
-                advantage = torch.tensor([one.advantage for one in part])[rows]
-                result = policy_loss(new, old, advantage, rows, torch.tensor(weights)[rows], settings)
-                result.value.backward()  # type: ignore[no-untyped-call]
-                assert new.grad is not None
-                parts.append(new.grad)
-        torch.testing.assert_close(log_probs.grad, torch.cat(parts))
+                result, new = _loss(part, settings, weights)
+                parts.append(_gradient(result.value, new))
+        torch.testing.assert_close(_gradient(loss.value, log_probs), torch.cat(parts))
 
 
 class TestClipBoundaries:
@@ -272,16 +266,12 @@ class TestClipBoundaries:
         bound = math.log(1 + CLIP.clip_high) if advantage > 0 else math.log(1 - CLIP.clip_low)
         new = -2.0 + bound + math.copysign(distance, -advantage if inside else advantage)
         loss, log_probs = _loss([Completion((new,), (-2.0,), (-2.0,), advantage)], LossSettings(loss=name))
-        loss.value.backward()  # type: ignore[no-untyped-call]
-        assert log_probs.grad is not None
-        assert bool(log_probs.grad.any()) == inside
+        assert bool(_gradient(loss.value, log_probs).any()) == inside
         assert loss.clipped_tokens == (0 if inside else 1)
 
     def test_cispo_bounds_the_weight_and_keeps_the_gradient(self) -> None:
         loss, log_probs = _loss([Completion((-1.0,), (-2.0,), (-2.0,), 1.0)], LossSettings(loss="cispo"))
-        loss.value.backward()  # type: ignore[no-untyped-call]
-        assert log_probs.grad is not None
-        assert float(log_probs.grad) == pytest.approx(-(1 + CLIP.clip_high))
+        assert float(_gradient(loss.value, log_probs)) == pytest.approx(-(1 + CLIP.clip_high))
         assert loss.clipped_tokens == 1
 
 

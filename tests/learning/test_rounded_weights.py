@@ -162,12 +162,7 @@ def take_steps(model: CausalModel) -> int:
 
 
 @pytest.mark.slow
-def test_training_takes_few_bytes_for_each_weight() -> None:
+@pytest.mark.parametrize(("family", "most"), [("own", MOST_BYTES), ("transformers", MOST_UNTIED_BYTES)])
+def test_training_takes_few_bytes_for_each_weight(tmp_path: Path, family: str, most: float) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(measure_steps, (None,)) <= MOST_BYTES
-
-
-@pytest.mark.slow
-def test_training_a_model_of_transformers_never_has_its_tables_rounded_as_a_whole(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(measure_steps, (tmp_path,)) <= MOST_UNTIED_BYTES
+        assert pool.apply(measure_steps, (None if family == "own" else tmp_path,)) <= most

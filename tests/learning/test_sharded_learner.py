@@ -3,7 +3,6 @@
 import hashlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_steps import encode_work
 from tests.learning.groups import group
-from tests.learning.rank_scenarios import SETTINGS, Tensors, assert_equal, groups_of, train
-from tests.learning.ranks import Ranks, run_ranks
+from tests.learning.ranks import SETTINGS, Ranks, Tensors, assert_equal, groups_of, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
@@ -32,7 +30,6 @@ from tests.support.simulation.virtual_clock import running
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a small policy."""
     return write_policy(tmp_path_factory.mktemp("policy")).directory
 
 
@@ -152,14 +149,14 @@ def sit(directory: Path, seat: Seat) -> None:
     signal.pause()
 
 
-def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> None:
+async def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> None:
     """Each start has a meeting of its own, so that a late rank of the last start joins nobody."""
     lines: list[str] = []
 
     def seated() -> set[tuple[str, ...]]:
         return {tuple(path.name.split("-")) for path in tmp_path.iterdir()}
 
-    async def scenario() -> None:
+    with trio.fail_after(60):
         async with running(Supervisor(lines.append).keep, [ProcessSpec("ranks", sit, (tmp_path,), 2)]):
             while len(seated()) < 2:
                 await trio.sleep(0.02)
@@ -168,23 +165,13 @@ def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Path) -> 
             while len(seated()) < 4:
                 await trio.sleep(0.02)
             second = seated() - first
-        for seats in (first, second):
-            assert {(rank, count) for _, rank, count, _ in seats} == {("0", "2"), ("1", "2")}
-            assert len({meeting for meeting, *_ in seats}) == 1
-        assert {meeting for meeting, *_ in first} != {meeting for meeting, *_ in second}
-        assert not [pid for *_, pid in first | second if Path(f"/proc/{pid}").exists()]
-
-    with_deadline(scenario)
+    for seats in (first, second):
+        assert {(rank, count) for _, rank, count, _ in seats} == {("0", "2"), ("1", "2")}
+        assert len({meeting for meeting, *_ in seats}) == 1
+    assert {meeting for meeting, *_ in first} != {meeting for meeting, *_ in second}
+    assert not [pid for *_, pid in first | second if Path(f"/proc/{pid}").exists()]
     (line,) = lines
     assert line.startswith("ranks ended (killed by SIGKILL); starting it again")
-
-
-def with_deadline(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        with trio.fail_after(60):
-            await scenario()
-
-    trio.run(run)
 
 
 def contributions(local: LocalLearner) -> list[bytes]:

@@ -143,11 +143,8 @@ async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     settings = TrainingSettings(groups_per_step=2, steps_per_version=2, training_steps=3)
 
     async def train(learner: Learner) -> None:
-        buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
-        for letter in "ab":
-            buffer.add(group(letter))
         with trio.move_on_after(20):
-            await Training(node, learner, buffer, lambda: network.weights, settings).run()
+            await Training(node, learner, buffer_of("ab"), lambda: network.weights, settings).run()
 
     learner = Learner(network.compute.model, network.weights, SETTINGS)
     await train(learner)

@@ -30,6 +30,7 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
+from tests.support.builders import samples
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import run_nodes, summaries
@@ -79,20 +80,11 @@ class LyingValidator(Validator):
             group = open_group(await self._medium.store.get(path, size, offset=offset, size=size), commitment, index)
             tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
             judgements.append(
-                Judgement(
-                    index=index,
+                samples.judgement(
+                    index,
                     digest=commitment.groups[index][0],
-                    reason="",
                     tokens=tokens,
                     positions=tokens,
-                    sketch_misses=0,
-                    sketch_median=0.0,
-                    margin_misses=0,
-                    sketch_points=0,
-                    margin_points=0,
-                    far_rollouts=0,
-                    worst_margin=0.0,
-                    surprisal=0.0,
                     rewards=tuple(rollout.reward for rollout in group.rollouts),
                     logprobs=bytes(4 * tokens),
                 )

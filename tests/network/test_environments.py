@@ -25,9 +25,9 @@ from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
 from roles.ports import StoreError
-from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
-from tests.support.builders.sandboxes import OWN
+from tests.support.builders.tasks import OWN
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
 from tests.support.simulation.virtual_clock import simulate, simulated

@@ -18,8 +18,7 @@ from roles.trainer.verified_batch import WindowOutcomes
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import BEGIN, Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, verdicts
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import TrioClock, running, simulated
 
 
 class FlakyStore(UnreachableStore):

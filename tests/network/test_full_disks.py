@@ -13,7 +13,7 @@ from tests.support.faults.full_disk import DiskFill
 from tests.support.simulation.faulty_network import CHECKER, TRAINER, FaultSchedule, FaultyNetwork
 from tests.support.simulation.invariants import violations
 from tests.support.simulation.network import key
-from tests.support.simulation.seeded_scheduling import run_seeded
+from tests.support.simulation.virtual_clock import run_seeded
 
 PROCESSES = (*TRAINER, "validator-0", "miner-1")
 WINDOWS = 10

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from tests.support.simulation.scenarios import SCENARIOS
-from tests.support.simulation.seeded_scheduling import run_seeded
 from tests.support.simulation.sweep import SeedOutcome, run_schedule, run_seed, silence_beacon_log, sweep
+from tests.support.simulation.virtual_clock import run_seeded
 
 REGRESSIONS = (485, 641, 847, 922, 1782, 1839)
 """Seeds that showed errors: miners that missed a window, or whose first pledge took too long, and did not pledge again;

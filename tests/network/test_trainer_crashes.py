@@ -23,9 +23,8 @@ from tests.support.simulation import small_policy
 from tests.support.simulation.faulty_network import RULES as OPERATION_CHOICES
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.recording_store import RecordingStore
-from tests.support.simulation.seeded_scheduling import run_seeded
-from tests.support.simulation.trained_groups import trained_groups
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.trainer_events import trained_groups
+from tests.support.simulation.virtual_clock import run_seeded, running, simulated
 
 RULES = demo_rules(groups=4, group_size=8)
 

@@ -21,13 +21,11 @@ from tests.support.simulation.virtual_clock import running, simulated
 @simulated
 async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> None:
     testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]) as nursery:
         await testbed.until_round(6)
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         await testbed.until_round(9)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     manifest = await testbed.manifest(9)
     assert len(manifest.counted) == 3
     assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
@@ -53,15 +51,13 @@ async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
 @simulated
 async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
     testbed = OuterTestbed(3, state_interval=2)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]) as nursery:
         async with running(testbed.run_site, testbed.handles["site-2"]):
             await testbed.until_round(2)
         await testbed.until_round(12)  # the manifests from round 3 on are deleted
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         closing = await testbed.until_round(15)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert len(closing.counted) == 3
     assert len(testbed.handles["site-2"].log.named("state-adopted")) == 2
     assert testbed.applied("site-2")[15] == testbed.applied("site-0")[15]
@@ -71,8 +67,7 @@ async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
 async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_the_state() -> None:
     testbed = OuterTestbed(3, state_interval=6)
     handle = testbed.handles["site-2"]
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]) as nursery:
         async with running(testbed.run_site, handle):
             await testbed.until_round(5)
             await trio.sleep(1)
@@ -83,7 +78,6 @@ async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_
         nursery.start_soon(testbed.run_site, handle)
         closing = await testbed.until_round(21)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert handle.log.named("payload-unread")
     assert len(closing.counted) == 3
     assert testbed.applied("site-2")[21] == testbed.applied("site-0")[21]
@@ -105,12 +99,10 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
                 raise StoreError("no answer")
             return bytes(len(data)) if path.startswith(paths.kind_prefix(key("site-1").public, "payloads")) else data
 
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]) as nursery:
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"], None, FalseStore(testbed.store))
         await testbed.until_round(4)
         await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
     log = testbed.handles["site-2"].log
     assert failures == 3 and len(log.named("payload-unread")) == 3
     assert len(log.named("state-adopted")) == 1 and not log.named("round-not-applied")
@@ -121,14 +113,12 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
 async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state() -> None:
     testbed = OuterTestbed(3)
     handle = testbed.handles["site-2"]
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
+    async with testbed.running():
         await testbed.until_round(2)
         assert handle.site is not None and handle.site.shared is not None
         handle.site.shared.weights["norm"][0] += 1.0  # memory that went bad
         await testbed.until_round(9)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert handle.log.named("alarm") or handle.log.named("round-not-applied")
     assert len((await testbed.manifest(9)).counted) == 3
     assert testbed.applied("site-2")[9] == testbed.applied("site-0")[9]
@@ -137,17 +127,13 @@ async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state(
 @simulated
 async def test_a_site_follows_a_coordinator_of_a_higher_epoch_and_reports_two_histories_of_one() -> None:
     testbed = OuterTestbed(2)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
+    async with testbed.running():
         await testbed.until_round(3)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert (await testbed.manifest(3)).epoch == 1
     testbed.epoch = 2
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
+    async with testbed.running():
         manifest = await testbed.until_round(5)
-        nursery.cancel_scope.cancel()
     assert manifest.epoch == 2 and len(manifest.counted) == 2
     other = (await testbed.manifest(5)).model_copy(update={"number": 6, "previous": digest("another history")})
     changed = other.model_copy(update={"beacon_round": other.closes, "closes": other.closes + 20})

@@ -1,6 +1,6 @@
 """Which contributions count, and with which factors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -34,6 +34,13 @@ def comparison_of(vectors: list[Vector]) -> Comparison:
     matrix, projections = np.array(vectors).reshape(len(vectors), SIZE), np.zeros((len(vectors), PROJECTED))
     projections[:, :SIZE] = matrix
     return Comparison(matrix @ matrix.T, projections)
+
+
+def weigh(vectors: list[Vector], sent: SentRounds, places: Sequence[int] | None = None) -> tuple[Weighting, SentRounds]:
+    """Weigh a round of the sites at some places, by default the first ones; return what was sent so far as well."""
+    workers = [bytes([place]) for place in (range(len(vectors)) if places is None else places)]
+    weighting = weigh_round(workers, comparison_of(vectors), sent, ROBUST)
+    return weighting, sent.after(weighting.sent)
 
 
 def result(vectors: list[Vector], settings: RobustSettings = ROBUST) -> Weighting:
@@ -166,9 +173,7 @@ def drifting_rounds(
         length = np.linalg.norm(vectors[2])
         vectors[2] = np.sqrt(1 - sine**2) * vectors[2] + sine * length * direction
         places = [place for place in range(4) if attends(place, number)]
-        comparison = comparison_of([vectors[place] for place in places])
-        weighting = weigh_round([bytes([place]) for place in places], comparison, sent, ROBUST)
-        sent = sent.after(weighting.sent)
+        weighting, sent = weigh([vectors[place] for place in places], sent, places)
         result.append(dict(zip(places, weighting.factors, strict=True)))
     return result
 
@@ -216,28 +221,24 @@ def test_noise_that_goes_on_in_the_next_contribution_is_no_drift() -> None:
     contributions are alike, and those of the others are opposite, as in `bench.outer_network`.
     """
     random, sent = np.random.default_rng(7), SentRounds()
-    workers, white = [bytes([place]) for place in range(4)], random.standard_normal((41, 4, SIZE))
+    white = random.standard_normal((41, 4, SIZE))
     shares = np.array([0.3, -0.1, -0.1, -0.1])[:, None]
     for number in range(40):
         noise_of_sites = white[number + 1] + shares * white[number]
         vectors = list(0.8 * random.standard_normal(SIZE) + noise_of_sites)
         present = [0, 1, 2, 3] if number >= 10 else [1, 2, 3]
-        comparison = comparison_of([vectors[place] for place in present])
-        weighting = weigh_round([workers[place] for place in present], comparison, sent, ROBUST)
+        weighting, sent = weigh([vectors[place] for place in present], sent, present)
         assert min(weighting.factors) > 0
-        sent = sent.after(weighting.sent)
 
 
 def test_noise_hides_no_drift() -> None:
     """A site that adds much noise to its drift, and little of what the others send, is refused over the rounds."""
     random, sent, factors = np.random.default_rng(4), SentRounds(), []
     direction = random.standard_normal(SIZE)
-    workers = [bytes([place]) for place in range(4)]
     for number in range(20):
         *vectors, like_the_others = honest(number, 5)
         vectors[2] = 0.5 * like_the_others + 0.3 * direction + noise(number)
-        weighting = weigh_round(workers, comparison_of(vectors), sent, ROBUST)
-        sent = sent.after(weighting.sent)
+        weighting, sent = weigh(vectors, sent)
         factors.append(weighting.factors)
     assert all(own[2] == 0 for own in factors[SETTLED:])
     assert min(own[place] for own in factors for place in (0, 1, 3)) > 0.8
@@ -265,13 +266,12 @@ def test_the_drift_cosine_is_that_of_the_drift() -> None:
 def test_what_a_refused_site_sent_does_not_count_among_the_others() -> None:
     """Else a site that is refused in each of its rounds could hide another one's drift."""
     random, sent = np.random.default_rng(1), SentRounds()
-    workers = [bytes([place]) for place in range(5)]
     for number in range(20):
         vectors = honest(number, 5)
         vectors[4] = -vectors[4] + random.standard_normal(SIZE)
-        sent = sent.after(weigh_round(workers, comparison_of(vectors), sent, ROBUST).sent)
-    assert all(own.refused == {workers[4]} for own in sent.rounds)
-    assert drift_cosine(sent.rounds, workers[0]) == pytest.approx(1.0, abs=0.01)
+        _, sent = weigh(vectors, sent)
+    assert all(own.refused == {bytes([4])} for own in sent.rounds)
+    assert drift_cosine(sent.rounds, bytes([0])) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("signal", [0.0001, 0.001])
@@ -300,26 +300,25 @@ def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
 
 
 def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:
-    sent, vectors = SentRounds(), honest(1)
+    sent, vectors, first = SentRounds(), honest(1), bytes([0])
     for _ in range(SETTLED):
-        sent = sent.after(weigh_round([b"a", b"b"], comparison_of(vectors[:2]), sent, ROBUST).sent)
-    assert drift_cosine(sent.rounds, b"a") is None
+        _, sent = weigh(vectors[:2], sent)
+    assert drift_cosine(sent.rounds, first) is None
     for number in range(REMEMBERED_ROUNDS):
-        assert (drift_cosine(sent.rounds, b"a") is None) == (number < SETTLED)
-        sent = sent.after(weigh_round([b"a", b"b", b"c"], comparison_of(vectors[:3]), sent, ROBUST).sent)
+        assert (drift_cosine(sent.rounds, first) is None) == (number < SETTLED)
+        _, sent = weigh(vectors[:3], sent)
     for _ in range(REMEMBERED_ROUNDS - SETTLED + 1):
-        sent = sent.after(weigh_round([b"b", b"c", b"d"], comparison_of(vectors[:3]), sent, ROBUST).sent)
+        _, sent = weigh(vectors[:3], sent, (1, 2, 3))
     assert len(sent.rounds) == REMEMBERED_ROUNDS
-    assert drift_cosine(sent.rounds, b"a") is None
+    assert drift_cosine(sent.rounds, first) is None
 
 
 def test_an_honest_site_that_was_away_while_the_direction_changed_is_not_refused() -> None:
     random = np.random.default_rng(5)
     directions = random.standard_normal((2, SIZE))
-    workers, sent = [bytes([place]) for place in range(4)], SentRounds()
+    sent = SentRounds()
     for number in range(40):
-        present = workers[:3] if 10 <= number < 22 else workers
+        present = range(3 if 10 <= number < 22 else 4)
         vectors = [directions[int(number >= 12)] + random.standard_normal(SIZE) for _ in present]
-        weighting = weigh_round(present, comparison_of(vectors), sent, ROBUST)
+        weighting, sent = weigh(vectors, sent)
         assert min(weighting.factors) > 0
-        sent = sent.after(weighting.sent)

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
-from protocol.outer.round_records import RoundManifest
 from roles.ports import ObjectStore, RepairError, StateError
 from roles.trainer.outer import coordinator
 from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
@@ -21,7 +19,7 @@ from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.simulation.network import Log, key
 from tests.support.simulation.outer_crashes import run
-from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed
+from tests.support.simulation.outer_sites import OuterTestbed
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 
@@ -34,20 +32,10 @@ async def without(state: ObjectStore, prefix: str) -> MemoryStore:
     return copy
 
 
-async def stopped_after(testbed: OuterTestbed, rounds: int) -> list[RoundManifest]:
-    """Run until a round is closed, and stop everything."""
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(rounds)
-        await trio.sleep(ROUND_SECONDS / 3)
-        nursery.cancel_scope.cancel()
-    return await testbed.manifests()
-
-
 @simulated
 async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_repaired() -> None:
     testbed = OuterTestbed(2, state_interval=4)
-    before = await stopped_after(testbed, 6)
+    before = await testbed.run_rounds(6)
     state = await without(testbed.coordinator_state, OUTER)
     with pytest.raises(StateError, match=f"storage shows round {before[-1].number}, which this state did not close"):
         await testbed.run_coordinator(state)
@@ -58,7 +46,7 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     assert await repair_rounds(node, set(), lines.append)
     assert len(lines) == 1
     testbed.coordinator_state, testbed.epoch = state, 2
-    after = await stopped_after(testbed, 9)
+    after = await testbed.run_rounds(9)
     assert after[: len(before)] == before
     assert testbed.store.rewritten == []
     assert len(after[-1].counted) == 2
@@ -72,7 +60,7 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
 @simulated
 async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> None:
     testbed = OuterTestbed(2, state_interval=4)
-    before = await stopped_after(testbed, 6)
+    before = await testbed.run_rounds(6)
     state = await without(testbed.coordinator_state, STATES)
     lost_paths = {f"{STATES}{before[-1].number:010d}/00000"}
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), lost_paths, lambda line: None)
@@ -93,21 +81,21 @@ async def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_h
     testbed = OuterTestbed(3, state_interval=4)
     with monkeypatch.context() as patch:
         patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
-        before = await stopped_after(testbed, 3)
+        before = await testbed.run_rounds(3)
     assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
     state = await without(testbed.coordinator_state, STATES)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
     testbed.coordinator_state = state
-    assert (await stopped_after(testbed, 5))[: len(before)] == before
+    assert (await testbed.run_rounds(5))[: len(before)] == before
     assert testbed.applied("site-0") == testbed.applied("site-1") == testbed.applied("site-2")
 
 
 @simulated
 async def test_a_coordinator_is_not_repaired_from_a_store_that_was_rolled_back() -> None:
     testbed = OuterTestbed(2)
-    await stopped_after(testbed, 2)
+    await testbed.run_rounds(2)
     old = [(item.path, await testbed.store.get(item.path, 1 << 30)) async for item in testbed.store.list("")]
-    await stopped_after(testbed, 4)
+    await testbed.run_rounds(4)
     for path, data in old:
         await testbed.store.put(path, data)
     node = testbed.node(Log("repair"), testbed.coordinator_state, TRAINER)
@@ -124,12 +112,12 @@ async def test_a_trainer_alone_has_no_rounds_to_repair() -> None:
 @simulated
 async def test_a_site_with_an_old_backup_signs_no_second_contribution() -> None:
     testbed = OuterTestbed(2)
-    await stopped_after(testbed, 2)
+    await testbed.run_rounds(2)
     handle = testbed.handles["site-1"]
     backup = await without(handle.state, "nothing")
-    await stopped_after(testbed, 4)  # both have signed contributions to round 5
+    await testbed.run_rounds(4)  # both have signed contributions to round 5
     handle.state = backup
-    after = await stopped_after(testbed, 7)
+    after = await testbed.run_rounds(7)
     assert testbed.store.rewritten == []
     assert not testbed.coordinator_log.named("alarm")
     assert len(after[-1].counted) == 2
@@ -139,7 +127,7 @@ async def test_a_site_with_an_old_backup_signs_no_second_contribution() -> None:
 @simulated
 async def test_a_site_without_its_own_state_signs_no_second_contribution_and_takes_part_again() -> None:
     testbed = OuterTestbed(2)
-    await stopped_after(testbed, 3)  # both have signed contributions to round 4
+    await testbed.run_rounds(3)  # both have signed contributions to round 4
     handle = testbed.handles["site-1"]
     lines: list[str] = []
     state = await without(handle.state, SITE)
@@ -147,7 +135,7 @@ async def test_a_site_without_its_own_state_signs_no_second_contribution_and_tak
     assert lines == ["outer/: is fetched again; error feedback and the optimizer's moments begin with 0"]
     assert not [item async for item in state.list(OUTER)]
     handle.state = state
-    after = await stopped_after(testbed, 6)
+    after = await testbed.run_rounds(6)
     assert testbed.store.rewritten == []
     assert not testbed.coordinator_log.named("alarm")
     assert all(len(manifest.counted) == 2 for manifest in after[1:])
@@ -163,7 +151,7 @@ def same_rounds(one: dict[int, SentRound], other: dict[int, SentRound]) -> bool:
 @simulated
 async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_repair() -> None:
     testbed = OuterTestbed(3, state_interval=4)
-    before = await stopped_after(testbed, 3)
+    before = await testbed.run_rounds(3)
     newest = before[-1].number
     sent = await get_sent(testbed.coordinator_state, newest)
     assert [len(own.workers) for own in sent.values()] == [0, *[3] * newest]
@@ -174,7 +162,7 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     state = await without(testbed.coordinator_state, STATES)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
     assert same_rounds(await get_sent(state, newest), sent)
-    after = await stopped_after(testbed, 5)
+    after = await testbed.run_rounds(5)
     later = await get_sent(testbed.coordinator_state, after[-1].number)
     assert same_rounds({number: own for number, own in later.items() if number <= newest}, sent)
     assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))

@@ -7,10 +7,12 @@ import pytest
 import trio
 
 from protocol import paths
-from protocol.identity.signing import sign
+from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_ROUND_GROUPS
+from protocol.outer.round_records import RoundContribution
 from roles.ports import StoreError
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
+from tests.outer.methods import METHODS
 from tests.support.builders.samples import digest, round_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
@@ -19,49 +21,19 @@ from tests.support.simulation.outer_sites import (
     SITE_SETTINGS,
     OuterTestbed,
     equal_states,
-    first_weights,
-    loss,
 )
 from tests.support.simulation.virtual_clock import running, simulated
 
-RULES = {
-    "dense": round_rules(values="dense", fraction=0, feedback_decay=0.0, local_steps=3, quorum=2),
-    "averaging": round_rules(
-        values="dense", fraction=0, feedback_decay=0.0, momentum=0.0, outer_rate=1.0, local_steps=3, quorum=2
-    ),
-    "exact": round_rules(values="exact", fraction=0, local_steps=3, quorum=2),
-    "grid": round_rules(local_steps=3, quorum=2),
-    "chunked": round_rules(
-        values="chunked",
-        fraction=0,
-        chosen=128,
-        feedback_decay=0.95,
-        frozen_steps=2,
-        momentum=0.0,
-        outer_rate=1.0,
-        local_steps=3,
-        quorum=2,
-    ),
-}
 
-
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", METHODS)
 @simulated
 async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
-    testbed = OuterTestbed(3, RULES[name])
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(8)
-        await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
-    manifests = await testbed.manifests()
+    testbed = OuterTestbed(3, METHODS[name].model_copy(update={"local_steps": 3, "quorum": 2}))
+    manifests = await testbed.run_rounds(8)
     assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
     assert [manifest.version for manifest in manifests] == list(range(len(manifests)))
     equal_states(testbed, 8)
-    site = testbed.handles["site-0"].site
-    assert site is not None and site.shared is not None
-    before = loss(first_weights())
-    assert loss(site.shared.weights) < (0.9 if name == "chunked" else 0.5) * before
+    assert testbed.remaining_loss("site-0") < (0.9 if name == "chunked" else 0.5)
     used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
     assert len(used) == len(set(used)) > 24
 
@@ -70,11 +42,7 @@ async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
 async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
     testbed = OuterTestbed(2)
     rounds = KEPT_ROUNDS + 3
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(rounds)
-        await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
+    await testbed.run_rounds(rounds)
     for name in testbed.names:
         numbers = []
         async for item in testbed.store.list(paths.kind_prefix(key(name).public, "contributions")):
@@ -102,11 +70,9 @@ async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_fo
 @simulated
 async def test_a_lost_site_is_named_and_its_groups_are_dealt_again() -> None:
     testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]):
         manifest = await testbed.until_round(3)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {"site-2": "lost"}
     assert len(manifest.counted) == 2
     refusals = testbed.handles["site-0"].log.named("site-refused")
@@ -116,15 +82,13 @@ async def test_a_lost_site_is_named_and_its_groups_are_dealt_again() -> None:
 @simulated
 async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work() -> None:
     testbed = OuterTestbed(3, round_rules(local_steps=3, quorum=3))
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]) as nursery:
         manifest = await testbed.until_round(2)
         opening = await testbed.manifest(0)
         assert manifest.counted == () and manifest.version == 0 and manifest.state == opening.state
         assert testbed.reasons(manifest) == {"site-0": "quorum", "site-1": "quorum", "site-2": "lost"}
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         closing = await testbed.until_round(5)
-        nursery.cancel_scope.cancel()
     assert len(closing.counted) == 3 and closing.version >= 1
     first = await testbed.contribution("site-0", 1)
     second = await testbed.contribution("site-0", 2)
@@ -169,12 +133,10 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
             if "/payloads/" not in path:
                 await super().put(path, data)
 
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, names[4:])
+    async with testbed.running(names[4:]) as nursery:
         for name in names[:4]:
             nursery.start_soon(testbed.run_site, testbed.handles[name], None, WithholdingStore(testbed.store))
         manifest = await testbed.until_round(2)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == dict.fromkeys(names[:4], "withheld")
 
 
@@ -214,8 +176,7 @@ async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_so
                 await trio.sleep(1e6 if behaviour == "hangs" else 60)
             return await super().get(path, max_bytes, offset=offset, size=size)
 
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[2:])
+    async with testbed.running(testbed.names[2:]) as nursery:
         for name in testbed.names[:2]:
             nursery.start_soon(testbed.run_site, testbed.handles[name], None, HidingStore(testbed.store))
         await testbed.until_round(1)
@@ -223,7 +184,6 @@ async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_so
         await testbed.until(lambda: 1 in testbed.applied("site-0"))
         assert trio.current_time() - begin < HEAD_START + 1
         await testbed.until(lambda: 4 in testbed.applied("site-0"))
-        nursery.cancel_scope.cancel()
     equal_states(testbed, 4)
 
 
@@ -232,31 +192,32 @@ async def test_sites_whose_steps_change_nothing_visible_count_as_sites_that_send
     testbed = OuterTestbed(5)
     for name in testbed.names[:2]:
         testbed.handles[name].learner.direction = 0.0
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
+    async with testbed.running():
         manifest = await testbed.until_round(3)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {}
     empty = [await testbed.contribution(name, 3) for name in testbed.names[:2]]
     assert [signed.record.norm for signed in empty] == [0.0, 0.0]
     assert empty[0].record.payload == empty[1].record.payload
 
 
+async def second_contribution(testbed: OuterTestbed) -> Signed[RoundContribution]:
+    """Wait until site-1 has contributed to round 2; return its contribution."""
+    await testbed.until_round(1)
+    await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
+    await trio.sleep(0.5)
+    return await testbed.contribution("site-1", 2)
+
+
 @simulated
 async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> None:
     testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(1)
-        await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
-        await trio.sleep(0.5)
-        first = await testbed.contribution("site-1", 2)
+    async with testbed.running():
+        first = await second_contribution(testbed)
         second = first.record.model_copy(update={"local_steps": 2})
         await testbed.store.put(first.record.path, sign(second, key("site-1")))
         manifest = await testbed.until_round(2)
         await testbed.until_round(4)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {"site-1": "contradictory"}
     assert any("two contributions" in event["error"] for event in testbed.coordinator_log.named("alarm"))
     assert len((await testbed.manifest(4)).counted) == 3
@@ -266,19 +227,14 @@ async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> 
 @simulated
 async def test_a_copied_payload_counts_once() -> None:
     testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
-        await testbed.until_round(1)
-        await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
-        await trio.sleep(0.5)
-        first = await testbed.contribution("site-1", 2)
+    async with testbed.running(testbed.names[:2]):
+        first = await second_contribution(testbed)
         copier = key("site-2")
         payload = await testbed.store.get(paths.payload(key("site-1").public, first.record.payload.digest), 1 << 20)
         await testbed.store.put(paths.payload(copier.public, first.record.payload.digest), payload)
         copy = first.record.model_copy(update={"worker": copier.public, "groups": ()})
         await testbed.store.put(copy.path, sign(copy, copier))
         manifest = await testbed.until_round(2)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {"site-2": "duplicate"}
     assert len(manifest.counted) == 2
 
@@ -298,12 +254,8 @@ async def test_a_copied_payload_counts_once() -> None:
 @simulated
 async def test_false_contributions_are_refused_with_their_reason(attack: str, reason: str) -> None:
     testbed = OuterTestbed(3)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
-        await testbed.until_round(1)
-        await testbed.until(lambda: any(e["number"] == 2 for e in testbed.handles["site-1"].log.named("contributed")))
-        await trio.sleep(0.5)
-        first = (await testbed.contribution("site-1", 2)).record
+    async with testbed.running(testbed.names[:2]):
+        first = (await second_contribution(testbed)).record
         attacker = key("site-2")
         payload = await testbed.store.get(paths.payload(key("site-1").public, first.payload.digest), 1 << 20)
         altered = payload[:-1] + bytes([payload[-1] ^ 1])
@@ -324,7 +276,6 @@ async def test_false_contributions_are_refused_with_their_reason(attack: str, re
         manifest = await testbed.until_round(2)
         await testbed.until_round(3)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert testbed.reasons(manifest) == {"site-2": reason}
     assert len(manifest.counted) == 2
     assert testbed.applied("site-0")[3] == testbed.applied("site-1")[3]
@@ -334,15 +285,8 @@ async def test_false_contributions_are_refused_with_their_reason(attack: str, re
 async def test_a_poisoned_site_is_refused_and_the_others_learn_as_if_it_was_not_there() -> None:
     testbed = OuterTestbed(4)
     testbed.handles["site-3"].learner.direction = -1.0
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(8)
-        await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
-    manifests = await testbed.manifests()
+    manifests = await testbed.run_rounds(8)
     for manifest in manifests[1:]:
         assert testbed.reasons(manifest) == {"site-3": "poisoned"}
     equal_states(testbed, 8)
-    site = testbed.handles["site-3"].site
-    assert site is not None and site.shared is not None
-    assert loss(site.shared.weights) < 0.5 * loss(first_weights())
+    assert testbed.remaining_loss("site-3") < 0.5

@@ -16,6 +16,7 @@ from protocol.identity.signing import Signed, open_signed, sign
 from protocol.outer.round_checks import RefusedContributionError, check_contribution, owner
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
+from tests.outer.methods import METHODS
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, TRAINER, WORKERS
 
@@ -50,15 +51,6 @@ def step(
 
 
 SHAPES = {"embed": (37, 96), "layers.0.weight": (96, 130), "layers.0.norm": (96,), "scale": (1,)}
-RULES = {
-    "diloco": samples.round_rules(values="dense", fraction=0),
-    "averaging": samples.round_rules(values="dense", fraction=0, momentum=0.0, outer_rate=1.0),
-    "pulseloco exact": samples.round_rules(values="exact", fraction=0),
-    "pulseloco grid": samples.round_rules(),
-    "sparseloco": samples.round_rules(
-        values="chunked", fraction=0, chosen=128, feedback_decay=0.95, momentum=0.0, outer_rate=1.0
-    ),
-}
 FACTORS = (1.0, 0.7, 1 / 3)
 
 
@@ -88,9 +80,9 @@ def arrays(tensors: object) -> Tensors:
     return {name: tensor.numpy() for name, tensor in tensors.items()}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", METHODS)
 def test_rounds_are_those_of_the_slow_reference(name: str) -> None:
-    rules = RULES[name]
+    rules = METHODS[name]
     state = begin(rules)
     expected = arrays(state.weights)
     momentum = {key: np.zeros_like(values) for key, values in expected.items()}
@@ -114,7 +106,7 @@ def test_rounds_are_those_of_the_slow_reference(name: str) -> None:
 
 
 def test_the_order_of_contributions_matters_so_it_is_part_of_the_manifest() -> None:
-    rules = RULES["diloco"]
+    rules = METHODS["dense"]
     state = begin(rules)
     contributions = payloads(state, rules)
     assert (
@@ -127,12 +119,12 @@ def test_the_order_of_contributions_matters_so_it_is_part_of_the_manifest() -> N
 
 
 def test_no_contribution_leaves_the_state_as_it_is() -> None:
-    state = begin(RULES["diloco"])
-    assert state.after([], (), RULES["diloco"]) is state
+    state = begin(METHODS["dense"])
+    assert state.after([], (), METHODS["dense"]) is state
 
 
 def test_a_broken_payload_leaves_the_state_whole() -> None:
-    rules = RULES["pulseloco grid"]
+    rules = METHODS["grid"]
     state = begin(rules)
     contributions = payloads(state, rules)
     contributions[2] = contributions[2][:-1]
@@ -142,18 +134,18 @@ def test_a_broken_payload_leaves_the_state_whole() -> None:
 
 
 def test_a_state_gets_a_momentum_when_the_rules_first_need_one() -> None:
-    state = begin(RULES["averaging"])
+    state = begin(METHODS["averaging"])
     assert state.digests.momentum == b""
-    assert state.with_momentum(RULES["averaging"]) is state
-    with_zeros = state.with_momentum(RULES["diloco"])
-    assert with_zeros.digests == begin(RULES["diloco"]).digests
+    assert state.with_momentum(METHODS["averaging"]) is state
+    with_zeros = state.with_momentum(METHODS["dense"])
+    assert with_zeros.digests == begin(METHODS["dense"]).digests
 
 
-@pytest.mark.parametrize("name", ["diloco", "averaging"])
+@pytest.mark.parametrize("name", ["dense", "averaging"])
 @pytest.mark.parametrize("shard_bytes", [1000, 4096, 1 << 30])
 def test_a_state_comes_back_from_its_shards(name: str, shard_bytes: int) -> None:
-    state = begin(RULES[name])
-    state = state.after(payloads(state, RULES[name]), FACTORS, RULES[name])
+    state = begin(METHODS[name])
+    state = state.after(payloads(state, METHODS[name]), FACTORS, METHODS[name])
     shards = list(state.shards(shard_bytes))
     assert {len(shard) for shard in shards[:-1]} <= {shard_bytes}
     copy = SharedState.from_shards(iter(shards), state.digests, state.parts)
@@ -161,7 +153,7 @@ def test_a_state_comes_back_from_its_shards(name: str, shard_bytes: int) -> None
 
 
 def test_shards_of_another_state_are_refused() -> None:
-    state = begin(RULES["diloco"])
+    state = begin(METHODS["dense"])
     shards = list(state.shards(4096))
     altered = [bytes([shards[0][0] ^ 1]) + shards[0][1:], *shards[1:]]
     for hostile, error in (

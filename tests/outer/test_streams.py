@@ -19,10 +19,9 @@ from tests.support.simulation.outer_crashes import (
     STREAMED,
     STREAMED_AND_DELAYED,
     check_sums,
-    equal_states,
     run,
 )
-from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, first_weights, loss
+from tests.support.simulation.outer_sites import OuterTestbed, equal_states, first_weights
 from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 
@@ -60,29 +59,20 @@ def test_a_contribution_with_other_tensors_is_refused() -> None:
 @simulated
 async def test_sites_train_together_in_streams(rules: object) -> None:
     testbed = OuterTestbed(3, rules)  # type: ignore[arg-type]
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(7)
-        await trio.sleep(2)
-        nursery.cancel_scope.cancel()
-    manifests = await testbed.manifests()
+    manifests = await testbed.run_rounds(7)
     assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
-    equal_states(testbed)
+    equal_states(testbed, 7)
     for name in testbed.names:
         await check_sums(testbed, name)
-    site = testbed.handles["site-0"].site
-    assert site is not None and site.shared is not None
-    assert loss(site.shared.weights) < 0.8 * loss(first_weights())
+    assert testbed.remaining_loss("site-0") < 0.8
 
 
 @simulated
 async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     """The first local step of a round begins where the last one of the round before ended, in the other stream."""
     testbed = OuterTestbed(2, STREAMED)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
+    async with testbed.running():
         await testbed.until_round(5)
-        nursery.cancel_scope.cancel()
     manifests, shared = await testbed.manifests(), SharedState.begin(first_weights(), has_momentum=True)
     learner, steps = testbed.handles["site-0"].learner, 0
     for opening, manifest in pairwise(manifests):
@@ -118,32 +108,23 @@ def ahead(testbed: OuterTestbed, name: str) -> list[int]:
 @simulated
 async def test_sites_go_on_while_a_round_closes_and_have_the_same_state() -> None:
     testbed = OuterTestbed(3, DELAYED)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(7)
-        await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
-    manifests = await testbed.manifests()
+    manifests = await testbed.run_rounds(7)
     assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
-    equal_states(testbed)
+    equal_states(testbed, 7)
     for name in testbed.names:
         assert len(set(ahead(testbed, name))) >= 5
         assert not testbed.handles[name].log.named("steps-dropped")
         await check_sums(testbed, name)
     used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
     assert len(used) == len(set(used)) >= 3 * 2 * 7
-    site = testbed.handles["site-0"].site
-    assert site is not None and site.shared is not None
-    assert loss(site.shared.weights) < 0.8 * loss(first_weights())
+    assert testbed.remaining_loss("site-0") < 0.8
 
 
 @simulated
 async def test_without_a_delay_no_step_is_taken_while_a_round_closes() -> None:
     testbed = OuterTestbed(2)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
+    async with testbed.running():
         await testbed.until_round(3)
-        nursery.cancel_scope.cancel()
     assert not any(ahead(testbed, name) for name in testbed.names)
 
 
@@ -151,36 +132,29 @@ async def test_without_a_delay_no_step_is_taken_while_a_round_closes() -> None:
 async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped() -> None:
     testbed = OuterTestbed(4, DELAYED)
     testbed.handles["site-3"].learner.direction = -1.0
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery)
-        await testbed.until_round(4)
-        await trio.sleep(ROUND_SECONDS / 2)
-        nursery.cancel_scope.cancel()
-    manifests = await testbed.manifests()
+    manifests = await testbed.run_rounds(4)
     assert all(testbed.reasons(manifest) == {"site-3": "poisoned"} for manifest in manifests[1:])
     dropped = [event["number"] for event in testbed.handles["site-3"].log.named("steps-dropped")]
     assert dropped == [2, 3, 4, 5] == sorted(set(ahead(testbed, "site-3")))[:4]
     for manifest in manifests[2:]:
         record = (await testbed.contribution("site-3", manifest.number)).record
         assert record.state == manifests[manifest.number - 1].state
-    equal_states(testbed)
+    equal_states(testbed, 4)
 
 
 @simulated
 async def test_a_site_that_comes_later_takes_part_and_goes_ahead() -> None:
     testbed = OuterTestbed(3, DELAYED)
-    async with trio.open_nursery() as nursery:
-        testbed.start(nursery, testbed.names[:2])
+    async with testbed.running(testbed.names[:2]) as nursery:
         await testbed.until_round(6)
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         manifest = await testbed.until_round(10)
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert len(manifest.counted) == 3
     assert ahead(testbed, "site-2")
     reasons = {reason for manifest in await testbed.manifests() for reason in testbed.reasons(manifest).values()}
     assert reasons == {"lost"}
-    equal_states(testbed)
+    equal_states(testbed, 3)
 
 
 @simulated
@@ -200,7 +174,7 @@ async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
     assert last < 6 and max(ahead(testbed, "site-0")) == last + 2
     assert len(testbed.handles["site-0"].log.named("steps-dropped")) == 1
     assert all(len(manifest.counted) == 2 for manifest in manifests[1:])
-    equal_states(testbed)
+    equal_states(testbed, 7)
 
 
 @pytest.mark.parametrize("kind", ["payload/", "prepared/", "/contributions/", "outer/site"])

@@ -13,9 +13,9 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
 from protocol.identity.signing import open_announced
 from protocol.judging.verdict import Verdict
-from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
-from tests.support.builders.sandboxes import OWN, open_sandbox
+from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.processes.command_line import run_command
 from tests.support.processes.network_of_processes import NetworkOfProcesses
 from tests.support.processes.programs import Program, eventually, members

@@ -17,7 +17,7 @@ from grailnode.run.rules import Rules
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
-from tests.support.builders.phrase_policies import write_speaking_policy
+from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.builders.samples import run_manifest
 from tests.support.builders.tasks import CODE, MATH

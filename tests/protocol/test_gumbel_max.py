@@ -16,7 +16,7 @@ from torch import Tensor
 from protocol.rollout import sampling
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
-from tests.support.builders.seeds import seeds
+from tests.support.builders.samples import seeds
 
 LENGTHS = (13, 0, 1, 34)
 ROWS = sum(LENGTHS)

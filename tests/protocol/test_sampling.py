@@ -12,7 +12,7 @@ from torch import Tensor
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters, allowed_tokens, certain_border, possible_tokens
 from tests.protocol import slow_sampling
-from tests.support.builders.seeds import seeds
+from tests.support.builders.samples import seeds
 
 SEED = bytes(range(16))
 EDGES = [0, 1, 2, 127, 128, (1 << 31) - 2, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 2, (1 << 32) - 1]

@@ -8,29 +8,27 @@ import pytest
 import torch
 
 from protocol import pseudogradient
+from protocol.digest import digest_weights
 from protocol.errors import ContributionError, LimitError, MalformedError, ProtocolError
 from protocol.pseudogradient import Coding, Head, Kind, parts_of, read_head, write_head
-from tests.pseudogradient.updates import digest, updated, weights
+from tests.pseudogradient.updates import updated, weights
 from tests.support.faults.patch_mutations import mutate
 
 BASE = weights()
-DIGEST = digest(BASE)
+DIGEST = digest_weights(BASE)
 PARTS = parts_of({name: tensor.shape for name, tensor in BASE.items()})
 CODINGS = [Coding(Kind.DENSE), Coding(Kind.EXACT), Coding(Kind.GRID, fraction=3), Coding(Kind.CHUNKED, chosen=128)]
 
 
 def payload(coding: Coding) -> bytes:
-    """Return a contribution of the small weights."""
     return pseudogradient.encode(BASE, updated(BASE, 3e-5), None, coding, DIGEST).payload
 
 
 def decoded(data: bytes, max_norm: float = math.inf) -> np.ndarray:
-    """Return all values of a contribution."""
     return np.concatenate([v for _, v in pseudogradient.decode(data, BASE, DIGEST, max_norm=max_norm)])
 
 
 def with_head(data: bytes, alter: Callable[[Head], Head]) -> bytes:
-    """Return a contribution with another head."""
     head = read_head(data, PARTS)
     return write_head(alter(head)) + data[len(write_head(head)) :]
 
@@ -146,10 +144,10 @@ def test_values_without_a_rank_that_are_none(value: float, message: str) -> None
     base = {"w": torch.full((64, 64), 0.01)}
     feedback = {"w": torch.zeros(64, 64)}
     feedback["w"][3, 4] = 1e-3 / 3
-    data = pseudogradient.encode(base, base, feedback, Coding(Kind.EXACT), digest(base)).payload
-    tensor_values = next(iter(pseudogradient.decode(data, base, digest(base))))[1]
+    data = pseudogradient.encode(base, base, feedback, Coding(Kind.EXACT), digest_weights(base)).payload
+    tensor_values = next(iter(pseudogradient.decode(data, base, digest_weights(base))))[1]
     assert np.array_equal(tensor_values, feedback["w"].numpy().ravel())
     assert data[-4:] == np.float32(1e-3 / 3).tobytes()
     altered = data[:-4] + np.float32(value).tobytes()
     with pytest.raises(ContributionError, match=message):
-        list(pseudogradient.decode(altered, base, digest(base)))
+        list(pseudogradient.decode(altered, base, digest_weights(base)))

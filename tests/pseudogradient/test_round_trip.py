@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import pseudogradient
+from protocol.digest import digest_weights
 from protocol.errors import ContributionError
 from protocol.pseudogradient import Coding, Kind, parts_of
 from protocol.pseudogradient.chunk_frames import decode_chunks, encode_chunks, quantize
 from protocol.pseudogradient.chunks import LEVELS
 from protocol.pseudogradient.subsets import SLOTS, slot_tables
-from tests.pseudogradient.updates import Weights, digest, updated, weights
+from tests.pseudogradient.updates import Weights, updated, weights
 
 CODINGS = [
     Coding(Kind.DENSE),
@@ -32,7 +33,7 @@ RATES = [0.0, 1e-9, 1e-6, 1e-4, 1e-1, 1e10]
 def values_of(payload: bytes, base: Weights) -> Weights:
     """Return what a receiver decodes, by name."""
     result: Weights = {}
-    for part, values in pseudogradient.decode(payload, base, digest(base)):
+    for part, values in pseudogradient.decode(payload, base, digest_weights(base)):
         result |= part.scatter(values)
     return result
 
@@ -49,7 +50,7 @@ def view(values: np.ndarray) -> np.ndarray:
 def test_values_and_error_feedback_add_up_to_the_update(coding: Coding, rate: float) -> None:
     base = weights()
     local, feedback = updated(base, rate), {name: tensor * 1e-7 for name, tensor in weights(2).items()}
-    contribution = pseudogradient.encode(base, local, feedback, coding, digest(base))
+    contribution = pseudogradient.encode(base, local, feedback, coding, digest_weights(base))
     decoded = values_of(contribution.payload, base)
     for name in base:
         update = feedback[name].numpy() + (base[name].numpy() - local[name].numpy())
@@ -64,7 +65,7 @@ def test_values_and_error_feedback_add_up_to_the_update(coding: Coding, rate: fl
 def test_the_gate_sends_each_exact_value_that_changes_the_view_and_no_other(rate: float) -> None:
     base, coding = weights(), Coding(Kind.EXACT)
     local = updated(base, rate)
-    contribution = pseudogradient.encode(base, local, None, coding, digest(base))
+    contribution = pseudogradient.encode(base, local, None, coding, digest_weights(base))
     for name, sent in values_of(contribution.payload, base).items():
         old = base[name].numpy()
         update = old - local[name].numpy()
@@ -77,7 +78,7 @@ def test_the_gate_sends_each_exact_value_that_changes_the_view_and_no_other(rate
 @pytest.mark.parametrize("rate", RATES[:-1])
 def test_each_grid_value_that_is_sent_changes_the_view(rate: float, fraction: int) -> None:
     base, coding = weights(), Coding(Kind.GRID, fraction=fraction)
-    contribution = pseudogradient.encode(base, updated(base, rate), None, coding, digest(base))
+    contribution = pseudogradient.encode(base, updated(base, rate), None, coding, digest_weights(base))
     for name, sent in values_of(contribution.payload, base).items():
         old, values = base[name].numpy(), sent.numpy()
         assert ((view(old) != view(old - values)) == (values != 0)).all()
@@ -88,7 +89,7 @@ def test_error_feedback_makes_small_updates_visible_in_the_end() -> None:
     step, feedback, sent = 1e-6, None, 0.0
     for _ in range(40):
         local = {"w": base["w"] - step}
-        contribution = pseudogradient.encode(base, local, feedback, Coding(Kind.GRID, fraction=3), digest(base))
+        contribution = pseudogradient.encode(base, local, feedback, Coding(Kind.GRID, fraction=3), digest_weights(base))
         sent += float(values_of(contribution.payload, base)["w"][0, 0])
         feedback = contribution.residual
     applied = float((base["w"] - (base["w"] - step))[0, 0])
@@ -98,20 +99,20 @@ def test_error_feedback_makes_small_updates_visible_in_the_end() -> None:
 def test_exact_values_of_an_ordinary_update_have_ranks() -> None:
     random = np.random.default_rng(0)
     base = {"w": torch.from_numpy(random.standard_normal((512, 512)).astype(np.float32) * np.float32(0.0147))}
-    contribution = pseudogradient.encode(base, updated(base, 8e-6), None, Coding(Kind.EXACT), digest(base))
+    contribution = pseudogradient.encode(base, updated(base, 8e-6), None, Coding(Kind.EXACT), digest_weights(base))
     assert 8 * len(contribution.payload) < 22 * sum(contribution.head.entries)
 
 
 def test_a_sign_of_zero_is_sent() -> None:
     base, tiny = {"w": torch.zeros(64, 64)}, 1e-44
-    contribution = pseudogradient.encode(base, {"w": base["w"] - tiny}, None, Coding(Kind.EXACT), digest(base))
+    contribution = pseudogradient.encode(base, {"w": base["w"] - tiny}, None, Coding(Kind.EXACT), digest_weights(base))
     assert (values_of(contribution.payload, base)["w"] == torch.tensor(tiny)).all()
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 def test_contributions_of_large_tensors(coding: Coding) -> None:
     base = weights(3, {"a": (1100, 1500), "b": (2000, 1300), "c": (5,)})
-    contribution = pseudogradient.encode(base, updated(base, 2e-6), None, coding, digest(base))
+    contribution = pseudogradient.encode(base, updated(base, 2e-6), None, coding, digest_weights(base))
     assert len(parts_of({name: tensor.shape for name, tensor in base.items()})) == 3
     for name, sent in values_of(contribution.payload, base).items():
         rest = contribution.residual[name].numpy()
@@ -125,7 +126,7 @@ def test_any_weights_and_any_update(seed: int, size: float, coding: Coding, rows
     scales = np.exp2(random.uniform(-60, 5, (rows, columns)))
     base = {"w": torch.from_numpy((random.standard_normal((rows, columns)) * scales).astype(np.float32))}
     local = updated(base, 10.0**size, seed)
-    contribution = pseudogradient.encode(base, local, None, coding, digest(base))
+    contribution = pseudogradient.encode(base, local, None, coding, digest_weights(base))
     sent = values_of(contribution.payload, base)["w"].numpy()
     assert np.array_equal((base["w"].numpy() - local["w"].numpy()) - sent, contribution.residual["w"].numpy())
 
@@ -136,7 +137,7 @@ def test_an_update_that_is_not_finite_is_refused() -> None:
     local["scale"] = torch.tensor(float("nan"))
     for coding in CODINGS:
         with pytest.raises(ContributionError, match="not finite"):
-            pseudogradient.encode(base, local, None, coding, digest(base))
+            pseudogradient.encode(base, local, None, coding, digest_weights(base))
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
@@ -144,7 +145,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     for wrong in (torch.zeros(96, 96), base["scale"].double(), torch.zeros(130, 96).T[:, :1]):
         local = updated(base, 1e-6) | {"scale": wrong}
         with pytest.raises(ContributionError, match="scale: not a contiguous float32 tensor"):
-            pseudogradient.encode(base, local, None, Coding(Kind.DENSE), digest(base))
+            pseudogradient.encode(base, local, None, Coding(Kind.DENSE), digest_weights(base))
 
 
 # The largest entries of a chunk are chosen, and their indices take the entropy of a subset

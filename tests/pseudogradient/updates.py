@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 
-from protocol.digest import digest_weights
-
 Weights = dict[str, torch.Tensor]
 
 SHAPES = {
@@ -36,8 +34,3 @@ def updated(base: Weights, rate: float, seed: int = 1) -> Weights:
         name: torch.from_numpy(np.asarray(tensor.numpy() - random.standard_normal(tensor.shape) * rate, np.float32))
         for name, tensor in base.items()
     }
-
-
-def digest(base: Weights) -> bytes:
-    """Return the digest of weights."""
-    return digest_weights(base)

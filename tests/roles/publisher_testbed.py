@@ -22,7 +22,7 @@ from tests.support.builders.samples import revision
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation.network import BEGIN, Log, key
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 SUCCESSOR = SigningKey(b"s" * 32)
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=1.0, part_bytes=1)

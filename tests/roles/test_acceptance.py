@@ -33,7 +33,6 @@ from tests.support.attacked_nodes.trainer import (
     closing_time,
     collected_windows,
     group_with_other_prompt,
-    publish_window,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
@@ -193,7 +192,7 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
     async def judge_a_later_window() -> None:
         await testbed.clock.sleep_until(testbed.run.opening_time(later) + 0.3)
         for validator in (FIRST, SECOND):
-            await publish_window(testbed, validator, later, rejected())
+            await testbed.publish_records(validator, rejected(), window=later)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(judge_a_later_window)
@@ -219,8 +218,8 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
         await trio.sleep(2.0)
         clock.error_seconds = 0.0
         await testbed.clock.sleep_until(testbed.run.opening_time(later) + 2.0)
-        await publish_window(testbed, FIRST, later)
-        await publish_window(testbed, SECOND, later)
+        await testbed.publish_records(FIRST, window=later)
+        await testbed.publish_records(SECOND, window=later)
         await testbed.clock.sleep_until(closing_time(testbed, later) + 10.0)
     assert await collected_windows(testbed) == {later}
 

@@ -12,8 +12,8 @@ from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_win
 from roles.trainer.collect.validator_monitor import Absences
 from tests.support.builders import samples
 from tests.support.builders.samples import judgement, rejected, verdict
-from tests.support.simulation.exclusions import NOT_SEALED, Exclusions
 from tests.support.simulation.network import Log, key
+from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions
 
 FOUR = [samples.key(f"validator {number}").public for number in range(4)]
 THRESHOLDS = samples.run_manifest().proof.widest("torch-float32")

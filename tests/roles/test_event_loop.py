@@ -38,8 +38,7 @@ from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_n
 from tests.support.builders.policies import random_weights
 from tests.support.builders.verified_batches import make_group
 from tests.support.simulation.network import Log
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import running
+from tests.support.simulation.virtual_clock import TrioClock, running
 
 VERSIONS = 3
 PASSES = 3

@@ -12,7 +12,7 @@ from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy import prefill
 from roles.ports import Forward
-from tests.support.builders.seeds import seeds
+from tests.support.builders.samples import seeds
 
 VOCABULARY = 50
 

@@ -18,8 +18,7 @@ from tests.support.attacked_nodes.trainer import SilentStore
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import TrioClock, simulated
 
 KEYS = sorted((samples.key(f"validator {number}") for number in range(4)), key=lambda key: key.public)
 FOUR = tuple(key.public for key in KEYS)

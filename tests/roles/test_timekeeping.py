@@ -7,8 +7,7 @@ from grailnode.store.memory import MemoryStore
 from roles.node.timekeeping import Timekeeper
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import BEACON_KEY, BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import running, simulate
+from tests.support.simulation.virtual_clock import TrioClock, running, simulate
 
 CHAIN = BEACON_KEY.chain(1000, int(BEGIN * 1000))
 

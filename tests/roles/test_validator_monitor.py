@@ -15,8 +15,7 @@ from tests.support.builders.chains import TRAINER, make_node, small_run, small_w
 from tests.support.builders.proofs import with_thresholds
 from tests.support.builders.samples import judgement, rejected, verdict
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import TrioClock, simulated
 
 CANARY = canary_key(TRAINER, 0).public
 WINDOW = next(w for w in range(100) if [is_false_group(TRAINER, w, i) for i in range(3)] == [False, True, False])

@@ -3,7 +3,7 @@
 import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
-from tests.support.builders.sandboxes import open_sandbox
+from tests.support.builders.tasks import open_sandbox
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import ProgramLimits, ProgramTests, SandboxError
-from tests.support.builders.sandboxes import OWN
+from tests.support.builders.tasks import OWN
 
 FILES = 50 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """A limit of open files that no other process of these tests gives its sandboxes."""

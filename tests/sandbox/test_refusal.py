@@ -7,7 +7,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox, seccomp
 from protocol.environments.base import SandboxError
-from tests.support.builders.sandboxes import OWN
+from tests.support.builders.tasks import OWN
 
 FAILING = "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
 # the program behind `--` is the path of the interpreter in the sandbox
@@ -38,23 +38,22 @@ def test_the_packaged_bubblewrap_works_where_the_system_has_none(
     assert BubblewrapSandbox.open(OWN).python == OWN
 
 
-def test_a_machine_without_user_name_spaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_bwrap(tmp_path, FAILING, monkeypatch)
-    with pytest.raises(SandboxError, match=r"uid map: Permission denied.*user name spaces must be allowed"):
-        BubblewrapSandbox.open(OWN)
-
-
-def test_a_sandbox_that_restricts_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_bwrap(tmp_path, UNRESTRICTED, monkeypatch)
+@pytest.mark.parametrize(
+    ("program", "python", "message"),
+    [
+        (FAILING, OWN, r"uid map: Permission denied.*user name spaces must be allowed"),
+        (UNRESTRICTED, OWN, r"does not isolate programs here: .*sockets.*environment"),
+        (FAILING, "3.7", r"for Python 3\.7, and there is no python3\.7"),
+    ],
+    ids=["no user name spaces", "no restriction", "no such Python"],
+)
+def test_a_machine_that_cannot_isolate_or_lacks_the_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, python: str, message: str
+) -> None:
+    install_bwrap(tmp_path, program, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with pytest.raises(SandboxError, match=r"does not isolate programs here: .*sockets.*environment"):
-        BubblewrapSandbox.open(OWN)
-
-
-def test_a_missing_python_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_bwrap(tmp_path, FAILING, monkeypatch)
-    with pytest.raises(SandboxError, match=r"for Python 3\.7, and there is no python3\.7"):
-        BubblewrapSandbox.open("3.7")
+    with pytest.raises(SandboxError, match=message):
+        BubblewrapSandbox.open(python)
 
 
 def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

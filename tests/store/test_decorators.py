@@ -13,8 +13,7 @@ from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.memory import MemoryStore
 from roles.node.retries import Pause
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.support.faults.faulty_store import FaultyStore
-from tests.support.faults.store_faults import Fault, Link
+from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.measuring.store_tally import Tally, TallyMeter
 from tests.support.simulation.virtual_clock import simulated

@@ -14,9 +14,8 @@ import trio.testing
 from grailnode.store.memory import MemoryStore
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.store.s3_buckets import Bucket
-from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.faulty_store import Fault, FaultyStore, Link, PutHistory, applicable
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
-from tests.support.faults.store_faults import Fault, Link, PutHistory, applicable
 from tests.support.faults.stream_fault_proxy import NetworkConditions, StreamFault, serve
 from tests.support.measuring.store_listing import paths
 from tests.support.servers import loopback

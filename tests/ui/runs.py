@@ -86,5 +86,4 @@ def facts(**changes: object) -> RunFacts:
 
 
 def report(state: NetworkState | None = None, **changes: object) -> DemoReport:
-    """Return the report of a run."""
     return DemoReport.of(state or network(), facts(**changes))

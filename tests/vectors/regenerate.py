@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.vectors.build import PAGES
+from tests.vectors.pseudogradient import generate
 
 FOLDER = Path(__file__).parent
 FLOAT_TOLERANCE: Final = 1e-9
@@ -31,6 +32,10 @@ def outdated_pages() -> list[str]:
         page
         for page, path in paths.items()
         if not path.is_file() or not is_same(json.loads(path.read_text(encoding="utf-8")), json.loads(text(page)))
+    ] + [
+        f"pseudogradient/{Path(name).stem}"
+        for name, content in generate.texts().items()
+        if not (generate.HERE / name).is_file() or (generate.HERE / name).read_text(encoding="utf-8") != content
     ]
 
 
@@ -48,15 +53,17 @@ def is_same(stored: Any, generated: Any) -> bool:
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if anything differs")
     if parser.parse_args().check:
-        for page in outdated_pages():
+        outdated = outdated_pages()
+        for page in outdated:
             print(f"{page}.json differs from what the code generates", file=sys.stderr)
-        return 1 if outdated_pages() else 0
+        return 1 if outdated else 0
     for page in PAGES:
         (FOLDER / f"{page}.json").write_text(text(page), encoding="utf-8")
+    for name, content in generate.texts().items():
+        (generate.HERE / name).write_text(content, encoding="utf-8")
     return 0
 
 

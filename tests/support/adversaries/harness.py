@@ -13,15 +13,14 @@ from typing import Any
 import torch
 import trio
 from torch import Tensor
+from trio.testing import wait_all_tasks_blocked
 
 from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.run.creation import SCORING, first_authority
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.beacon import LocalKey
 from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
@@ -33,32 +32,26 @@ from protocol.judging.verdict import Verdict
 from protocol.proof import Arithmetic, ProofSpec
 from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec
-from protocol.window import Schedule
+from protocol.rollout.sampling import SamplingParams
+from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
 from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
-from roles.ports import Engine
+from roles.ports import Engine, Forward, Generation, Request
 from roles.validator.audit import Auditor
 from roles.validator.judge import Judge
 from roles.validator.window_cases import Case
-from tests.support.adversaries.batched_engine import BatchedEngine
 from tests.support.adversaries.weight_changes import count_layers, keep_layers
-from tests.support.builders.recipes import demo_rules
+from tests.support.builders import samples
+from tests.support.simulation.network import inline
 
 Weights = Mapping[str, Tensor]
+Tokens = tuple[int, ...]
 _EVERY_GROUP = 1_000_000  # millionths: the share of a new miner's groups that is audited
 
 
-async def inline(function: Any, *arguments: Any) -> Any:
-    """Return a function's result, computed in this task."""
-    await trio.lowlevel.checkpoint()
-    return function(*arguments)
-
-
 def key(name: str) -> SigningKey:
-    """Return the key that belongs to a name."""
     return SigningKey(sha256(name.encode()).digest())
 
 
@@ -69,7 +62,6 @@ class StubPorts:
         """Drop the event."""
 
     def now(self) -> float:
-        """Return 0."""
         return 0.0
 
     async def sleep_until(self, moment: float) -> None:
@@ -78,6 +70,55 @@ class StubPorts:
     async def randomness(self, round_number: int) -> bytes:
         """Return 32 bytes that depend on the round number alone."""
         return sha256(f"round {round_number}".encode()).digest()
+
+
+@dataclass
+class _Call:
+    items: list[Any]
+    completion: trio.Event = field(default_factory=trio.Event)
+    results: list[Any] = field(default_factory=list)
+
+
+class BatchedEngine:
+    """Implements Engine over another engine. Calls made before all tasks of the program wait become one batch."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pending_calls: dict[SamplingParams | None, list[_Call]] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        return await self._batch(params, list(requests))
+
+    async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
+        return await self._batch(None, [(tuple(p), tuple(c)) for p, c in zip(prompts, completions, strict=True)])
+
+    async def _batch(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
+        """Return the results of a call's items. The first caller computes for all; the others wait."""
+        call = _Call(items)
+        calls = self._pending_calls.setdefault(params, [])
+        calls.append(call)
+        if call is not calls[0]:
+            await call.completion.wait()
+            return call.results
+        await wait_all_tasks_blocked()
+        del self._pending_calls[params]
+        all_items = [item for other in calls for item in other.items]
+        results = await self._compute(params, all_items)
+        for other in calls:
+            other.results, results = results[: len(other.items)], results[len(other.items) :]
+            other.completion.set()
+        return call.results
+
+    async def _compute(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
+        if params is not None:
+            return await self._engine.generate(items, params)
+        unique_items = list(dict.fromkeys(items))  # two validators may check the same rollouts
+        forwards = await self._engine.forward([item[0] for item in unique_items], [item[1] for item in unique_items])
+        forward_of = dict(zip(unique_items, forwards, strict=True))
+        return [forward_of[item] for item in items]
 
 
 @dataclass
@@ -124,7 +165,7 @@ class TrialHarness:
         max_tokens: limit of a completion.
         group_size, groups: rollouts of a group, and groups of a miner's window.
         training_windows: number of windows from which predictors of sketches learn.
-        batched: whether concurrent trials share the batches of an engine (batched_engine.py).
+        batched: whether concurrent trials share the batches of an engine.
         filters: the filters of the run's sampling.
         exact: whether all compute in exact arithmetic.
         declaration: how the miner declares to compute; None for how the validator does.
@@ -155,58 +196,29 @@ class TrialHarness:
     def __post_init__(self) -> None:
         policy, stub = self.policy_history.policy, StubPorts()
         run = self._manifest()
-        run_id = sha256(
-            b"adversaries"
-        ).digest()  # not the manifest's digest, so that seeds do not depend on the thresholds
+        run_id = sha256(b"adversaries").digest()  # of no manifest, so that seeds do not depend on the thresholds
         self.task = Task(run_id, run, self.environment, policy.tokenizer, policy.vocabulary, inline)
         validator = key("adversaries validator")
         store = self.store
         self.node = Node(run_id, run, validator, "adversaries", store, MemoryStore(), stub, stub, stub, inline)
 
     def _manifest(self) -> RunManifest:
-        ref = FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
-        rules = demo_rules()
-        return RunManifest(
-            name="adversaries",
-            authority=first_authority(
-                rules,
-                roots=[key("adversaries root").public],
-                trainers=[key("adversaries trainer").public],
-                validators=[key("adversaries validator").public],
-            ),
+        filters, ref = self.filters, FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
+        return samples.run_manifest(
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
-            lora=None,
-            precision="bf16",
             environment=self.environment.name,
-            data=None,
-            chat=None,
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,
                 stops=self.policy_history.policy.stops,
-                top_k=self.filters.top_k,
-                top_p=self.filters.top_p,
-                min_p=self.filters.min_p,
+                top_k=filters.top_k,
+                top_p=filters.top_p,
+                min_p=filters.min_p,
             ),
-            evaluation=EvaluationSpec(problems=0, samples=0, pass_at=1),
             numerics="exact" if self.exact else "calibrated",
             group_size=self.group_size,
             groups=self.groups,
-            spares=rules.spares,
-            schedule=Schedule(
-                first_round=1,
-                rounds=8,
-                commit_rounds=5,
-                audit_rounds=6,
-                seal_rounds=16,
-                verdict_rounds=24,
-                lead=1,
-                max_lag=2,
-            ),
-            beacon=LocalKey.from_seed(b"the beacon of the adversaries").chain(1000, 0),
             proof=self.proof,
-            scoring=SCORING,
-            head_ttl=rules.head_ttl,
         )
 
     @property
@@ -218,7 +230,6 @@ class TrialHarness:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How the miner declares to compute."""
         return self.declaration or self.own_arithmetic
 
     def model(self, depth: int | None = None) -> Qwen3:
@@ -236,7 +247,7 @@ class TrialHarness:
             engine: Engine = TorchEngine(model, dtype=self.dtype, run_sync=inline)
             await engine.stage(self.policy_history.serving, dict(weights))
             await engine.commit()
-            self._engines[name] = BatchedEngine(engine) if self.batched else engine
+            self._engines[name] = BatchedEngine(engine) if self.batched else engine  # type: ignore[assignment]
         return self._engines[name]
 
     async def serving_engine(self) -> Engine:

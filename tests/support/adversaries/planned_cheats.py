@@ -1,18 +1,22 @@
-"""What a miner gains that plans to cheat in a share of its windows, by the ledger and the tests of a history."""
+"""What a miner gains by plans that no single window shows, by the ledger and the tests of a history.
+
+A planned cheat cheats in a share of its windows. A miner that withholds has many keys, sees its finished rollouts, and
+shows the windows of the keys that it likes.
+"""
 
 import math
 import random
 from dataclasses import dataclass
-
-import numpy as np
+from statistics import NormalDist
 
 from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold, window_surprisal
-from protocol.judging.ledger import LedgerRow, Summary, balances, histories
-from protocol.proof import Thresholds
+from protocol.judging.ledger import LedgerRow, Summary, balances, histories, shares
+from protocol.proof import ProofSpec, Thresholds
 from protocol.run import ScoringSpec
 from tests.support.builders.proofs import proof_of
 
 _MINER = bytes(32)
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,65 @@ def gain(
     return (saved - lost / plan.groups) / worth
 
 
-def mean_gain(
-    plan: PlannedCheat, rate: float, scoring: ScoringSpec, thresholds: Thresholds, audited: float = 1.0
-) -> float:
-    """Return the mean of `gain` over some seeds."""
-    return float(np.mean([gain(plan, rate, scoring, thresholds, audited, seed) for seed in range(8)]))
+@dataclass(frozen=True)
+class Withholding:
+    """What a key is worth of which a share of the windows is withheld, when its balance does not change any more.
+
+    Attributes:
+        balance: in groups.
+        used: whether its groups are trained on, because it earns something.
+        income: its balance beyond the deposit, as a share of that of a key that shows everything.
+    """
+
+    balance: float
+    used: bool
+    income: float
+
+
+def worth(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) -> Withholding:
+    """Return what a key is worth of which a share of the windows is withheld, spread evenly.
+
+    Args:
+        groups: that it pledges for each window.
+    """
+    balance, honest = (_shown_balance(share, groups, scoring, proof) for share in (withheld, 0.0))
+    used = shares({_MINER: balance}, scoring)[_MINER] > 0.0
+    income = max(0.0, balance - scoring.deposit) / (honest - scoring.deposit) if honest > scoring.deposit else 0.0
+    return Withholding(balance, used, income)
+
+
+def largest_share(groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
+    """Return the largest share of its windows that a key may withhold and still be trained on, to 0.1%; 0 for none."""
+    steps = 1000
+    usable = [step for step in range(steps) if worth(step / steps, groups, scoring, proof).used]
+    return max(usable, default=0) / steps
+
+
+def bias(withheld: float, groups: int) -> float:
+    """Return by how many standard deviations of a group the mean of the groups that are shown is shifted.
+
+    The miner shows the windows with the highest mean of anything that it can compute of a group, for instance of its
+    mean reward, and groups are independent: the mean of the upper part of a normal distribution.
+    """
+    if withheld == 0.0:
+        return 0.0
+    return _NORMAL.pdf(_NORMAL.inv_cdf(withheld)) / (1.0 - withheld) / math.sqrt(groups)
+
+
+def free_bias(keys: int) -> float:
+    """Return the shift if keys that earn nothing were used: of `keys` groups, only the best one is shown."""
+    step = 0.001
+    points = (step * number for number in range(-8000, 8001))
+    return step * sum(x * keys * _NORMAL.pdf(x) * _NORMAL.cdf(x) ** (keys - 1) for x in points)
+
+
+def _shown_balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
+    ledger = []
+    for window in range(scoring.windows):
+        is_shown = math.floor((window + 1) * withheld) == math.floor(window * withheld)
+        row = _make_row(groups, 0, Counts(0, 0)) if is_shown else LedgerRow.undelivered(_MINER, groups)
+        ledger.append(_summary(window, row))
+    return balances(ledger, scoring, proof)[_MINER]
 
 
 def _row(
@@ -106,24 +164,24 @@ def _row(
 
 
 def _accepted(plan: PlannedCheat, counts: Counts) -> LedgerRow:
-    return _make_row(plan, 0, counts)
+    return _make_row(plan.groups, 0, counts)
 
 
 def _rejected(plan: PlannedCheat, rejected: int) -> LedgerRow:
     rest = plan.groups - rejected
-    return _make_row(plan, rejected, Counts(rest * plan.tokens, rest * plan.tokens))
+    return _make_row(plan.groups, rejected, Counts(rest * plan.tokens, rest * plan.tokens))
 
 
-def _make_row(plan: PlannedCheat, rejected: int, counts: Counts) -> LedgerRow:
+def _make_row(groups: int, rejected: int, counts: Counts) -> LedgerRow:
     return LedgerRow.model_construct(
         miner=_MINER,
         verdict=bytes(32),
         arithmetic="torch-float32",
-        pledged=plan.groups,
-        submitted=plan.groups,
-        dealt=plan.groups,
-        audited=plan.groups,
-        accepted=plan.groups - rejected,
+        pledged=groups,
+        submitted=groups,
+        dealt=groups,
+        audited=groups,
+        accepted=groups - rejected,
         rejected=rejected,
         tokens=counts.tokens,
         positions=counts.positions,

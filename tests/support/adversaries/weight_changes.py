@@ -1,4 +1,4 @@
-"""Changes of weights: noise, fewer layers, and the share of changed weights.
+"""Changes of weights: fewer layers, and the share of changed weights.
 
 grailnode/calibration/copies.py reduces the number of bits.
 """
@@ -6,23 +6,14 @@ grailnode/calibration/copies.py reduces the number of bits.
 import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
+
+from protocol.patch.values import bits_of
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-def perturb(weights: Mapping[str, Tensor], relative: float, seed: int = 0) -> dict[str, Tensor]:
-    """Return the weights, each multiplied by 1 plus normal noise of this standard deviation."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: (tensor * (1 + relative * torch.randn(tensor.shape, generator=generator))).to(tensor.dtype)
-        for name, tensor in weights.items()
-    }
-
-
 def count_layers(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of layers."""
     return 1 + max(int(match[1]) for name in weights if (match := _LAYER.match(name)))
 
 
@@ -41,5 +32,5 @@ def keep_layers(weights: Mapping[str, Tensor], layers: list[int]) -> dict[str, T
 
 def changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
     """Return the share of elements whose bits differ."""
-    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in old)
+    differing = sum(int((bits_of(old[name]) != bits_of(new[name])).sum()) for name in old)
     return differing / sum(tensor.numel() for tensor in old.values())

@@ -33,7 +33,7 @@ from tests.support.builders.chains import (
 )
 from tests.support.builders.samples import revision
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 ROOTS = tuple(SigningKey(bytes([number]) * 32) for number in (201, 202, 203))
 SECOND, VALIDATOR, STRANGER, SUCCESSOR = (SigningKey(bytes([number]) * 32) for number in (11, 12, 13, 14))
@@ -97,7 +97,6 @@ class AttackedFollower:
         self.follower = await Follower.open(self.node)
 
     async def restart_without_state(self) -> None:
-        """Restart the node with an empty state."""
         self.state = MemoryStore()
         await self.restart()
 
@@ -128,7 +127,6 @@ class AttackedFollower:
         await self.store.put(paths.head(at.public), sign(head, *(keys or (TRAINER,))))
 
     def manifest_path(self, version: int) -> str:
-        """Return the path of a version's manifest."""
         return paths.manifest(TRAINER.public, version, self.chain.signed_manifests[version].digest)
 
     def patch_path(self, version: int) -> str:

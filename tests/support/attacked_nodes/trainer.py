@@ -20,7 +20,7 @@ from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, Windo
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
 STRANGER = SigningKey(bytes([23]) * 32)
@@ -58,12 +58,10 @@ class AttackedTrainer:
         self.groups = [self.group(index) for index in range(2)]
 
     def group(self, index: int, **changes: Any) -> Group:
-        """Return a group of the miner."""
         fields = {"run": self.run_id, "window": WINDOW, "version": 0, "miner": MINER.public}
         return samples.group(index, **(fields | changes))
 
     async def deliver(self, groups: Sequence[Group] | None = None, window: int = WINDOW) -> None:
-        """Put the miner's batch and commitment."""
         batch, commitment = assemble(groups or self.groups, "torch-float32")
         await self.store.put(paths.batch(MINER.public, commitment.window, commitment.batch), batch)
         await self.store.put(paths.commitment(MINER.public, window), sign(commitment, MINER))
@@ -97,7 +95,6 @@ class AttackedTrainer:
         return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | changes))
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:
-        """Put the seal of a summary."""
         digest, window = content_digest(summary.to_bytes()), summary.window
         seal = Seal(run=self.run_id, window=window, validator=validator.public, summary=digest)
         await self.store.put(paths.seal(validator.public, window), sign(seal, validator))
@@ -115,9 +112,9 @@ class AttackedTrainer:
         await self.store.put(paths.summary(validator.public, summary.window), sign(summary, validator))
 
     async def publish_records(self, validator: SigningKey, *judgements: Judgement, **changes: Any) -> None:
-        """Put all records of a validator on the window, which accept both groups by default."""
+        """Put all records of a validator on a window, which accept both groups by default."""
         verdict = self.verdict(validator, *judgements, **changes)
-        summary = self.summary(validator, verdict)
+        summary = self.summary(validator, verdict, window=verdict.window)
         await self.seal(validator, summary)
         await self.reveal(validator, summary, verdict)
 
@@ -134,8 +131,8 @@ class AttackedTrainer:
     async def collect(self, until: float | None = None) -> None:
         """Let the trainer collect until a time, by default until the window has closed."""
         collector = await self.open_collector()
-        closing_time = self.run.beacon.round_time(self.run.schedule.verdict(WINDOW)) + 2.0 if until is None else until
-        with trio.move_on_after(closing_time - self.clock.now()):
+        end = closing_time(self) + 2.0 if until is None else until
+        with trio.move_on_after(end - self.clock.now()):
             await collector.run()
 
     async def window_has_closed(self) -> bool:
@@ -172,14 +169,6 @@ class AttackedTrainer:
 def group_with_other_prompt(testbed: AttackedTrainer) -> Group:
     """Return a first group with another prompt than the miner's."""
     return testbed.group(0, prompt=pack_tokens((9, 9)))
-
-
-async def publish_window(testbed: AttackedTrainer, validator: SigningKey, window: int, *judgements: Judgement) -> None:
-    """Publish all of a validator's records on a window; it accepts both groups by default."""
-    verdict = testbed.verdict(validator, *judgements, window=window)
-    summary = testbed.summary(validator, verdict, window=window)
-    await testbed.seal(validator, summary)
-    await testbed.reveal(validator, summary, verdict)
 
 
 async def collected_windows(testbed: AttackedTrainer) -> set[int]:

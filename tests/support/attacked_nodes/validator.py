@@ -10,6 +10,7 @@ from protocol.rollout.batch import Commitment, assemble
 from roles.node.identity import Node
 from roles.validator.window_cases import Pledge, Pledges, WindowCases, read_window_cases
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
+from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node
 from tests.support.simulation.network import Log
 
@@ -32,16 +33,12 @@ class AttackedValidator(AttackedTrainer):
         fields: dict[str, Any] = {
             "run": self.run_id,
             "key": miner.public,
-            "role": "miner",
-            "name": "",
             "space": "",
             "groups": 2,
             "version": 0,
-            "arithmetic": "torch-float32",
-            "credential": b"",
             "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
         }
-        return Announcement(**(fields | changes))
+        return samples.announcement(**(fields | changes))
 
     async def announce(self, miner: SigningKey = MINER, signer: SigningKey | None = None, **changes: Any) -> None:
         """Put a pledge at the miner's path."""

@@ -25,7 +25,7 @@ from roles.trainer.publish.version_build import (
 from roles.trainer.tensor_shards import TensorSource
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import BEGIN, Log, draft, inline
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 TRAINER = SigningKey(b"t" * 32)
 MINER = SigningKey(b"m" * 32)

@@ -28,6 +28,7 @@ from protocol.outer.round_records import (
 )
 from protocol.proof import ProofSpec, Step, Thresholds
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
+from protocol.rollout.challenge import rollout_seed
 from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
 
@@ -47,6 +48,11 @@ def digest(name: str) -> bytes:
 def key(name: str) -> SigningKey:
     """Return the key pair that belongs to a name."""
     return SigningKey(digest(f"key of {name}"))
+
+
+def seeds(count: int, name: str = "seed") -> list[bytes]:
+    """Return the seeds of a group's first rollouts, 16 bytes each."""
+    return [rollout_seed(digest(name), index) for index in range(count)]
 
 
 TRAINER, MINER, VALIDATOR, ROOT = key("trainer"), key("miner"), key("validator"), key("root")

@@ -1,10 +1,14 @@
-"""The small data files that ship with the program, and a sandbox that runs nothing."""
+"""The small data files that ship with the program, a sandbox that runs nothing, and real ones on this Python."""
 
+import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import grailnode
-from protocol.environments.base import ProgramResult, ProgramTests
+from grailnode.sandbox import BubblewrapSandbox
+from protocol.environments.base import ProgramResult, ProgramTests, SandboxError
 
 _DATA: Final = Path(grailnode.__file__).parent / "data" / "environments"
 MATH: Final = (_DATA / "math.jsonl").read_bytes()
@@ -21,6 +25,17 @@ class AcceptingSandbox:
         self._compiles = compiles
 
     def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
-        """Implements Sandbox.attempt without running the program."""
         self.programs.append(solution)
         return ProgramResult(self._compiles, tuple(place < self._passes for place in range(len(tests.tests))))
+
+
+OWN: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
+"""The version of this Python, as environments of programs name it."""
+
+
+def open_sandbox() -> BubblewrapSandbox:
+    """Return a sandbox, or skip the test that asks where this machine cannot create one."""
+    try:
+        return BubblewrapSandbox.open(OWN)
+    except SandboxError as error:
+        pytest.skip(str(error))

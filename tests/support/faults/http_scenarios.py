@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,8 +15,9 @@ from grailnode.store.s3.s3_session import S3Credentials, S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.node.retries import Pause
-from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError
+from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.support.builders.chains import MINER, make_node, small_run
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.faults.exchange_fault_proxy import ExchangeFault, ExchangeFaultProxy, affects_puts
 from tests.support.simulation.network import Log
 
@@ -51,7 +52,7 @@ class HttpOutcome:
     violations: list[str]
 
 
-class _PartlyUnreachableStore:
+class _PartlyUnreachableStore(DecoratedStore):
     """Sends some operations to endpoints where no server is.
 
     Attributes:
@@ -60,31 +61,20 @@ class _PartlyUnreachableStore:
     """
 
     def __init__(self, store: ObjectStore, others: list[ObjectStore], rng: random.Random) -> None:
+        super().__init__(store)
         self._store = store
         self._others = others
         self._rng = rng
         self.active = True
         self.fault_count = 0
 
-    def _choose(self) -> ObjectStore:
+    async def before(self, operation: str, path: str) -> None:
+        self.inner = self._store
         for other in self._others:
             if self.active and self._rng.random() < _RATE:
                 self.fault_count += 1
-                return other
-        return self._store
-
-    async def put(self, path: str, data: bytes) -> None:
-        await self._choose().put(path, data)
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        return await self._choose().get(path, max_bytes, offset=offset, size=size)
-
-    async def delete(self, path: str) -> None:
-        await self._choose().delete(path)
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self._choose().list(prefix, after=after):
-            yield info
+                self.inner = other
+                return
 
 
 async def run_http_scenario(location: S3Location, credentials: S3Credentials, names: tuple[str, ...]) -> HttpOutcome:

@@ -1,1 +1,1 @@
-"""Meters of memory, resources, stores and sketches."""
+"""Meters of memory and stores."""

@@ -4,7 +4,6 @@ The buckets of the three are served by a real S3 server on loopback. What differ
 the addresses of buckets, directories, the public beacon (there is no internet here), and the length of a window.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.processes.command_line import run_command
-from tests.support.processes.programs import ROOT, Program, eventually
+from tests.support.processes.programs import ROOT, Program, eventually, logged_events
 from tests.support.processes.separate_buckets import AUTH_OPTIONS, CREDENTIALS, PUBLIC_OPTIONS
 from tests.support.servers.rclone import serving
 
@@ -181,7 +180,5 @@ def follow_page(site: Deployment, moments: Moments) -> None:
 
 def accepted_windows(home: Path) -> list[int]:
     """Return the windows in which a validator accepted groups of a miner, by its log."""
-    log = home / "logs" / "validator-2.jsonl"
-    lines = log.read_text().splitlines() if log.exists() else []
-    events = [json.loads(line) for line in lines if line.endswith("}")]
-    return [item["window"] for item in events if item["event"] == "verdict" and item["accepted"]]
+    verdicts = logged_events(home / "logs" / "validator-2.jsonl", "verdict")
+    return [verdict["window"] for verdict in verdicts if verdict["accepted"]]

@@ -151,7 +151,6 @@ def _name(answer: Any) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return its exit status."""
     if arguments == ["observe"]:
         print(json.dumps(observe()))
         return 0

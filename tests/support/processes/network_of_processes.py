@@ -1,6 +1,5 @@
 """A run's directory, and its trainer, validators and miners as real processes over it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from grailnode.run import workspace
 from grailnode.run.recipe import Recipe
 from grailnode.run.rules import Rules
 from tests.support.builders.recipes import demo_rules
-from tests.support.processes.programs import Program, eventually, members
+from tests.support.processes.programs import Program, eventually, logged_events, members
 
 RULES = demo_rules(group_size=8, groups=6, evaluation_problems=16, deposit=0.0)
 SECTIONS = {"trainer": {"groups_per_step": 4, "anchor_interval": 5}, "miner": {"groups": 6}}
@@ -37,11 +36,7 @@ class NetworkOfProcesses:
 
     def events(self, process: str, event: str) -> list[dict[str, Any]]:
         """Return the events of a name that a process has logged."""
-        file = self.workspace.directory / "logs" / f"{process}.jsonl"
-        if not file.exists():
-            return []
-        events = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
-        return [item for item in events if item["event"] == event]
+        return logged_events(self.workspace.directory / "logs" / f"{process}.jsonl", event)
 
     def newest_version(self) -> int:
         """Return the newest published version, or -1."""

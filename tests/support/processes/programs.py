@@ -1,5 +1,6 @@
 """Programs as real processes, each in a session of its own, so that all of its processes can be listed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT = Path(__file__).parents[3]
 PATIENCE: Final = 300.0
@@ -40,7 +41,6 @@ class Program:
 
     @property
     def session(self) -> int:
-        """The id of its session."""
         return self.process.pid
 
     def kill(self) -> None:
@@ -84,6 +84,13 @@ def eventually(condition: Callable[[], bool], description: str, *, seconds: floa
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s: {description}"
         time.sleep(0.1)
+
+
+def logged_events(file: Path, event: str) -> list[dict[str, Any]]:
+    """Return the events of a name in a log, without a line that a kill has cut short."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("}")]
+    return [item for item in events if item["event"] == event]
 
 
 def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

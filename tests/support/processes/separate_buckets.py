@@ -3,7 +3,6 @@
 One rclone serves the buckets with credentials, another serves them to read without any.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from grailnode.run.workspace import Workspace
 from grailnode.store.s3.s3_session import S3Credentials
-from tests.support.processes.programs import Program
+from tests.support.processes.programs import Program, logged_events
 from tests.support.servers.rclone import serving
 
 CREDENTIALS: Final = S3Credentials("loopback-access", "loopback-secret")
@@ -117,23 +116,18 @@ class Machines:
         (home / "run.toml").write_text(_CONFIG.format(**self._values, name=name, manifest=manifest, beacon=beacon))
 
     def start(self, name: str) -> None:
-        """Start a participant's node."""
         run = str(self.directory / name / "run.toml")
         log = self.directory / f"{name}.terminal"
         node = ("--role", self.roles[name], "--run", run, "--name", name)
         self.programs[name] = Program(*node, log=log, within=self._within(name))
 
     def end(self) -> None:
-        """Kill all processes."""
         for program in self.programs.values():
             program.end()
 
     def events(self, name: str, process: str, event: str) -> list[dict[str, Any]]:
-        """Return the events of a name that a process has logged, without a line that a kill has cut short."""
-        file = self.directory / name / "logs" / f"{process}.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("}")]
-        return [item for item in events if item["event"] == event]
+        """Return the events of a name that a process has logged."""
+        return logged_events(self.directory / name / "logs" / f"{process}.jsonl", event)
 
     def terminal_output(self) -> str:
         """Return the ends of the nodes' terminal output."""

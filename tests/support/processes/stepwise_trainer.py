@@ -69,7 +69,6 @@ class StepwiseTrainer:
         return Program("--role", "trainer", "--run", run, log=self._directory / "trainer.terminal")
 
     def end(self) -> None:
-        """Kill all processes."""
         self._program.end()
 
     def _until_published(self, version: int) -> None:
@@ -106,7 +105,6 @@ class StepwiseTrainer:
 
 
 def _title(pid: int) -> str:
-    """Return the title of a process."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

@@ -14,8 +14,7 @@ from roles.ports import ObjectStore
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation.network import Network
 from tests.support.simulation.recording_store import RecordingStore
-from tests.support.simulation.trio_clock import TrioClock
-from tests.support.simulation.virtual_clock import running
+from tests.support.simulation.virtual_clock import TrioClock, running
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from roles.node.retries import Pause
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.builders.recipes import demo_rules
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
-from tests.support.faults.faulty_store import FaultyStore
+from tests.support.faults.faulty_store import Fault, FaultyStore, Link, PutHistory
 from tests.support.faults.full_disk import DiskFill, DiskStore, NodeDisk
-from tests.support.faults.store_faults import Fault, Link, PutHistory
 from tests.support.simulation import small_policy
 from tests.support.simulation.network import BEACON_KEY, BEGIN, Log, Network
 from tests.support.simulation.recording_store import AcknowledgementRecorder, Acknowledgements, RecordingStore
@@ -153,7 +152,6 @@ class FaultSchedule:
 
 
 def validator_names(validators: int) -> list[str]:
-    """Return the names of the validators."""
     return [f"validator-{number}" for number in range(validators)]
 
 
@@ -165,7 +163,6 @@ class WrongClock:
         self.error_seconds = 0.0
 
     def now(self) -> float:
-        """Return this clock's seconds since the Unix epoch."""
         return self._true_clock.now() + self.error_seconds
 
     async def sleep_until(self, moment: float) -> None:

@@ -18,7 +18,6 @@ class FrozenEngine(TorchEngine):
         self._weights = weights
 
     async def serve(self) -> None:
-        """Serve the weights."""
         await self.stage(0, self._weights)
         await self.commit()
 
@@ -31,7 +30,6 @@ class FrozenProducer(HonestProducer):
         self._own_engine = engine
 
     async def generate(self, *arguments: Any) -> Any:
-        """Generate with the engine's own weights."""
         if self._own_engine.version is None:
             await self._own_engine.serve()
         return await super().generate(*arguments)

@@ -20,10 +20,9 @@ from roles.ports import StoreError
 from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders.snapshots import snapshot_views
-from tests.support.simulation.exclusions import NOT_SEALED, Exclusions
 from tests.support.simulation.faulty_network import CHECKER, FAULTY_WINDOWS, WINDOWS, FaultyNetwork
 from tests.support.simulation.network import BEGIN, key, randomness
-from tests.support.simulation.trained_groups import trained_groups
+from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions, trained_groups
 
 _TRAINER = key("trainer").public
 

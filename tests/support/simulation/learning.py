@@ -8,7 +8,7 @@ for it, and publishes. Costs are process CPU seconds of one thread, so that othe
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,6 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run.base_files import start_lora
 from protocol import environments
-from protocol.patch.values import bits_of
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
@@ -33,6 +32,8 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
+from tests.support.adversaries.weight_changes import changed_share
+from tests.support.builders.policies import inline, run_without_waiting
 from tests.support.builders.verified_batches import make_group
 
 
@@ -78,19 +79,6 @@ class Costs:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.process_time() - start
 
 
-async def _inline(function: Any, *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that never waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value
-    raise RuntimeError("it waited")
-
-
 class Simulation:
     """One run of the network.
 
@@ -108,7 +96,7 @@ class Simulation:
         lora = start_lora(self._policy, setup.lora_rank, 0.0, setup.lora_targets.split(","))
         if lora is not None:
             model, start = LoraModel(build(self._policy, lora=lora.spec), start), dict(lora.adapters)
-        self._engine = TorchEngine(model, run_sync=_inline)
+        self._engine = TorchEngine(model, run_sync=inline)
         self._environment = environments.get("addition")
         self._params = SamplingParams(setup.temperature, 5, self._policy.stops)
         optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
@@ -148,7 +136,7 @@ class Simulation:
             figures = {name: getattr(report, name) for name in ("grad_norm", "clip_fraction", "entropy")}
             if report.step % self.setup.steps_per_version == 0:
                 view = self._learner.view()
-                self.sparsity.append(1 - _changed_share(self._versions[-1], view))
+                self.sparsity.append(1 - changed_share(self._versions[-1], view))
                 self._versions.append(view)
                 if self._keep_masters:
                     self.masters.append(masters(self._learner.state()))
@@ -156,10 +144,9 @@ class Simulation:
         return figures | {"sparsity": self.sparsity[-1] if self.sparsity else 1.0}
 
     def serve(self, version: int) -> None:
-        """Make the engine serve a version."""
         with self.costs.of("staging"):
-            _run(self._engine.stage(version, self._versions[version]))
-            _run(self._engine.commit())
+            run_without_waiting(self._engine.stage(version, self._versions[version]))
+            run_without_waiting(self._engine.commit())
 
     def _mine(self, number: int, version: int) -> list[VerifiedGroup]:
         setup, policy = self.setup, self._policy
@@ -172,10 +159,10 @@ class Simulation:
             for rollout in range(setup.group_size)
         ]
         with self.costs.of("generation"):
-            completions = [g.tokens for g in _run(self._engine.generate(requests, self._params))]
+            completions = [g.tokens for g in run_without_waiting(self._engine.generate(requests, self._params))]
         self.tokens += sum(map(len, completions))
         with self.costs.of("verification"):
-            forwards = _run(self._engine.forward([request.prompt for request in requests], completions))
+            forwards = run_without_waiting(self._engine.forward([request.prompt for request in requests], completions))
         groups = []
         for index, problem in enumerate(problems):
             rollouts = slice(index * setup.group_size, (index + 1) * setup.group_size)
@@ -192,18 +179,12 @@ class Simulation:
         problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
         prompts = [self._policy.tokenizer.encode(problem.prompt) for problem in problems]
         with self.costs.of("evaluation"):
-            answers = _run(self._engine.greedy(prompts, self._params))
+            answers = run_without_waiting(self._engine.greedy(prompts, self._params))
         return statistics.fmean(self._reward(p, tokens) for p, tokens in zip(problems, answers, strict=True))
 
     def _reward(self, problem: environments.Problem, tokens: tuple[int, ...]) -> float:
         text = self._policy.tokenizer.decode(self._params.without_stop(tokens))
         return self._environment.reward(problem, text)
-
-
-def _changed_share(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> float:
-    """Return the share of elements whose bits differ."""
-    differing = sum(int((bits_of(old[name]) != bits_of(new[name])).sum()) for name in old)
-    return differing / sum(tensor.numel() for tensor in old.values())
 
 
 def run(setup: Setup, show: Callable[[str], None]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation import small_policy
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock
 
 BEGIN = 1_750_000_000.0
 PERIOD_MS = 250
@@ -57,7 +57,6 @@ async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def key(name: str) -> SigningKey:
-    """Return the key that belongs to a name."""
     return SigningKey(random.Random(name).randbytes(32))
 
 
@@ -160,7 +159,6 @@ class Network:
         )
 
     def task(self, node: Node) -> Task:
-        """Return the task of a miner or validator."""
         return make_task(node, self.policy, self.data, self.sandbox)
 
     async def run_beacon(self) -> None:
@@ -171,7 +169,6 @@ class Network:
         self.signed = creation.sign_manifest(self.run.model_copy(update=changes), key("root"))
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
-        """Return the settings of the simulated trainer."""
         return TrainerSettings(
             training=TrainingSettings(
                 groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
@@ -229,10 +226,8 @@ class Network:
         return self.logs[name].named(event)
 
     async def head(self) -> Head:
-        """Return the head in storage."""
         data = await self.store.get(paths.head(key("trainer").public), 1 << 20)
         return open_signed(data, Head, self.run.authority.trainers).record
 
     async def until_window(self, window: int) -> None:
-        """Wait until a window opens."""
         await self.clock.sleep_until(self.run.opening_time(window))

@@ -39,7 +39,6 @@ async def verdicts(network: Network, miner: str | SigningKey, windows: range) ->
 
 
 async def summaries(network: Network, validator: str, windows: range) -> list[Summary]:
-    """Return a validator's revealed summaries."""
     entries = []
     for window in windows:
         try:

@@ -112,9 +112,3 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
     feedback = await get_tensors(handle.state, numbered(FEEDBACK, record.feedback))
     for tensor_name, expected in total.items():
         assert torch.allclose(feedback[tensor_name], expected, atol=1e-6), tensor_name
-
-
-def equal_states(testbed: OuterTestbed) -> None:
-    """Check that all sites computed the states of the manifests' digests."""
-    tables = [testbed.applied(name) for name in testbed.names]
-    assert all(len({table[number] for table in tables if number in table}) == 1 for number in tables[0])

@@ -1,7 +1,8 @@
 """Sites and their coordinator over a store in memory, on trio's virtual clock, with a small learner of their own."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.builders.samples import round_rules
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
 from tests.support.simulation.network import BEGIN, Log, key
-from tests.support.simulation.trio_clock import TrioClock
+from tests.support.simulation.virtual_clock import TrioClock, running
 
 SHAPES = {"embed": (12, 40), "layer.weight": (40, 64), "norm": (40,)}
 ROUND_SECONDS = 5.0  # 20 beacon rounds of 250 ms
@@ -84,7 +85,6 @@ class SmallLearner:
         self._steps = 0
 
     def step(self, groups: Sequence[VerifiedGroup]) -> SmallStep:
-        """Take one step."""
         self._steps += 1
         for group in groups:
             generator = torch.Generator().manual_seed(int.from_bytes(group.digest[:7], "little"))
@@ -96,14 +96,12 @@ class SmallLearner:
         return SmallStep(loss(self._weights))
 
     def state(self) -> dict[str, Tensor]:
-        """Return weights and moments."""
         self.ends[self._steps] = dict(self._weights)
         own = {MASTER + name: tensor.clone() for name, tensor in self._weights.items()}
         moments = {f"moment/{name}": tensor.clone() for name, tensor in self._moments.items()}
         return own | moments | {"steps": torch.tensor(self._steps, dtype=torch.int64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
         self._weights = {name: state[MASTER + name].clone() for name in SHAPES}
         self._moments = {name: state[f"moment/{name}"].clone() for name in SHAPES}
         self._steps = int(state["steps"])
@@ -220,7 +218,6 @@ class OuterTestbed:
         )
 
     async def run_coordinator(self, state: ObjectStore | None = None, store: ObjectStore | None = None) -> None:
-        """Run the coordinator."""
 
         async def check_fence() -> None:
             await trio.lowlevel.checkpoint()
@@ -255,7 +252,6 @@ class OuterTestbed:
     async def run_site(
         self, handle: SiteHandle, state: ObjectStore | None = None, store: ObjectStore | None = None
     ) -> None:
-        """Run a site."""
         node = self.node(handle.log, state or handle.state, handle.key, store)
         handle.learner.start_again()
         handle.site = Site(node, handle.learner, self.site_settings)
@@ -275,20 +271,27 @@ class OuterTestbed:
         for handle in self.handles.values():
             await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
 
-    def start(self, nursery: trio.Nursery, names: Sequence[str] | None = None) -> None:
-        """Start the coordinator, the source of groups and some of the sites: all by default."""
-        nursery.start_soon(self.feed)
-        nursery.start_soon(self.run_coordinator)
-        for name in self.names if names is None else names:
-            nursery.start_soon(self.run_site, self.handles[name])
+    @asynccontextmanager
+    async def running(self, names: Sequence[str] | None = None) -> AsyncIterator[trio.Nursery]:
+        """Run the coordinator, the source of groups and some of the sites (by default all) until the end of a block."""
+        async with running(self.feed) as nursery:
+            nursery.start_soon(self.run_coordinator)
+            for name in self.names if names is None else names:
+                nursery.start_soon(self.run_site, self.handles[name])
+            yield nursery
+
+    async def run_rounds(self, newest: int) -> list[RoundManifest]:
+        """Run everything until half a round after the end of a round; return all manifests."""
+        async with self.running():
+            await self.until_round(newest)
+            await trio.sleep(ROUND_SECONDS / 2)
+        return await self.manifests()
 
     async def manifest(self, number: int) -> RoundManifest:
-        """Return the round manifest of a number."""
         node = self.node(Log("reader"), MemoryStore(), key("reader"))
         return (await fetch_record(node, RoundManifest, paths.round_manifest(TRAINER.public, number))).record
 
     async def manifests(self) -> list[RoundManifest]:
-        """Return all round manifests, from number 0 on."""
         result: list[RoundManifest] = []
         while True:
             try:
@@ -302,7 +305,6 @@ class OuterTestbed:
         return await fetch_record(node, RoundContribution, paths.contribution(key(name).public, number))
 
     async def payload(self, item: CountedContribution) -> bytes:
-        """Return the payload of a contribution."""
         return await self.store.get(paths.payload(item.worker, item.payload.digest), 1 << 20)
 
     async def until_round(self, number: int) -> RoundManifest:
@@ -314,7 +316,6 @@ class OuterTestbed:
                 await trio.sleep(0.25)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
         while not condition():
             await trio.sleep(0.25)
 
@@ -323,14 +324,20 @@ class OuterTestbed:
         names = {key(name).public: name for name in self.names}
         return {names[item.worker]: item.reason for item in manifest.refused}
 
+    def remaining_loss(self, name: str) -> float:
+        """Return the loss of the shared weights that a site has, as a share of the first weights' loss."""
+        site = self.handles[name].site
+        assert site is not None and site.shared is not None
+        return loss(site.shared.weights) / loss(first_weights())
+
     def applied(self, name: str) -> dict[int, str]:
         """Return the digest of the state after each round, as a site computed it."""
         return {event["number"]: event["state"] for event in self.handles[name].log.named("round-applied")}
 
 
 def equal_states(testbed: OuterTestbed, rounds: int) -> None:
-    """Check that all sites applied the same states."""
+    """Check that all sites that applied a round have the same state after it, and that all applied some rounds."""
     tables = [testbed.applied(name) for name in testbed.names]
-    common = set.intersection(*(set(table) for table in tables))
-    assert len(common) >= rounds
-    assert all(len({table[number] for table in tables}) == 1 for number in common)
+    assert len(set.intersection(*map(set, tables))) >= rounds
+    for number in set.union(*map(set, tables)):
+        assert len({table[number] for table in tables if number in table}) == 1, number

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.support.faults.store_faults import Fault, Link
+from tests.support.faults.faulty_store import Fault, Link
 from tests.support.simulation.faulty_network import TRAINER, ClockJump, FaultSchedule, LinkCut
 
 _PROCESSES: Final = (*TRAINER, "miner-1", "validator-0")
@@ -47,12 +47,7 @@ class FaultScenario:
             quorum=1,
             anchor_interval=2,
             keep_patches=4,
-            rates=self.rates,
-            state_rates=self.state_rates,
-            cuts=self.cuts,
-            jumps=self.jumps,
-            beacon_outage=self.beacon_outage,
-            beacon_is_false=self.beacon_is_false,
+            **vars(self),
         )
 
 

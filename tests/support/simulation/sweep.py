@@ -12,7 +12,7 @@ import torch
 
 from tests.support.simulation.faulty_network import FaultSchedule, FaultyNetwork, run_network
 from tests.support.simulation.invariants import violations
-from tests.support.simulation.seeded_scheduling import run_seeded
+from tests.support.simulation.virtual_clock import run_seeded
 
 
 @dataclass(frozen=True)

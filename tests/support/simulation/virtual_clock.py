@@ -1,15 +1,19 @@
-"""Scenarios on trio's virtual clock, which jumps to the next event, so that no test waits for real time."""
+"""Scenarios on trio's virtual clock, which jumps to the next event, so that no test waits for real time; that clock as
+wall-clock time; and deterministic runs, in which a seed decides the order of ready tasks.
+"""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import trio
+from trio._core import _run as scheduler
 from trio.testing import MockClock
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_SWITCH = "_ALLOW_DETERMINISTIC_SCHEDULING"
 
 
 def simulate(scenario: Callable[..., Awaitable[T]], *arguments: object) -> T:
@@ -34,3 +38,48 @@ async def running(task: Callable[..., Awaitable[object]], *arguments: object) ->
         nursery.start_soon(task, *arguments)
         yield nursery
         nursery.cancel_scope.cancel()
+
+
+class TrioClock:
+    """Implements the Clock port on trio's clock, shifted so that it begins at a given moment.
+
+    With trio's MockClock, ten simulated hours take ten milliseconds.
+
+    Args:
+        begin: seconds since the Unix epoch.
+    """
+
+    def __init__(self, begin: float) -> None:
+        self._shift = begin - trio.current_time()
+
+    def now(self) -> float:
+        """Return the seconds since the Unix epoch."""
+        return trio.current_time() + self._shift
+
+    async def sleep_until(self, moment: float) -> None:
+        """Return at or after a moment (seconds since the Unix epoch)."""
+        await trio.sleep_until(moment - self._shift)
+
+
+@contextmanager
+def seeded_scheduling(seed: int) -> Iterator[None]:
+    """Make every `trio.run` in the block order its tasks by a seed.
+
+    Trio shuffles ready tasks on purpose, and has no public way to seed that. This sets the switch and the generator
+    that its plug-in for Hypothesis sets. With the switch, ready tasks are sorted by age before they are shuffled.
+    """
+    previous_switch = getattr(scheduler, _SWITCH)
+    state = scheduler._r.getstate()
+    setattr(scheduler, _SWITCH, True)
+    scheduler._r.seed(seed)
+    try:
+        yield
+    finally:
+        setattr(scheduler, _SWITCH, previous_switch)
+        scheduler._r.setstate(state)
+
+
+def run_seeded(seed: int, scenario: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Run a scenario in virtual time, in the order of a seed, and return its result."""
+    with seeded_scheduling(seed):
+        return simulate(scenario, *arguments)

@@ -1,15 +1,11 @@
-"""Write the golden vectors of docs/spec/pseudogradient.md, or check that they are up to date.
-
-    python -m tests.vectors.pseudogradient.generate [--check]
+"""The golden vectors of docs/spec/pseudogradient.md, which `python -m tests.vectors.regenerate` writes.
 
 `golden.json` contains weights, local weights and error feedback (shape, and hex of the float32 bytes, of each tensor),
 the contribution of each coding, the values that it gives, and the weights and the momentum after an outer step.
 `hostile.json` contains contributions for the same weights, and the class of error that each must cause.
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,22 +117,3 @@ def texts() -> dict[str, str]:
         "golden.json": json.dumps(golden(), indent=1) + "\n",
         "hostile.json": "[\n" + ",\n".join(map(json.dumps, hostile())) + "\n]\n",
     }
-
-
-def main() -> int:
-    """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if anything differs")
-    check, status = parser.parse_args().check, 0
-    for name, text in texts().items():
-        path = HERE / name
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(f"{name} differs from what the code generates", file=sys.stderr)
-            status = 1
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

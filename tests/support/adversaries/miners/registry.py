@@ -73,7 +73,6 @@ def adversary(name: str, *expected_reasons: Reason, within_noise: bool = False) 
 
 
 def assignments_of(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
-    """Return the assignments of the miner."""
     return [
         harness.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, index)
         for index in indices
@@ -121,7 +120,6 @@ def with_sketches(harness: TrialHarness, mining_window: MiningWindow, group: Gro
 
 
 def with_rollouts(group: Group, rollouts: Sequence[Rollout]) -> Group:
-    """Return the group with other rollouts."""
     copy: Group = alter(group, rollouts=tuple(rollouts))
     return copy
 

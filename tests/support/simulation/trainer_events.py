@@ -1,7 +1,7 @@
-"""Reads from a trainer's events which validators' judgements of which windows do not count."""
+"""What a trainer's events say: which judgements of a window do not count, and what it has trained on."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -39,3 +39,20 @@ class Exclusions:
         """Return the validators that do not count for a window, each with the reason, sorted."""
         names = {validator for _, validator in self._reasons}
         return [(name, reason) for name in sorted(names) if (reason := self.reason(window, name))]
+
+
+def trained_groups(events: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Return the groups of the steps in the newest masters, without the steps that crashes have undone.
+
+    Args:
+        events: names and fields, in order.
+    """
+    steps: list[list[str]] = []
+    for event, fields in events:
+        if event == "started":
+            steps = []
+        elif event == "resumed":
+            del steps[fields["step"] :]
+        elif event == "step":
+            steps.append(fields["groups"].split(","))
+    return [group for step in steps for group in step]

@@ -1,6 +1,6 @@
 """Memory, descriptors and threads of processes over time, and whether they grow.
 
-    python -m tests.support.measuring.resources DIR/samples.jsonl --warm-up 900
+    python -m bench.resources DIR/samples.jsonl --warm-up 900
 
 prints the table of samples that bench/soak.py kept, with another warm-up.
 """

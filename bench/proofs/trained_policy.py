@@ -1,6 +1,6 @@
 """Trains the policy of the adversaries' benchmarks, and its versions.
 
-    python -m tests.support.adversaries.trained_policy --out DIR
+    python -m bench.proofs.trained_policy --out DIR
 
 takes about a quarter of an hour on one core. First a small Qwen3 learns the stories of a corpus; then it is reinforced
 as by a run's trainer (GRPO on its own rollouts, FP32 master weights, a BF16 view for every version). DIR gets a policy
@@ -9,11 +9,9 @@ directory (version 0) and the weights of the versions; a second call makes only 
 
 import argparse
 import math
-import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,21 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from bench.proofs import trading_task
 from grailnode.engine import policy as policies
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from grailnode.engine.torch_engine import TorchEngine
-from protocol.environments import Environment
-from protocol.rollout.sampling import SamplingParams, log_probabilities
-from roles.policy.causal_model import CausalModel
+from protocol.rollout.sampling import SamplingParams
 from roles.policy.sequences import PaddedBatch, pad
-from roles.ports import Request
-from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
-from roles.trainer.learn.optimizer_settings import AdamWSettings
-from roles.trainer.verified_batch import VerifiedGroup
-from tests.support.adversaries import trading_task
-from tests.support.adversaries.harness import inline
+from tests.support.adversaries.reinforcement import ReinforcementTask, reinforce
 from tests.support.adversaries.weight_changes import changed_share, keep_layers
-from tests.support.builders.verified_batches import make_group
 
 CACHE: Final = Path.home() / ".cache" / "grailnode" / "adversaries"
 """The directory of the benchmarks' policy."""
@@ -166,50 +156,6 @@ def held_out_loss(recipe: Recipe, weights: Mapping[str, Tensor]) -> float:
         return sum(float(_loss(model, float32_weights, next(batches))) for _ in range(20)) / 20
 
 
-async def engine_of(model: Any, weights: Mapping[str, Tensor], version: int = 0, **options: Any) -> TorchEngine:
-    """Return an engine that serves these weights."""
-    engine = TorchEngine(model, run_sync=inline, **options)
-    await engine.stage(version, dict(weights))
-    await engine.commit()
-    return engine
-
-
-@dataclass(frozen=True)
-class ReinforcementTask:
-    """The environment, tokenizer and sampling of the reinforcement."""
-
-    environment: Environment
-    text: policies.Tokenizer
-    params: SamplingParams
-
-
-async def reinforce(
-    model: CausalModel, start: Mapping[str, Tensor], task: ReinforcementTask, recipe: Recipe, seed: int
-) -> AsyncIterator[tuple[StepReport, dict[str, Tensor]]]:
-    """Yield versions, each by one optimizer step on rollouts of the version before."""
-    optimizer = AdamWSettings(learning_rate=recipe.reinforcement_rate, warmup_steps=5)
-    learner = Learner(model, start, LearnerSettings(optimizer=optimizer))
-    weights = dict(start)
-    for version in range(1, recipe.versions + 1):
-        engine = await engine_of(model, weights)
-        seeds = [sha256(f"{seed} {version} {group}".encode()).digest() for group in range(recipe.groups)]
-        report = learner.step([await _group(engine, task, recipe.group_size, version, seed) for seed in seeds])
-        weights = learner.view()
-        yield report, weights
-
-
-async def _group(engine: TorchEngine, task: ReinforcementTask, size: int, version: int, seed: bytes) -> VerifiedGroup:
-    problem = task.environment.problem(seed)
-    prompt, rng = task.text.encode(problem.prompt), random.Random(seed)
-    generations = await engine.generate([Request(prompt, rng.randbytes(16)) for _ in range(size)], task.params)
-    completions = tuple(generation.tokens for generation in generations)
-    forwards = await engine.forward([prompt] * size, completions)
-    logprobs = [log_probabilities(f.logits, torch.tensor(t), 1.0) for f, t in zip(forwards, completions, strict=True)]
-    texts = [task.params.without_stop(tokens) for tokens in completions]
-    rewards = tuple(task.environment.reward(problem, task.text.decode(tokens)) for tokens in texts)
-    return make_group(seed, version - 1, prompt, completions, logprobs, rewards)
-
-
 def _weights_file(directory: Path, version: int) -> Path:
     return directory / f"version-{version:03d}.safetensors"
 
@@ -230,9 +176,16 @@ def make_policy(directory: Path, recipe: Recipe, seed: int) -> None:
 
 
 async def _reinforce_versions(directory: Path, recipe: Recipe, seed: int, start: Mapping[str, Tensor]) -> None:
-    task = ReinforcementTask(trading_task.TradingTask(), policies.Tokenizer(trading_task.tokenizer()), PARAMS)
+    task = ReinforcementTask(
+        trading_task.TradingTask(),
+        policies.Tokenizer(trading_task.tokenizer()),
+        PARAMS,
+        recipe.groups,
+        recipe.group_size,
+        recipe.reinforcement_rate,
+    )
     previous_weights, version = start, 0
-    async for report, weights in reinforce(recipe.model(), start, task, recipe, seed):
+    async for report, weights in reinforce(recipe.model(), start, task, recipe.versions, seed):
         version += 1
         save_file(weights, _weights_file(directory, version))
         print(

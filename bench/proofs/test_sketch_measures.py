@@ -1,4 +1,4 @@
-"""The published rules and the arithmetic of bench/proofs."""
+"""The published rules, the arithmetic and the task of these tables."""
 
 import math
 import random
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.proofs.published_sketches import BucketSketch, Toploc
+from bench.proofs.sketch_worth import max_misses, worth
+from bench.proofs.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
 from grailnode.engine.policy import Tokenizer
 from protocol.judging.binomial import binomial_tail
-from tests.support.adversaries.published_sketches import BucketSketch, Toploc
-from tests.support.adversaries.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
-from tests.support.measuring.sketch_worth import max_misses, worth
 
 
 def states(seed: int, tokens: int = 32) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""The size of this repository, which it is to keep: `python -m tests.support.measuring.repository_size`."""
+"""The size of this repository, which it is to keep: `python -m bench.repository_size`."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[1]
 
 
 def _lines(*folders: str) -> int:
