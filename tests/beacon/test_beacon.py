@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from py_ecc.bls.hash_to_curve import hash_to_G1
 from py_ecc.bls.point_compression import decompress_G1, decompress_G2
