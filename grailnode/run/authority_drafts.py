@@ -57,8 +57,8 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
     """Return a draft of the next revision: the current authority with changes.
 
     Args:
-        revisions: the revisions so far.
         note: why, for people.
+        rewind: the last version that counts of a chain that a thief continued with a key.
         changes: new values of fields of `Authority`.
 
     Raises:
@@ -99,13 +99,6 @@ def write_draft(directory: Path, draft: Draft) -> Path:
     path = directory / f"revision-{draft.revision.number}{SUFFIX}"
     write_whole(path, draft.to_bytes())
     return path
-
-
-def sign_draft(path: Path, draft: Draft, key: Path) -> Draft:
-    """Sign a draft with the key of a file, and write it back to its file; this needs neither the run nor a network."""
-    draft = draft.signed_by(SigningKey(key_files.read(key)))
-    write_whole(path, draft.to_bytes())
-    return draft
 
 
 def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> Draft:

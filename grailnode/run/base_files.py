@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -40,10 +41,18 @@ class LoraStart:
 
 
 def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) -> LoraStart | None:
-    """Return what a run of adapters on a policy begins with; None if the rank is 0."""
+    """Return what a run of adapters on a policy begins with; None if the rank is 0.
+
+    Raises:
+        PolicyError: the policy cannot be read, or cannot have such adapters.
+    """
     if not rank:
         return None
-    spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
+    try:
+        spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PolicyError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
     shapes = models.build(policy, lora=spec).shapes
     names = {PREFIX + name: shape for name, shape in shapes.items() if name.endswith((DOWN, UP))}
     return LoraStart(spec, initial_adapters(names))

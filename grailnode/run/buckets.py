@@ -143,16 +143,31 @@ def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
             _reader(bucket, use.readers),
             f"{unblock}{api.format('put-bucket-policy')} --policy file://bucket-policy.json",
         ),
-        _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
-        _json(
-            "lifecycle.json",
-            _lifecycle(bucket, use, abort=True),
-            f"{api.format('put-bucket-lifecycle-configuration')} --lifecycle-configuration file://lifecycle.json",
-        ),
+        *_s3api_documents(bucket, use, api),
     ]
     if use.beacon:
         texts.append(_json("guest-policy.json", _guest(bucket, use), _iam("grailnode-guest", "guest-policy.json")))
     return texts
+
+
+def _s3api_documents(bucket: Bucket, use: BucketUse, api: str) -> list[Document]:
+    """Return what AWS and R2 take alike. `api` is the command line, with {} in place of the verb."""
+    cors = {
+        "AllowedMethods": ["GET", "HEAD"],
+        "AllowedOrigins": ["*"],
+        "AllowedHeaders": ["Range", "If-Range"],
+        "ExposeHeaders": list(_READ_HEADERS),
+        "MaxAgeSeconds": 3600,
+    }
+    put_cors, put_lifecycle = api.format("put-bucket-cors"), api.format("put-bucket-lifecycle-configuration")
+    return [
+        _json("cors.json", {"CORSRules": [cors]}, f"{put_cors} --cors-configuration file://cors.json"),
+        _json(
+            "lifecycle.json",
+            _lifecycle(bucket, use, abort=True),
+            f"{put_lifecycle} --lifecycle-configuration file://lifecycle.json",
+        ),
+    ]
 
 
 def _iam(user: str, file: str) -> str:
@@ -180,12 +195,7 @@ def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
     }
     texts = [
         _json("writer-token.json", token, cloudflare.format("writer-token.json", "user/tokens")),
-        _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
-        _json(
-            "lifecycle.json",
-            _lifecycle(bucket, use, abort=True),
-            f"{api.format('put-bucket-lifecycle-configuration')} --lifecycle-configuration file://lifecycle.json",
-        ),
+        *_s3api_documents(bucket, use, api),
     ]
     if use.beacon:
         guest = {
@@ -281,17 +291,6 @@ def _guest(bucket: Bucket, use: BucketUse) -> Json:
         _allow("ReadRules", ["s3:GetObject"], [_arn(bucket, path) for path in use.rules]),
         _allow("SeeParticipants", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}participants/*"]),
     )
-
-
-def _cors() -> Json:
-    rule = {
-        "AllowedMethods": ["GET", "HEAD"],
-        "AllowedOrigins": ["*"],
-        "AllowedHeaders": ["Range", "If-Range"],
-        "ExposeHeaders": list(_READ_HEADERS),
-        "MaxAgeSeconds": 3600,
-    }
-    return {"CORSRules": [rule]}
 
 
 _CORS_XML: Final = (

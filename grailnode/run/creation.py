@@ -20,15 +20,7 @@ from protocol.identity.authority import OPEN, Admission, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.proof import EXACT_PROOF
 from protocol.quantization import quantize
-from protocol.run import (
-    ChatSpec,
-    EvaluationSpec,
-    FileRef,
-    ModelSpec,
-    RunManifest,
-    SamplingSpec,
-    ScoringSpec,
-)
+from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from roles.node.identity import Node
 from roles.ports import ObjectStore
 from roles.records import fetch_run_file

@@ -7,7 +7,7 @@ import click
 from grailnode.cli.actions.drafts import open_authority, submit
 from grailnode.node import admission_credential
 from grailnode.run import authority_changes
-from grailnode.run.authority_drafts import RevisionError
+from grailnode.run.authority_drafts import RevisionError, propose
 
 
 def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
@@ -26,7 +26,8 @@ def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
     if authority.admission.policy == "open":
         click.echo("this run is open: everyone may mine, nobody needs to be admitted")
     elif authority.admission.policy == "allowlist":
-        submit(config, node, authority_changes.admit_miner(node.revisions, miner))
+        changes = authority_changes.permission(authority, miner)
+        submit(config, node, propose(node.revisions, f"{miner.hex()[:16]} may mine", **changes))
     else:
         directory = config.at(config.node.keys)
         token = authority_changes.invite_miner(node.revisions, miner, days, inviter, directory)

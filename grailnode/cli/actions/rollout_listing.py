@@ -26,12 +26,7 @@ Selection = Literal["best", "worst", "rejected"] | None
 
 
 def rollouts(
-    window: int | None,
-    miner: str,
-    selection: Selection,
-    count: int,
-    as_json: bool,
-    **run_options: Unpack[RunOptions],
+    window: int | None, miner: str, selection: Selection, count: int, as_json: bool, **run_options: Unpack[RunOptions]
 ) -> None:
     """Run `grailnode rollouts`."""
     node = make_spectator(open_config_to_read(**run_options))

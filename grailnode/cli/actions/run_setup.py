@@ -36,9 +36,9 @@ def init(directory: Path, policy: Path | None, recipe: Path | None, proof: Path 
         _print_run(directory, create_run(directory, constants, place, policy=policy or PACKAGED_POLICY, proof=proof))
         return
     check_name(place.name)
-    member = join_run(directory, place, place.join, place.meeting)
-    click.echo(f"{place.name} is {member.key.hex()}")
-    _print_bucket(directory, member.documents, ["s3.credentials", "meeting.credentials"])
+    key, documents = join_run(directory, place, place.join, place.meeting)
+    click.echo(f"{place.name} is {key.hex()}")
+    _print_bucket(directory, documents, ["s3.credentials", "meeting.credentials"])
     run = shlex.quote(str(directory / "run.toml"))
     click.echo("then start it, ROLE being miner, validator or worker:")
     click.echo(f"  grailnode --role ROLE --run {run} --name {place.name}")
