@@ -130,11 +130,7 @@ async def _check_amendment(
     if amendment.verdict:
         path = paths.reaudit(validator, amendment.window, amendment.miner)
         reaudit = LedgerRow.of((await fetch_record(node, ReauditVerdict, path)).record)
-        if (reaudit.verdict, reaudit.accepted, reaudit.rejected) != (
-            amendment.verdict,
-            amendment.accepted,
-            amendment.rejected,
-        ):
+        if any(getattr(reaudit, name) != getattr(amendment, name) for name in ("verdict", "accepted", "rejected")):
             raise ProtocolError("not what its verdict says", place)
 
 
@@ -145,7 +141,7 @@ async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
     """
     try:
         signed = await fetch_record(node, Commitment, paths.commitment(verdict.miner, verdict.window))
-    except (NotFoundError, TooLargeError, StoreError, ProtocolError):
+    except (StoreError, ProtocolError):
         return
     committed, miner = signed.record, verdict.miner.hex()[:8]
     if signed.digest != verdict.commitment:
@@ -171,12 +167,7 @@ async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: st
         except BeaconError as error:
             raise NotFoundError(f"round of window {summary.window}: {error}") from error
         dealt = summary.dealing.dealt_groups(
-            node.run_id,
-            summary.window,
-            draw,
-            verdict.miner,
-            groups=verdict.submitted,
-            validator=summary.validator,
+            node.run_id, summary.window, draw, verdict.miner, groups=verdict.submitted, validator=summary.validator
         )
     foreign = {judgement.index for judgement in verdict.judgements} - set(dealt)
     if foreign or verdict.dealt != len(dealt):

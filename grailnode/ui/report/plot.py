@@ -141,11 +141,7 @@ def grid(x: Axis, y: Axis, x_label: str) -> Markup:
 
 
 def line(
-    css: str,
-    series: Sequence[tuple[float, float | None]],
-    tooltip: Callable[[float, float], str],
-    x: Axis,
-    y: Axis,
+    css: str, series: Sequence[tuple[float, float | None]], tooltip: Callable[[float, float], str], x: Axis, y: Axis
 ) -> Markup:
     """Draw a series: solid at its usual spacing (some are measured every few windows), dashed over longer gaps.
 
