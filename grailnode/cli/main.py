@@ -14,8 +14,6 @@ from grailnode.cli.options import run_action, trust_option
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
-ROLES: Final = ("trainer", "worker", "miner", "validator")
-
 
 VERBS: Final = {
     "admit": "admit",
@@ -53,13 +51,13 @@ class LazyGroup(click.Group):
         return cast(click.Command, getattr(module, cmd_name))
 
 
-@click.group(
-    cls=LazyGroup,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="grailnode")
-@click.option("--role", type=click.Choice(ROLES), help="Run a node of this role until Ctrl-C.")
+@click.option(
+    "--role",
+    type=click.Choice(["trainer", "worker", "miner", "validator"]),
+    help="Run a node of this role until Ctrl-C.",
+)
 @click.option("--run", metavar="FILE-or-URL", help="The run.toml of the run, or the URL of its manifest (.../runs/ID).")
 @click.option("--name", help="The node's name: its key and state. Default: the role (miner-1, worker-1).")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of run.toml.")

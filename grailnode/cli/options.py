@@ -5,12 +5,19 @@ import io
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import click
 
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
+DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
+EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
+
+shown_option: Final = partial(click.option, show_default=True)
+"""An option whose help shows its default."""
 
 _node_name: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")
 

@@ -62,7 +62,6 @@ async def export_version(
     Args:
         directory: missing or empty.
         version: None for the newest.
-        merge: whether to add the adapters of a LoRA run to its base.
 
     Raises:
         StoreError, ProtocolError: an object cannot be fetched, or is not what the chain says.

@@ -4,7 +4,7 @@ import json
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -119,7 +119,7 @@ def inspect(file: Path, base: Path | None, as_json: bool, everything: bool) -> N
     with error_context(file):
         patch = inspect_patch(file.read_bytes(), weights)
     if as_json:
-        click.echo(json.dumps(patch.to_json(), indent=2))
+        click.echo(json.dumps(asdict(patch), indent=2))
     else:
         Console().print(patch_table(patch, unchanged=everything))
 

@@ -12,7 +12,7 @@ from grailnode.cli.options import check_name
 from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.buckets import Document
-from grailnode.run.new_run import BUCKET_DIRECTORY, COMMANDS_FILE, NewRun, create_run, join_run
+from grailnode.run.new_run import COMMANDS, NewRun, create_run, join_run
 from grailnode.run.place import Place
 from grailnode.run.recipe import read_recipe
 from grailnode.run.requirements import completion_tokens
@@ -85,7 +85,7 @@ def _print_bucket(directory: Path, documents: Sequence[Document], credentials: S
     click.echo(
         f"first prepare the bucket, which needs {count} documents, and store the credentials that you get for it:"
     )
-    click.echo(f"  less {shlex.quote(str(directory / BUCKET_DIRECTORY / COMMANDS_FILE))}")
+    click.echo(f"  less {shlex.quote(str(directory / COMMANDS))}")
     for name in credentials:
         file = shlex.quote(str(directory / name))
         click.echo(f"  install -m 600 /dev/null {file} && editor {file}")
