@@ -313,10 +313,7 @@ def _config(values: dict[str, Any], overrides: Sequence[str], source: str, direc
 
 
 def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
-    """Return values as a model of sections.
-
-    Args:
-        source: the file, for errors.
+    """Return values as a model of sections; `source` is the file, for errors.
 
     Raises:
         ConfigError: a key is unknown, or a value is not allowed.

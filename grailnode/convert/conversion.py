@@ -30,15 +30,12 @@ def convert(
     version: int,
     base_version: int,
 ) -> list[Path]:
-    """Convert, check, and write.
+    """Convert, check, and write; return the files that were written.
 
     Args:
         source: a patch, a safetensors file, or a slime version directory.
         base: weights that a delta applies to; None for a full checkpoint.
         version, base_version: version numbers in the other format.
-
-    Returns:
-        The files that were written.
     """
     with error_context(base):
         base_weights = safetensors.read(base.read_bytes()) if base else None
@@ -53,10 +50,10 @@ def convert(
 
 def _read(source: Path, source_format: Format, base: Weights | None) -> Weights:
     if source_format == "slime":
-        return read_slime({file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}, base).weights
+        return read_slime({file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}, base)
     data = source.read_bytes()
     if source_format == "trl":
-        return read_trl(data, base).weights
+        return read_trl(data, base)
     if source_format == "safetensors":
         return safetensors.read(data)
     if base is None:
@@ -69,11 +66,11 @@ def _encode(
 ) -> dict[Path, bytes]:
     if out_format == "slime":
         directory, files = write_slime(weights, version, base, base_version if base else None)
-        _check_equal(weights, read_slime(files, base).weights)
+        _check_equal(weights, read_slime(files, base))
         return {out / directory / name: data for name, data in files.items()}
     if out_format == "trl":
         path, data = write_trl(weights, version, base)
-        _check_equal(weights, read_trl(data, base).weights)
+        _check_equal(weights, read_trl(data, base))
         return {out / path: data}
     if out_format == "safetensors":
         data = safetensors.write(weights)

@@ -24,12 +24,9 @@ LEVEL_TOLERANCE: Final = 1e-9
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their own numbers, scores
-    against rows.
+    against rows. Return the number of summaries.
 
     Seals and verdicts expire, the oldest first, in a bucket that deletes old objects (`grailnode init --bucket`).
-
-    Returns:
-        The number of summaries; all of them passed.
 
     Raises:
         ProtocolError: the first contradiction.

@@ -68,13 +68,9 @@ def lora_spec(
         shard_bytes: of the tensors in one file, or one tensor that is larger.
     """
     source = TensorSource.of(base)
-    refs = []
-    for names in safetensors.shards(source.sizes, shard_bytes):
-        data = source.file(names)
-        refs.append(ObjectRef(digest=content_digest(data), size=len(data)))
-    return LoraSpec(
-        rank=rank, alpha=alpha, targets=tuple(sorted(set(targets))), base=digest_weights(base), shards=tuple(refs)
-    )
+    files = map(source.file, safetensors.shards(source.sizes, shard_bytes))
+    refs = tuple(ObjectRef(digest=content_digest(data), size=len(data)) for data in files)
+    return LoraSpec(rank=rank, alpha=alpha, targets=tuple(sorted(set(targets))), base=digest_weights(base), shards=refs)
 
 
 async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: int = SHARD_BYTES) -> None:

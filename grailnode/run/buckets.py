@@ -20,7 +20,6 @@ Json = dict[str, Any]
 EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "reaudits", "reports")
 """Kinds of objects that nobody reads long after their window is closed; summaries are the ledger, and stay."""
 
-ABORT_DAYS: Final = 1
 _READ_HEADERS: Final = ("ETag", "Content-Length", "Content-Range", "Accept-Ranges")
 _R2_WRITE: Final = {"id": "2efd5506f9c8494dacb1fa10a3e7d5b6", "name": "Workers R2 Storage Bucket Item Write"}
 _name: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -321,7 +320,7 @@ def _lifecycle(bucket: Bucket, use: BucketUse, *, abort: bool) -> Json:
                 "ID": "abort-incomplete-uploads",
                 "Status": "Enabled",
                 "Filter": {"Prefix": bucket.prefix},
-                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": ABORT_DAYS},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
             }
         )
     return {"Rules": rules}

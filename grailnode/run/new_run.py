@@ -15,11 +15,8 @@ from grailnode.run.workspace import MINERS, Workspace, WorkspaceError
 from protocol import paths
 from protocol.identity.signing import SigningKey
 
-BUCKET_DIRECTORY: Final = "bucket"
-"""The directory beside run.toml with the documents that a bucket needs."""
-
-COMMANDS_FILE: Final = "commands.sh"
-"""The file in that directory with the commands that apply the documents."""
+COMMANDS: Final = Path("bucket") / "commands.sh"
+"""The file with the commands that apply the documents that a bucket needs, which lie beside it."""
 
 _COMMANDS_HEADER: Final = """\
 # What the bucket needs. Read each document, replace the words in capitals, and run the commands in this directory.
@@ -71,7 +68,7 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tupl
     """Prepare a directory for a node of somebody else's run: run.toml, and the node's key unless it is there already.
 
     Args:
-        manifest: the URL of the run's manifest.
+        manifest: its URL.
         meeting: the bucket where the run's participants meet.
 
     Returns:
@@ -108,7 +105,7 @@ def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, 
 def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> tuple[Document, ...]:
     texts = documents(bucket, use)
     for document in texts:
-        files.write(directory / BUCKET_DIRECTORY / document.name, document.text.encode())
+        files.write(directory / COMMANDS.with_name(document.name), document.text.encode())
     commands = "".join(f"\n# {document.name}\n{document.command}\n" for document in texts)
-    files.write(directory / BUCKET_DIRECTORY / COMMANDS_FILE, f"{_COMMANDS_HEADER}{commands}".encode())
+    files.write(directory / COMMANDS, f"{_COMMANDS_HEADER}{commands}".encode())
     return tuple(texts)

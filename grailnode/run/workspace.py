@@ -52,8 +52,6 @@ class Workspace:
         rules: those of the run, each with a value.
         keys: the public keys by name.
         problems: those of the data file; None for an environment without one.
-        start_commands: the commands that start the run's nodes.
-        files: the files that were written.
     """
 
     directory: Path
@@ -242,7 +240,7 @@ def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_se
             "round_windows": ROUND_WINDOWS,
             "upload_seconds": upload_seconds,
         }
-    sections = recipe.sections()
+    sections: run_toml.Sections = recipe.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
     trainer = _merged(trainer, sections.get("trainer", {}))
     trainer["data"] = requirements.DATA if rules.data is not None else None
     trainer["adapters"] = ADAPTERS if rules.lora_rank else None

@@ -148,7 +148,6 @@ def line(
     Args:
         css: the class that gives its colour.
         series: (x, y) in order, y None where nothing was measured.
-        tooltip: writes the tooltip of a point.
     """
     points = [(position, at, value) for position, (at, value) in enumerate(series) if value is not None]
     usual = median([after - before for (before, *_), (after, *_) in pairwise(points)] or [1])

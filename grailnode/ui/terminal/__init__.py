@@ -28,12 +28,7 @@ View = LiveView | PlainView
 
 
 def open_view(title: str, console: Console | None = None) -> View:
-    """Return the live view for a terminal that can show it, plain lines for any other output.
-
-    Args:
-        title: the name of the view, at the top.
-        console: the output; standard output by default.
-    """
+    """Return the live view for a terminal that can show it, plain lines for any other output."""
     console = console or Console()
     # rich takes FORCE_COLOR for a terminal; a log file that wants colour must not get a full-screen view.
     writes_utf8 = console.encoding.lower().startswith("utf")
