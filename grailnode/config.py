@@ -291,10 +291,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         path = path / "run.toml"
     if not path.exists():
         raise ConfigError(f"{path}: no such file; `grailnode init DIR` writes one")
-    values = read_toml(path)
-    for override in overrides:
-        _override(values, override)
-    return _validate(values, str(path), path.absolute().parent)
+    return _config(read_toml(path), overrides, str(path), path.absolute().parent)
 
 
 def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Path) -> Config:
@@ -306,20 +303,17 @@ def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Pa
     Raises:
         ConfigError: as `load`.
     """
+    return _config(values, overrides, "--set", directory.absolute())
+
+
+def _config(values: dict[str, Any], overrides: Sequence[str], source: str, directory: Path) -> Config:
     for override in overrides:
         _override(values, override)
-    return _validate(values, "--set", directory.absolute())
-
-
-def _validate(values: dict[str, Any], source: str, directory: Path) -> Config:
     return validate(Config, values | {"directory": directory}, source)
 
 
 def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
-    """Return values as a model of sections.
-
-    Args:
-        source: the file, for errors.
+    """Return values as a model of sections; `source` is the file, for errors.
 
     Raises:
         ConfigError: a key is unknown, or a value is not allowed.

@@ -4,15 +4,13 @@ from typing import Any
 
 import click
 
-from grailnode.cli.options import FILE, authority_option, run_action
+from grailnode.cli.options import FILE, authority_option, run_action, shown_option
 
 
 @click.command()
 @click.argument("key")
 @authority_option
-@click.option(
-    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days for which an invitation is valid."
-)
+@shown_option("--days", type=click.IntRange(1, 3650), default=30, help="Days for which an invitation is valid.")
 @click.option(
     "--key",
     "inviter",

@@ -1,48 +1,32 @@
 """`grailnode demo`: the whole network on this machine, and a summary of what it did."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action
-
-DEFAULT_WINDOWS: Final = 72
+from grailnode.cli.options import DIRECTORY, EXISTING_FILE, run_action, shown_option
 
 
 @click.command()
 @click.option(
     "--windows",
     type=click.IntRange(1, 10_000),
-    default=DEFAULT_WINDOWS,
+    default=72,
     help="How many windows. Default: 3 minutes' worth.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all keys, and so of prompts and noise.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("grailnode-demo"),
-    show_default=True,
-    help="Where report.json and report.html go.",
-)
+@shown_option("--seed", type=int, default=0, help="Seed of all keys, and so of prompts and noise.")
+@shown_option("--out", type=DIRECTORY, default=Path("grailnode-demo"), help="Where report.json and report.html go.")
 @click.option("--keep", is_flag=True, help="Keep the run's directory (store, keys, logs) in --out.")
-@click.option(
-    "--trainers",
-    type=click.IntRange(1, 8),
-    default=1,
-    show_default=True,
-    help="Sites that train together, each in a process of its own.",
+@shown_option(
+    "--trainers", type=click.IntRange(1, 8), default=1, help="Sites that train together, each in a process of its own."
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["torch", "vllm"]),
-    default="torch",
-    show_default=True,
-    help="What the honest miners generate with.",
+@shown_option(
+    "--engine", type=click.Choice(["torch", "vllm"]), default="torch", help="What the honest miners generate with."
 )
 @click.option(
     "--engine-python",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=EXISTING_FILE,
     help="The interpreter of vLLM's environment, which `grailnode engine install` made.",
 )
 def demo(**parameters: Any) -> None:

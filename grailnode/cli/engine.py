@@ -1,11 +1,10 @@
 """`grailnode engine`: the environment of vLLM, what a server needs to be an engine, and whether it has its weights."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action, run_options
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, run_action, run_options, shown_option
 
 
 @click.group()
@@ -14,34 +13,18 @@ def engine() -> None:
 
 
 @engine.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What vLLM runs on."
-)
+@click.argument("directory", type=DIRECTORY)
+@shown_option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="What vLLM runs on.")
 def install(**parameters: Any) -> None:
     """Make an environment with vLLM in DIRECTORY, a new virtual environment of 2.5 GB or more."""
     run_action("engine_environment", "install", parameters)
 
 
 @engine.command()
-@click.argument("policy", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True, help="What the server runs on."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="bfloat16",
-    show_default=True,
-    help="What it computes in.",
-)
-@click.option(
-    "--runner",
-    type=click.Choice(["v1", "v2"]),
-    default="v1",
-    show_default=True,
-    help="The version of its model runner.",
-)
+@click.argument("policy", type=EXISTING_DIRECTORY)
+@shown_option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", help="What the server runs on.")
+@shown_option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="bfloat16", help="What it computes in.")
+@shown_option("--runner", type=click.Choice(["v1", "v2"]), default="v1", help="The version of its model runner.")
 def flags(**parameters: Any) -> None:
     """Print the command that starts a server of vLLM for POLICY, to be named by `[engine] url`."""
     run_action("engine_environment", "flags", parameters)

@@ -25,7 +25,6 @@ def options(
     """Return a decorator that adds an option to a command for each of some fields, in their order.
 
     Args:
-        names: of the fields.
         repeated: fields of several values whose option is given once for each value, with the option's name.
         metavars: what the help shows in place of a value, by field.
     """

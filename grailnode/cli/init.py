@@ -1,12 +1,11 @@
 """`grailnode init`: make a run, or a directory for a node of somebody else's run."""
 
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from grailnode.cli.from_model import options
-from grailnode.cli.options import FILE, run_action
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, FILE, run_action
 from grailnode.run.place import Place
 from grailnode.run.rules import Rules, TimingRules
 
@@ -19,11 +18,9 @@ _REPEATED_RULES: Final = {
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=DIRECTORY)
 @click.option(
-    "--policy",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A Hugging Face checkpoint directory. Default: the packaged genesis.",
+    "--policy", type=EXISTING_DIRECTORY, help="A Hugging Face checkpoint directory. Default: the packaged genesis."
 )
 @click.option(
     "--recipe",

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from grailnode.cli.options import FILE, authority_option, run_action
+from grailnode.cli.options import FILE, authority_option, run_action, shown_option
 
 
 @click.group()
@@ -41,12 +41,8 @@ def rotate(**parameters: Any) -> None:
 @keys.command()
 @click.argument("key")
 @authority_option
-@click.option(
-    "--role",
-    type=click.Choice(["validator", "worker", "inviter"]),
-    default="validator",
-    show_default=True,
-    help="What the key may do.",
+@shown_option(
+    "--role", type=click.Choice(["validator", "worker", "inviter"]), default="validator", help="What the key may do."
 )
 def grant(**parameters: Any) -> None:
     """Make KEY (64 hexadecimal digits, or a key file) a validator, a site that trains, or an inviter of miners."""

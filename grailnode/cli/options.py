@@ -1,14 +1,23 @@
 """What the declarations of several verbs share: options, the check of a node's name, and how a verb is run."""
 
 import importlib
+import io
 import re
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import click
 
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
+DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
+EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
+
+shown_option: Final = partial(click.option, show_default=True)
+"""An option whose help shows its default."""
 
 _node_name: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")
 
@@ -22,10 +31,25 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)(**parameters)
 
 
+class RunOptions(TypedDict):
+    """The options that name a run, as `joining.open_config` takes them."""
+
+    run: str
+    overrides: tuple[str, ...]
+    trust: Callable[[str], None] | None
+
+
+def trust_option(text: str) -> Callable[..., Any]:
+    """Return the option that accepts a server's word for which run it has, and reports that in a line."""
+    return click.option(
+        "--trust-run", "trust", is_flag=True, callback=lambda *values: report_line if values[-1] else None, help=text
+    )
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `open_run.RunOptions` to a command."""
+    """Add `RunOptions` to a command."""
     for option in (
-        click.option("--trust-run", is_flag=True, help="Accept the run that a URL's server names."),
+        trust_option("Accept the run that a URL's server names."),
         click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key."),
         click.option("--run", required=True, metavar="FILE-or-URL", help="The run.toml, or the manifest's URL."),
     ):
@@ -49,3 +73,15 @@ def check_name(name: str) -> None:
             f"--name {name}: up to 32 letters, digits, '_', '.' and '-', the first no '.', "
             "which announcements and file names carry"
         )
+
+
+def report_line(line: str) -> None:
+    """Print a line on standard error; a closed terminal or a full disk behind it must not stop a node.
+
+    The stream is replaced after a failure: its buffer still has the line, and would fail again when the start of the
+    next process flushes it.
+    """
+    try:
+        click.echo(line, err=True)
+    except (OSError, ValueError):
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace", write_through=True)

@@ -5,10 +5,9 @@ from typing import Any, Final
 
 import click
 
-from grailnode.cli.options import run_action, run_options
+from grailnode.cli.options import EXISTING_FILE, run_action, run_options, shown_option
 
 _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
-_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command()
@@ -28,8 +27,8 @@ def verify(**parameters: Any) -> None:
 
 
 @click.command()
-@click.argument("file", type=_FILE)
-@click.option("--base", type=_FILE, help="The weights it applies to.")
+@click.argument("file", type=EXISTING_FILE)
+@click.option("--base", type=EXISTING_FILE, help="The weights it applies to.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 @click.option("--all", "everything", is_flag=True, help="Unchanged tensors as well.")
 def inspect(**parameters: Any) -> None:
@@ -42,9 +41,9 @@ def inspect(**parameters: Any) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--from", "source_format", type=_FORMATS, required=True, help="The format of SOURCE.")
 @click.option("--to", "out_format", type=_FORMATS, required=True, help="The format to write to OUT.")
-@click.option("--base", type=_FILE, help="Safetensors file of the weights before; none for a full checkpoint.")
-@click.option("--version", type=click.IntRange(0), default=1, show_default=True, help="Version to write.")
-@click.option("--base-version", type=click.IntRange(0), default=0, show_default=True, help="Version of --base.")
+@click.option("--base", type=EXISTING_FILE, help="Safetensors file of the weights before; none for a full checkpoint.")
+@shown_option("--version", type=click.IntRange(0), default=1, help="Version to write.")
+@shown_option("--base-version", type=click.IntRange(0), default=0, help="Version of --base.")
 def convert(**parameters: Any) -> None:
     """Convert one weight update between our patches and TRL's and slime's layouts, bit for bit."""
     run_action("run_reading", "convert", parameters)

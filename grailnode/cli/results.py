@@ -1,15 +1,14 @@
 """`grailnode export` and `grailnode rollouts`: what came out of a run."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action, run_options
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, run_action, run_options, shown_option
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=DIRECTORY)
 @run_options
 @click.option("--version", type=click.IntRange(0), help="Which version. Default: the newest.")
 @click.option("--merged", is_flag=True, help="Add the adapters of a LoRA run to its base: a whole model.")
@@ -26,12 +25,12 @@ def export(**parameters: Any) -> None:
 @click.option("--offline", is_flag=True, help="Learn from groups that storage has, and publish nothing.")
 @click.option(
     "--policy",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=EXISTING_DIRECTORY,
     help="Where to begin, such as an exported version. Default: the policy of run.toml.",
 )
 @click.option("--first", "first_window", type=click.IntRange(0), help="The first window. Default: 50 before the last.")
 @click.option("--last", "last_window", type=click.IntRange(0), help="The last window. Default: the newest judged one.")
-@click.option("--steps", type=click.IntRange(0), default=0, show_default=True, help="At most so many; 0 for all.")
+@shown_option("--steps", type=click.IntRange(0), default=0, help="At most so many; 0 for all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def train(**parameters: Any) -> None:
     """Step a trainer's learner on the verified groups of a run, to try a loss; nothing is published."""
@@ -45,7 +44,7 @@ def train(**parameters: Any) -> None:
 @click.option("--best", "selection", flag_value="best", help="The highest rewards first.")
 @click.option("--worst", "selection", flag_value="worst", help="The lowest rewards first.")
 @click.option("--rejected", "selection", flag_value="rejected", help="Only those that a validator rejected.")
-@click.option("--count", type=click.IntRange(0), default=10, show_default=True, help="At most so many; 0 for all.")
+@shown_option("--count", type=click.IntRange(0), default=10, help="At most so many; 0 for all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def rollouts(**parameters: Any) -> None:
     """Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."""

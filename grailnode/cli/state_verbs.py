@@ -1,12 +1,11 @@
 """`grailnode backup`, `restore` and `repair`: the state of a stopped node."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from grailnode.cli.options import run_action, run_options
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, run_action, run_options
 
 
 def _state_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -16,7 +15,7 @@ def _state_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=DIRECTORY)
 @_state_options
 def backup(**parameters: Any) -> None:
     """Copy the state of a stopped node into DIRECTORY, and check every object of it.
@@ -27,7 +26,7 @@ def backup(**parameters: Any) -> None:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("directory", type=EXISTING_DIRECTORY)
 @_state_options
 def restore(**parameters: Any) -> None:
     """Copy the state of a node back from a backup in DIRECTORY.

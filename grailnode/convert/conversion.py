@@ -4,7 +4,6 @@ Patches and deltas need the weights that they apply to (`--base`). The result is
 weights before it is written to disk.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,68 +21,58 @@ class ConversionError(UserError):
     """The arguments of a conversion do not fit; the message says what is missing."""
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The arguments of a conversion.
+def convert(
+    source: Path,
+    source_format: Format,
+    out: Path,
+    out_format: Format,
+    base: Path | None,
+    version: int,
+    base_version: int,
+) -> list[Path]:
+    """Convert, check, and write; return the files that were written.
 
-    Attributes:
+    Args:
         source: a patch, a safetensors file, or a slime version directory.
-        source_format, target_format: of `source` and of `out`.
         base: weights that a delta applies to; None for a full checkpoint.
         version, base_version: version numbers in the other format.
     """
-
-    source: Path
-    source_format: Format
-    target_format: Format
-    out: Path
-    base: Path | None
-    version: int
-    base_version: int
-
-
-def convert(conversion: Conversion) -> list[Path]:
-    """Convert, check, and write.
-
-    Returns:
-        The files that were written.
-    """
-    with error_context(conversion.base):
-        base = safetensors.read(conversion.base.read_bytes()) if conversion.base else None
-    with error_context(conversion.source):
-        weights = _read(conversion, base)
-    files = _encode(conversion, weights, base)
+    with error_context(base):
+        base_weights = safetensors.read(base.read_bytes()) if base else None
+    with error_context(source):
+        weights = _read(source, source_format, base_weights)
+    files = _encode(out, out_format, weights, base_weights, version, base_version)
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return list(files)
 
 
-def _read(conversion: Conversion, base: Weights | None) -> Weights:
-    source = conversion.source
-    if conversion.source_format == "slime":
-        return read_slime({file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}, base).weights
+def _read(source: Path, source_format: Format, base: Weights | None) -> Weights:
+    if source_format == "slime":
+        return read_slime({file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}, base)
     data = source.read_bytes()
-    if conversion.source_format == "trl":
-        return read_trl(data, base).weights
-    if conversion.source_format == "safetensors":
+    if source_format == "trl":
+        return read_trl(data, base)
+    if source_format == "safetensors":
         return safetensors.read(data)
     if base is None:
         raise ConversionError("a patch needs the weights that it applies to: give --base FILE.safetensors")
     return patch.apply(base, data)
 
 
-def _encode(conversion: Conversion, weights: Weights, base: Weights | None) -> dict[Path, bytes]:
-    out = conversion.out
-    if conversion.target_format == "slime":
-        directory, files = write_slime(weights, conversion.version, base, conversion.base_version if base else None)
-        _check_equal(weights, read_slime(files, base).weights)
+def _encode(
+    out: Path, out_format: Format, weights: Weights, base: Weights | None, version: int, base_version: int
+) -> dict[Path, bytes]:
+    if out_format == "slime":
+        directory, files = write_slime(weights, version, base, base_version if base else None)
+        _check_equal(weights, read_slime(files, base))
         return {out / directory / name: data for name, data in files.items()}
-    if conversion.target_format == "trl":
-        path, data = write_trl(weights, conversion.version, base)
-        _check_equal(weights, read_trl(data, base).weights)
+    if out_format == "trl":
+        path, data = write_trl(weights, version, base)
+        _check_equal(weights, read_trl(data, base))
         return {out / path: data}
-    if conversion.target_format == "safetensors":
+    if out_format == "safetensors":
         data = safetensors.write(weights)
         _check_equal(weights, safetensors.read(data))
         return {out: data}

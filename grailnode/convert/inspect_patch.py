@@ -4,7 +4,7 @@ Everything but the bound is read from the table and the frames' directories, wit
 patch is applied, and the bound of each tensor (protocol/patch/inspection.py) is computed.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from protocol.digest import Weights, digest_weights, type_name
 from protocol.errors import PatchError
@@ -19,7 +19,6 @@ class InspectedTensor:
     Attributes:
         codec: mode of the tensor (unchanged, sparse, step_planes, value_planes, xor_planes, stored).
         density: share of the elements that change.
-        bits_per_change: bits of the frame for each changed element.
         listed: changes coded outside the classes.
         sections: bytes of a sparse frame by part and section.
         invertible: whether the older tensor follows from the newer one and the patch.
@@ -57,10 +56,6 @@ class InspectedPatch:
     invertible: bool
     bound: float | None
     tensors: tuple[InspectedTensor, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Return plain values only, for `--json`."""
-        return asdict(self)
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:

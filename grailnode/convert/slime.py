@@ -15,7 +15,6 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -41,30 +40,12 @@ Files = Mapping[str, bytes]
 """Files of one version by their name inside its directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlimeVersion:
-    """The contents of one version directory.
-
-    Attributes:
-        base_version: None for a full version.
-    """
-
-    directory: str
-    version: int
-    base_version: int | None
-    weights: dict[str, torch.Tensor]
-
-
 class MissingPackageError(UserError):
     """A checksum needs a package that is not installed."""
 
 
 def _adler32(data: memoryview) -> str:
     return f"{zlib.adler32(data):08x}"
-
-
-def _blake3(data: memoryview) -> str:
-    return blake3(data).hexdigest()
 
 
 def _xxh3_128(data: memoryview) -> str:
@@ -78,7 +59,7 @@ def _xxh3_128(data: memoryview) -> str:
 
 _CHECKSUMS: Final[dict[str, Callable[[memoryview], str]]] = {
     "adler32": _adler32,
-    "blake3": _blake3,
+    "blake3": lambda data: blake3(data).hexdigest(),
     "xxh3-128": _xxh3_128,
 }
 
@@ -152,10 +133,9 @@ def _strings(value: Any) -> dict[str, str]:
     return value
 
 
-def _version(metadata: Mapping[str, str], field: str) -> int:
+def _check_version(metadata: Mapping[str, str], field: str) -> None:
     if not re.fullmatch(r"[0-9]{6,12}", metadata.get(field, "")):
         raise MalformedError(f"{field} is not six digits", INDEX)
-    return int(metadata[field])
 
 
 def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor, encoding: str) -> torch.Tensor:
@@ -169,8 +149,8 @@ def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor, encoding: s
     return new
 
 
-def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
-    """Read a full version, or a delta that applies to `base`; checksums are checked.
+def read_slime(files: Files, base: Weights | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights of a full version, or of a delta that applies to `base`; checksums are checked.
 
     Raises:
         MalformedError, LimitError: files are missing, or have another form.
@@ -190,11 +170,12 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
             sums |= checked.read_metadata(files[file])
     if tensors.keys() != weight_map.keys():
         raise MalformedError("other tensors than in the weight map", INDEX)
-    version = _version(metadata, "version")
+    _check_version(metadata, "version")
     checksum_format = metadata.get("checksum_format", FORMATS["checksum_format"])
     if checksum_format not in _CHECKSUMS:
         raise MalformedError(f"its checksums have none of the forms {', '.join(_CHECKSUMS)}", INDEX)
     if "base_version" in metadata:
+        _check_version(metadata, "base_version")
         encoding = metadata.get("delta_encoding", "")
         if encoding not in _ENCODINGS or metadata.get("compression_format") != FORMATS["compression_format"]:
             raise MalformedError(f"its deltas are not zstd frames of {' or '.join(_ENCODINGS)}", INDEX)
@@ -204,5 +185,4 @@ def read_slime(files: Files, base: Weights | None = None) -> SlimeVersion:
     for name, checksum in sums.items():
         if name not in tensors or _CHECKSUMS[checksum_format](raw_bytes(tensors[name])) != checksum:
             raise PatchError("the checksum is wrong: another base, or a damaged file", name)
-    base_version = _version(metadata, "base_version") if "base_version" in metadata else None
-    return SlimeVersion(f"weight_v{version:06d}", version, base_version, tensors)
+    return tensors

@@ -7,7 +7,6 @@ documentation of its delta weight sync, and TRL's PatchMetadata.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import safetensors.torch
@@ -21,19 +20,6 @@ from protocol.patch.values import bits_of
 FORMAT: Final = "sparse_weight_patch"
 FORMAT_VERSION: Final = "1"
 MAX_INDEX: Final = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TrlFile:
-    """One file of a TRL bucket.
-
-    Attributes:
-        version: the model version that it holds or leads to.
-    """
-
-    path: str
-    version: int
-    weights: dict[str, torch.Tensor]
 
 
 def _metadata(version: int, total: int, changes: Mapping[str, int], *, is_sparse: bool) -> dict[str, str]:
@@ -108,8 +94,8 @@ def _apply_delta(name: str, base: torch.Tensor, indices: torch.Tensor, values: t
     return new
 
 
-def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
-    """Read an anchor, or a delta that applies to `base`.
+def read_trl(data: bytes, base: Weights | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights of an anchor, or of a delta that applies to `base`.
 
     Raises:
         MalformedError, LimitError: not a safetensors file, or one without TRL's metadata.
@@ -119,9 +105,9 @@ def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
     metadata = checked.read_metadata(data)
     if metadata.get("format") != FORMAT:
         raise MalformedError(f"metadata without format={FORMAT}")
-    version = _number(metadata, "model_version")
+    _number(metadata, "model_version")
     if metadata.get("sparse", "true").lower() == "false":
-        return TrlFile(f"anchors/step_{version:06d}.safetensors", version, tensors)
+        return tensors
     if base is None:
         raise PatchError("a delta needs the weights that it was made for")
     names = {name.removesuffix(".indices") for name in tensors if name.endswith(".indices")}
@@ -135,4 +121,4 @@ def read_trl(data: bytes, base: Weights | None = None) -> TrlFile:
     }
     if sum(len(tensors[f"{name}.indices"]) for name in names) != _number(metadata, "total_changed_elements"):
         raise PatchError("another number of changed elements than the metadata say")
-    return TrlFile(f"deltas/step_{version:06d}.safetensors", version, weights)
+    return weights

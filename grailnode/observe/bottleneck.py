@@ -32,11 +32,6 @@ class TrainerTime:
     data: float
     hand_over: float
 
-    @property
-    def compute(self) -> float:
-        """It computed steps."""
-        return max(0.0, 1.0 - self.data - self.hand_over)
-
 
 def read_trainer_time(logs: Path) -> TrainerTime | None:
     """Return the newest shares in the log of a trainer of this machine; None if there is no trainer, or no step yet."""
@@ -55,15 +50,13 @@ def tail_events(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         lines = file.read().splitlines()
-    yield from map(_event, reversed(lines))
-
-
-def _event(line: bytes) -> Mapping[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}  # the first line of the tail, or one that a killed process began
-    return value if isinstance(value, dict) else {}
+    for line in reversed(lines):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue  # the first line of the tail, or one that a killed process began
+        if isinstance(value, dict):
+            yield value
 
 
 def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
@@ -71,7 +64,6 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
 
     Args:
         state: of the run, for the groups that its miners and validators deliver.
-        steps_per_version: as the trainer's operator set it.
         audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
     """
     if time.data >= _MUCH:
@@ -90,7 +82,8 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
                 f"publishes a version every {interval:.1f} steps instead of {steps_per_version}: storage is slower "
                 "than steps; raise steps_per_version, or write to faster disks and links"
             )
-    return f"computes {time.compute:.0%} of its time; a faster device or fewer groups_per_step give more steps"
+    compute = max(0.0, 1.0 - time.data - time.hand_over)
+    return f"computes {compute:.0%} of its time; a faster device or fewer groups_per_step give more steps"
 
 
 def unjudged_cases(logs: Path) -> tuple[str, ...]:

@@ -13,11 +13,7 @@ from roles.records import fetch_envelope, fetch_object
 
 
 async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
-    """Check every manifest, anchor and patch that a run's head lists.
-
-    Returns:
-        The newest version's weights.
-    """
+    """Check every manifest, anchor and patch that a run's head lists, and return the newest version's weights."""
     newest: VerifiedWeights | None = None
     async for weights in follow_chain(node, say):
         newest = weights

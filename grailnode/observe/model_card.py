@@ -15,7 +15,6 @@ def model_card(
 
     Args:
         digest: of the weights, as the version's manifest has it.
-        merged: whether the adapters of a LoRA run were added to the base.
         windows: what validators measured, oldest first; empty where nothing is at hand.
     """
     sampling = run.sampling

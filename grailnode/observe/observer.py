@@ -203,7 +203,7 @@ class Observer:
             windows=self._window_rows(),
             miners=self._miner_rows(),
             nodes=nodes,
-            rounds=self._rounds.round_rows(),
+            rounds=tuple(self._rounds.rows),
             sites=self._rounds.site_rows({**self._names, **self._operator.names}),
             tokens_generated=sum(judgement.tokens for judgement in judgements),
             tokens_verified=sum(judgement.tokens for judgement in judgements if judgement.accepted),

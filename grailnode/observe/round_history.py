@@ -1,8 +1,7 @@
 """Reads the outer rounds of a run (docs/spec/outer-round.md) from public objects, and checks each round manifest."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from grailnode.observe.state import RoundRow, SiteRow
@@ -18,25 +17,19 @@ from roles.records import fetch_record
 _RECENT_ROUNDS: Final = 64
 
 
-@dataclass
-class _SiteCounts:
-    """What a site has done in the rounds that were read."""
-
-    rounds: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    steps: int = 0
-    groups: int = 0
-    payload_bytes: int = 0
-
-
 class RoundHistory:
-    """The rounds of one run: at each `refresh` those that are new, the newest 64 at most."""
+    """The rounds of one run: at each `refresh` those that are new, the newest 64 at most.
+
+    Attributes:
+        rows: the closed rounds that were read, in order.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._newest: Signed[RoundManifest] | None = None
-        self._rows: list[RoundRow] = []
-        self._sites: dict[bytes, _SiteCounts] = {}
+        self.rows: list[RoundRow] = []
+        self._work: dict[bytes, Counter[str]] = {}  # of each site, by field of SiteRow
+        self._refused: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
 
     async def refresh(self) -> None:
         """Read the round manifests that are new, and the contributions that they name."""
@@ -75,18 +68,16 @@ class RoundHistory:
 
     def _add(self, manifest: RoundManifest, steps: Mapping[bytes, int]) -> None:
         for worker in manifest.workers:
-            self._sites.setdefault(worker, _SiteCounts())
+            self._work.setdefault(worker, Counter())
         if manifest.number == 0:
             return
         for item in manifest.counted:
-            site = self._sites.setdefault(item.worker, _SiteCounts())
-            site.rounds += 1
-            site.steps += steps[item.worker]
-            site.groups += len(item.groups)
-            site.payload_bytes += item.payload.size
+            work = self._work.setdefault(item.worker, Counter())
+            work.update(rounds=1, steps=steps[item.worker], groups=len(item.groups), payload_bytes=item.payload.size)
         for refusal in manifest.refused:
-            self._sites.setdefault(refusal.worker, _SiteCounts()).refused[refusal.reason] += 1
-        self._rows.append(
+            self._work.setdefault(refusal.worker, Counter())
+            self._refused[refusal.worker][refusal.reason] += 1
+        self.rows.append(
             RoundRow(
                 number=manifest.number,
                 step=manifest.state.step,
@@ -99,22 +90,18 @@ class RoundHistory:
             )
         )
 
-    def round_rows(self) -> tuple[RoundRow, ...]:
-        """Return the closed rounds that were read, in order."""
-        return tuple(self._rows)
-
     def site_rows(self, names: Mapping[bytes, str]) -> tuple[SiteRow, ...]:
         """Return the sites of these rounds, by name."""
         rows = [
             SiteRow(
                 key=key.hex(),
                 name=names.get(key) or key.hex()[:8],
-                rounds=site.rounds,
-                refused=dict(sorted(site.refused.items())),
-                steps=site.steps,
-                groups=site.groups,
-                payload_bytes=site.payload_bytes,
+                rounds=work["rounds"],
+                refused=dict(sorted(self._refused[key].items())),
+                steps=work["steps"],
+                groups=work["groups"],
+                payload_bytes=work["payload_bytes"],
             )
-            for key, site in self._sites.items()
+            for key, work in self._work.items()
         ]
         return tuple(sorted(rows, key=lambda row: row.name))

@@ -24,7 +24,6 @@ class VersionRow:
 
     Attributes:
         version: 0 is genesis.
-        optimizer_step: optimizer steps taken when it was published.
         patch_bytes: size of its patch; None for genesis and for an anchor without a patch (after a failed upload).
         anchor_bytes: size of its anchor's shards; None for a version without an anchor.
         changed: elements of the BF16 view that differ from the version before; total: all elements.
@@ -167,12 +166,11 @@ class NetworkState:
 
     Attributes:
         run_id: hex digest of the run manifest; run_name: its human name.
-        seconds: time since the view began.
+        seconds: since the view began.
         window: the current window (None before the first); windows_planned: how many a demo runs (None: endless).
         window_seconds: length of a window; window_elapsed: seconds into the current one.
         full_bytes: size of a full BF16 checkpoint.
-        versions, windows, miners, nodes: rows in order.
-        rounds, sites: likewise; none where the trainer trains alone.
+        rounds, sites: none where the trainer trains alone.
         tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.

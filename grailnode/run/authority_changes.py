@@ -1,7 +1,6 @@
 """Changes of who may act in a run: what `grailnode keys` and `grailnode admit` draft for the root keys to sign."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,6 @@ from roles.trainer.publish.history import History
 _ROLES = {"root": "roots", "trainer": "trainers", "validator": "validators", "worker": "workers"}
 _ASCENDING = ("workers",)  # a field in order of keys, that may be empty
 _DAY_SECONDS = 86_400
-
-
-@dataclass(frozen=True)
-class KeyRow:
-    """A key file of this machine: its name, its public key, and the roles of the key in the run."""
-
-    name: str
-    public: bytes
-    roles: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class KeyRotation:
-    """A draft that replaces the key of a file by a new one, which is in a file of its own."""
-
-    draft: Draft
-    file: Path
-    new_file: Path
-    new_key: bytes
 
 
 def parse_public_key(text: str) -> bytes:
@@ -54,36 +34,14 @@ def parse_public_key(text: str) -> bytes:
         raise RevisionError(f"{text}: neither a public key (64 hexadecimal digits) nor a key file ({error})") from None
 
 
-def list_keys(authority: Authority, directory: Path) -> list[KeyRow]:
-    """Return the key files of a directory, with the roles of their keys."""
+def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, tuple[str, ...]]]:
+    """Return (name, public key, roles of the key in the run) of each key file of a directory."""
     rows = []
     for path in key_files.list_key_files(directory):
         public = SigningKey(key_files.read(path)).public
         roles = tuple(role for role, field in _ROLES.items() if public in getattr(authority, field))
-        rows.append(KeyRow(path.stem, public, ("revoked",) if public in authority.revoked else roles))
+        rows.append((path.stem, public, ("revoked",) if public in authority.revoked else roles))
     return rows
-
-
-def rotate_key(revisions: Revisions, directory: Path, name: str) -> KeyRotation:
-    """Draft a new key in place of a key of this machine.
-
-    Args:
-        directory: of the key files; the new key is written to NAME.next.key, unless an earlier attempt has done so.
-    """
-    file, new_file = (directory / f"{stem}{key_files.SUFFIX}" for stem in (name, f"{name}.next"))
-    key = SigningKey(key_files.read(file)).public
-    new_key = SigningKey(key_files.read(new_file) if new_file.exists() else key_files.create(new_file)).public
-    changes = replacement(revisions.current, key, new_key)
-    return KeyRotation(propose(revisions, f"{name}: another key", **changes), file, new_file, new_key)
-
-
-def grant_role(revisions: Revisions, key: bytes, role: str) -> Draft:
-    """Draft a role for a key.
-
-    Args:
-        role: "validator", "worker" or "inviter".
-    """
-    return propose(revisions, f"{key.hex()[:16]} as {role}", **grant(revisions.current, key, role))
 
 
 def change_quorum(revisions: Revisions, validators: int) -> Draft:
@@ -102,29 +60,11 @@ def change_quorum(revisions: Revisions, validators: int) -> Draft:
     return propose(revisions, f"{validators} validators must accept", quorum=validators)
 
 
-def revoke_key(revisions: Revisions, key: bytes, rewind: ChainPoint | None = None) -> Draft:
-    """Draft the revocation of a key.
-
-    Args:
-        rewind: the last version that counts of a chain that a thief continued with the key.
-    """
-    return propose(revisions, f"{key.hex()[:16]} is revoked", rewind, **revocation(revisions.current, key))
-
-
-def lowered_thresholds(revisions: Revisions, draft: Draft) -> list[tuple[str, int, int]]:
-    """Return the thresholds that a draft lowers: (field of the authority, value before, value after)."""
-    after = draft.revision.authority
-    thresholds = ("quorum", "root_threshold")
-    values = [(name, getattr(revisions.current, name), getattr(after, name)) for name in thresholds]
-    return [row for row in values if row[2] < row[1]]
-
-
 async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
     """Return the point of the chain at a version that the trainer of this machine published.
 
     Args:
         objects: the trainer's state.
-        revoked: the key that is revoked.
 
     Raises:
         RevisionError: it did not publish the version, or published later ones under the key that is revoked.
@@ -140,11 +80,6 @@ async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> Ch
             f"own versions back; --rewind {newest} takes back what others published with its key"
         )
     return ChainPoint(version=version, digest=history.manifests[version].digest)
-
-
-def admit_miner(revisions: Revisions, key: bytes) -> Draft:
-    """Draft a miner's place on the allowlist."""
-    return propose(revisions, f"{key.hex()[:16]} may mine", **permission(revisions.current, key))
 
 
 def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | None, directory: Path) -> bytes:
@@ -207,9 +142,8 @@ def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
             )
         changes[field] = others
     admission = authority.admission
-    rest = {
-        field: tuple(other for other in getattr(admission, field) if other != key) for field in ("allowed", "inviters")
-    }
+    lists = {"allowed": admission.allowed, "inviters": admission.inviters}
+    rest = {field: tuple(other for other in keys if other != key) for field, keys in lists.items()}
     changes["admission"] = admission.model_copy(update=rest)
     changes["root_threshold"] = min(authority.root_threshold, len(changes["roots"]))
     changes["quorum"] = min(authority.quorum, len(changes["validators"]))

@@ -13,15 +13,12 @@ from pydantic import Field, ValidationError
 
 from grailnode import UserError
 from grailnode.run import key_files
-from grailnode.run.files import write_whole
 from protocol import limits, paths
 from protocol.encoding import Record
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, ChainPoint, Revision, Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
 from roles.node.identity import Node
-
-SUFFIX = ".draft"
 
 
 class RevisionError(UserError):
@@ -57,8 +54,8 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
     """Return a draft of the next revision: the current authority with changes.
 
     Args:
-        revisions: the revisions so far.
         note: why, for people.
+        rewind: the last version that counts of a chain that a thief continued with a key.
         changes: new values of fields of `Authority`.
 
     Raises:
@@ -94,20 +91,6 @@ def read_draft(path: Path) -> Draft:
     return draft
 
 
-def write_draft(directory: Path, draft: Draft) -> Path:
-    """Write a draft to a file of its number."""
-    path = directory / f"revision-{draft.revision.number}{SUFFIX}"
-    write_whole(path, draft.to_bytes())
-    return path
-
-
-def sign_draft(path: Path, draft: Draft, key: Path) -> Draft:
-    """Sign a draft with the key of a file, and write it back to its file; this needs neither the run nor a network."""
-    draft = draft.signed_by(SigningKey(key_files.read(key)))
-    write_whole(path, draft.to_bytes())
-    return draft
-
-
 def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> Draft:
     """Return the draft signed by every key file of a directory that is a root, before the revision or after it.
 
@@ -123,13 +106,10 @@ def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> 
 
 
 def keep_root_signatures(draft: Draft, authority: Authority) -> tuple[Draft, list[bytes]]:
-    """Drop the signatures that are no root's, since a single one makes a revision invalid.
+    """Drop the signatures that are no root's, since a single one makes a revision invalid; return also whose they were.
 
     Args:
         authority: before the revision.
-
-    Returns:
-        The draft with the signatures of root keys, and the other keys that had signed.
     """
     roots = {*authority.roots, *draft.revision.authority.roots}
     root_signatures = tuple(signature for signature in draft.signatures if signature.key in roots)
@@ -153,10 +133,7 @@ def missing_signatures(draft: Draft, revisions: Revisions) -> str:
 
 
 def publish(node: Node, draft: Draft) -> int:
-    """Check a draft as every node will, and publish it at the meeting point.
-
-    Returns:
-        The revision's number.
+    """Check a draft as every node will, publish it at the meeting point, and return the revision's number.
 
     Raises:
         ProtocolError: the run's nodes would refuse the revision.

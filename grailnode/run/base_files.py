@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -40,10 +41,18 @@ class LoraStart:
 
 
 def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) -> LoraStart | None:
-    """Return what a run of adapters on a policy begins with; None if the rank is 0."""
+    """Return what a run of adapters on a policy begins with; None if the rank is 0.
+
+    Raises:
+        PolicyError: the policy cannot be read, or cannot have such adapters.
+    """
     if not rank:
         return None
-    spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
+    try:
+        spec = lora_spec(load_weights(policy.directory), rank, alpha or 2.0 * rank, targets)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PolicyError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
     shapes = models.build(policy, lora=spec).shapes
     names = {PREFIX + name: shape for name, shape in shapes.items() if name.endswith((DOWN, UP))}
     return LoraStart(spec, initial_adapters(names))
@@ -59,13 +68,9 @@ def lora_spec(
         shard_bytes: of the tensors in one file, or one tensor that is larger.
     """
     source = TensorSource.of(base)
-    refs = []
-    for names in safetensors.shards(source.sizes, shard_bytes):
-        data = source.file(names)
-        refs.append(ObjectRef(digest=content_digest(data), size=len(data)))
-    return LoraSpec(
-        rank=rank, alpha=alpha, targets=tuple(sorted(set(targets))), base=digest_weights(base), shards=tuple(refs)
-    )
+    files = map(source.file, safetensors.shards(source.sizes, shard_bytes))
+    refs = tuple(ObjectRef(digest=content_digest(data), size=len(data)) for data in files)
+    return LoraSpec(rank=rank, alpha=alpha, targets=tuple(sorted(set(targets))), base=digest_weights(base), shards=refs)
 
 
 async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: int = SHARD_BYTES) -> None:

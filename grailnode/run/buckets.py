@@ -20,7 +20,6 @@ Json = dict[str, Any]
 EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "reaudits", "reports")
 """Kinds of objects that nobody reads long after their window is closed; summaries are the ledger, and stay."""
 
-ABORT_DAYS: Final = 1
 _READ_HEADERS: Final = ("ETag", "Content-Length", "Content-Range", "Accept-Ranges")
 _R2_WRITE: Final = {"id": "2efd5506f9c8494dacb1fa10a3e7d5b6", "name": "Workers R2 Storage Bucket Item Write"}
 _name: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -143,16 +142,31 @@ def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
             _reader(bucket, use.readers),
             f"{unblock}{api.format('put-bucket-policy')} --policy file://bucket-policy.json",
         ),
-        _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
-        _json(
-            "lifecycle.json",
-            _lifecycle(bucket, use, abort=True),
-            f"{api.format('put-bucket-lifecycle-configuration')} --lifecycle-configuration file://lifecycle.json",
-        ),
+        *_s3api_documents(bucket, use, api),
     ]
     if use.beacon:
         texts.append(_json("guest-policy.json", _guest(bucket, use), _iam("grailnode-guest", "guest-policy.json")))
     return texts
+
+
+def _s3api_documents(bucket: Bucket, use: BucketUse, api: str) -> list[Document]:
+    """Return what AWS and R2 take alike. `api` is the command line, with {} in place of the verb."""
+    cors = {
+        "AllowedMethods": ["GET", "HEAD"],
+        "AllowedOrigins": ["*"],
+        "AllowedHeaders": ["Range", "If-Range"],
+        "ExposeHeaders": list(_READ_HEADERS),
+        "MaxAgeSeconds": 3600,
+    }
+    put_cors, put_lifecycle = api.format("put-bucket-cors"), api.format("put-bucket-lifecycle-configuration")
+    return [
+        _json("cors.json", {"CORSRules": [cors]}, f"{put_cors} --cors-configuration file://cors.json"),
+        _json(
+            "lifecycle.json",
+            _lifecycle(bucket, use, abort=True),
+            f"{put_lifecycle} --lifecycle-configuration file://lifecycle.json",
+        ),
+    ]
 
 
 def _iam(user: str, file: str) -> str:
@@ -180,12 +194,7 @@ def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
     }
     texts = [
         _json("writer-token.json", token, cloudflare.format("writer-token.json", "user/tokens")),
-        _json("cors.json", _cors(), f"{api.format('put-bucket-cors')} --cors-configuration file://cors.json"),
-        _json(
-            "lifecycle.json",
-            _lifecycle(bucket, use, abort=True),
-            f"{api.format('put-bucket-lifecycle-configuration')} --lifecycle-configuration file://lifecycle.json",
-        ),
+        *_s3api_documents(bucket, use, api),
     ]
     if use.beacon:
         guest = {
@@ -283,17 +292,6 @@ def _guest(bucket: Bucket, use: BucketUse) -> Json:
     )
 
 
-def _cors() -> Json:
-    rule = {
-        "AllowedMethods": ["GET", "HEAD"],
-        "AllowedOrigins": ["*"],
-        "AllowedHeaders": ["Range", "If-Range"],
-        "ExposeHeaders": list(_READ_HEADERS),
-        "MaxAgeSeconds": 3600,
-    }
-    return {"CORSRules": [rule]}
-
-
 _CORS_XML: Final = (
     '<?xml version="1.0" encoding="UTF-8"?>\n<CORSConfiguration>\n  <CORSRule>\n    <AllowedOrigin>*</AllowedOrigin>\n'
     + "".join(f"    <AllowedMethod>{method}</AllowedMethod>\n" for method in ("GET", "HEAD"))
@@ -322,7 +320,7 @@ def _lifecycle(bucket: Bucket, use: BucketUse, *, abort: bool) -> Json:
                 "ID": "abort-incomplete-uploads",
                 "Status": "Enabled",
                 "Filter": {"Prefix": bucket.prefix},
-                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": ABORT_DAYS},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
             }
         )
     return {"Rules": rules}

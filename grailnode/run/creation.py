@@ -16,19 +16,11 @@ from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
-from protocol.identity.authority import OPEN, Admission, Authority
+from protocol.identity.authority import OPEN, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.proof import EXACT_PROOF
 from protocol.quantization import quantize
-from protocol.run import (
-    ChatSpec,
-    EvaluationSpec,
-    FileRef,
-    ModelSpec,
-    RunManifest,
-    SamplingSpec,
-    ScoringSpec,
-)
+from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from roles.node.identity import Node
 from roles.ports import ObjectStore
 from roles.records import fetch_run_file
@@ -158,6 +150,9 @@ def first_authority(
     workers: Sequence[bytes] = (),
 ) -> Authority:
     """Return who may act when the run begins."""
+    work = rules.work if rules.admission == "open" else 0
+    credential = "work" if work else ""
+    admission = {"policy": rules.admission, "credential": credential, "difficulty": work}
     return Authority(
         roots=tuple(roots),
         root_threshold=rules.root_threshold,
@@ -165,15 +160,9 @@ def first_authority(
         validators=tuple(validators),
         workers=tuple(sorted(workers)),
         quorum=rules.quorum,
-        admission=_admission(rules),
+        admission=OPEN.model_copy(update=admission),
         revoked=(),
     )
-
-
-def _admission(rules: Rules) -> Admission:
-    work = rules.work if rules.admission == "open" else 0
-    credential = "work" if work else ""
-    return OPEN.model_copy(update={"policy": rules.admission, "credential": credential, "difficulty": work})
 
 
 async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, bytes]) -> None:

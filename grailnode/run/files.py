@@ -3,7 +3,6 @@
 import os
 import secrets
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from grailnode.run import key_files
@@ -62,7 +61,7 @@ class NewFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             for file in self._new_files:
                 file.unlink(missing_ok=True)

@@ -51,7 +51,7 @@ def open_config_to_read(run: str, overrides: tuple[str, ...] = (), *, trust: Lin
     file among those of the run's nodes, which may belong to another user.
 
     Args:
-        run, overrides, trust: as for `open_config`; `node.state` and `node.cache` in overrides count.
+        overrides: those of `node.state` and `node.cache` count.
     """
     directory = platformdirs.user_cache_path("grailnode")
     own = (f"node.state={directory}", f"node.cache={directory / 'objects'}")

@@ -17,13 +17,10 @@ class KeyFileError(UserError):
 
 
 def create(path: Path, secret: bytes | None = None) -> bytes:
-    """Write a new secret key with mode 0600, never over another.
+    """Write a new secret key with mode 0600, never over another, and return it.
 
     Args:
         secret: 32 bytes; None for random ones.
-
-    Returns:
-        The secret.
 
     Raises:
         KeyFileError: there is a file already, or it cannot be written.

@@ -15,11 +15,8 @@ from grailnode.run.workspace import MINERS, Workspace, WorkspaceError
 from protocol import paths
 from protocol.identity.signing import SigningKey
 
-BUCKET_DIRECTORY: Final = "bucket"
-"""The directory beside run.toml with the documents that a bucket needs."""
-
-COMMANDS_FILE: Final = "commands.sh"
-"""The file in that directory with the commands that apply the documents."""
+COMMANDS: Final = Path("bucket") / "commands.sh"
+"""The file with the commands that apply the documents that a bucket needs, which lie beside it."""
 
 _COMMANDS_HEADER: Final = """\
 # What the bucket needs. Read each document, replace the words in capitals, and run the commands in this directory.
@@ -37,14 +34,6 @@ class NewRun:
     url: str = ""
 
 
-@dataclass(frozen=True)
-class NewMember:
-    """A node that can join a run: its public key, and what its bucket needs."""
-
-    key: bytes
-    documents: tuple[Document, ...]
-
-
 def create_run(
     directory: Path, recipe: Recipe, place: Place, *, policy: Path = PACKAGED_POLICY, proof: Path | None = None
 ) -> NewRun:
@@ -58,7 +47,9 @@ def create_run(
         ProofFileError, PolicyError, RequirementError, ChatTemplateError, KeyFileError, OSError: as for
             `workspace.create`.
     """
-    bucket = None if place.bucket is None else _own_bucket(place, place.bucket)
+    bucket = None
+    if place.bucket is not None:
+        bucket = parse_bucket(place.bucket, place.provider, place.region, place.url)
     if recipe.trainer.outer is not None and not recipe.rules.sites:
         raise WorkspaceError("[trainer.outer] of the recipe is for several sites; say how many with --trainers")
     miners = MINERS if recipe.rules.admission == "open" else ()  # others would have to be admitted before they start
@@ -73,18 +64,21 @@ def create_run(
     return NewRun(new_workspace, texts, f"{bucket.url}/{paths.run(new_workspace.run_id)}")
 
 
-def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> NewMember:
+def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tuple[bytes, tuple[Document, ...]]:
     """Prepare a directory for a node of somebody else's run: run.toml, and the node's key unless it is there already.
 
     Args:
-        manifest: the URL of the run's manifest.
+        manifest: its URL.
         meeting: the bucket where the run's participants meet.
+
+    Returns:
+        The node's public key, and what its bucket needs.
 
     Raises:
         ConfigError, BucketError: a URL or a bucket cannot be used, or there is a run already.
         KeyFileError, OSError: a file can be neither read nor written.
     """
-    own = _own_bucket(place, place.bucket or "")
+    own = parse_bucket(place.bucket or "", place.provider, place.region, place.url)
     meeting_bucket, run_id = _meeting_bucket(place, manifest, meeting)
     config = directory / "run.toml"
     if config.exists():
@@ -94,12 +88,7 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> NewM
         key = SigningKey(key_files.read(path) if path.exists() else files.create_key(path)).public
         files.write(config, run_toml.for_member(manifest, run_id, own, meeting_bucket).encode())
         use = BucketUse((key,), place.readers, days=place.days)
-        texts = _write_documents(files, directory, own, use)
-    return NewMember(key, texts)
-
-
-def _own_bucket(place: Place, text: str) -> Bucket:
-    return parse_bucket(text, place.provider, place.region, place.url)
+        return key, _write_documents(files, directory, own, use)
 
 
 def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, str]:
@@ -116,7 +105,7 @@ def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, 
 def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> tuple[Document, ...]:
     texts = documents(bucket, use)
     for document in texts:
-        files.write(directory / BUCKET_DIRECTORY / document.name, document.text.encode())
+        files.write(directory / COMMANDS.with_name(document.name), document.text.encode())
     commands = "".join(f"\n# {document.name}\n{document.command}\n" for document in texts)
-    files.write(directory / BUCKET_DIRECTORY / COMMANDS_FILE, f"{_COMMANDS_HEADER}{commands}".encode())
+    files.write(directory / COMMANDS, f"{_COMMANDS_HEADER}{commands}".encode())
     return tuple(texts)

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from grailnode.config import EngineSection, TrainerSection, read_toml, validate
 from grailnode.run.rules import Rules
-from grailnode.run.run_toml import Sections
 from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
 from roles.validator.validator_settings import ValidatorSettings
@@ -27,10 +26,6 @@ class Recipe(Settings):
     trainer: TrainerSection = TrainerSection()
     miner: MinerSettings = MinerSettings()
     validator: ValidatorSettings = ValidatorSettings()
-
-    def sections(self) -> Sections:
-        """Return what the recipe says, by section of run.toml and key."""
-        return self.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
 
 
 def read_recipe(path: Path | None, options: Mapping[str, Any] | None = None) -> Recipe:

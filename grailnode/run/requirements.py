@@ -57,13 +57,12 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     if find(environment).data != (data is not None):
         raise RequirementError(
             f"environment {environment!r} "
-            + (
-                "takes its problems from a data file: --data FILE"
-                if data is None
-                else "takes no data file: drop --data"
-            )
+            + ("takes no data file: drop --data" if data else "takes its problems from a data file: --data FILE")
         )
-    problems = None if data is None else _problems(environment, data)
+    try:
+        problems = None if data is None else environments.dataset(environment, _read(data))
+    except ProtocolError as error:
+        raise RequirementError(f"{data}: {error}") from error
     prompts = _prompts(environment, problems)
     chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, prompts)
     _check_prompts(data or environment, prompts, policy, completion_tokens(rules), chat)
@@ -89,13 +88,6 @@ def find(environment: str) -> Requirements:
         return environments.requirements(environment)
     except ValueError as error:
         raise RequirementError(str(error)) from error
-
-
-def _problems(environment: str, data: Path) -> Dataset:
-    try:
-        return environments.dataset(environment, _read(data))
-    except ProtocolError as error:
-        raise RequirementError(f"{data}: {error}") from error
 
 
 def _prompts(environment: str, problems: Dataset | None) -> list[str]:
@@ -161,11 +153,7 @@ def files_to_publish(run: RunManifest, data: Path | None) -> dict[str, bytes]:
 
 
 def open_sandbox(run: RunManifest) -> Sandbox | None:
-    """Open and try the sandbox that a miner or validator of a run needs.
-
-    Returns:
-        The sandbox; None where the run's environment runs no programs.
-    """
+    """Open and try the sandbox that a miner or validator of a run needs; None if its environment runs no programs."""
     python = find(run.environment).python
     return BubblewrapSandbox.open(python) if python else None
 

@@ -72,11 +72,7 @@ class TimingRules(Settings):
         return self
 
     def schedule(self, first_round: int) -> Schedule:
-        """Return the schedule of windows.
-
-        Args:
-            first_round: the beacon round that opens window 0.
-        """
+        """Return the schedule of windows, the first of which the beacon round `first_round` opens."""
         moments = ("rounds", "commit_rounds", "audit_rounds", "seal_rounds", "verdict_rounds", "lead", "max_lag")
         return Schedule(first_round=first_round, **{name: getattr(self, name) for name in moments})
 

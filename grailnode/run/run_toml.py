@@ -52,7 +52,6 @@ def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, 
 
     Args:
         values: what differs from the defaults.
-        starts: the commands that start the nodes.
         bucket: where the run is stored and its participants meet; None for a directory of this machine.
         beacon: the public beacon; None for one of the run's own.
     """
@@ -86,8 +85,8 @@ def for_member(manifest: str, run_id: str, bucket: Bucket, meeting: Bucket) -> s
     return "\n".join(lines[1:]) + "\n"
 
 
-def _model(section: str) -> type[Settings]:
-    model = section_of(Config.model_fields[section].annotation)
+def _model(section: str, outer: type[Settings] = Config) -> type[Settings]:
+    model = section_of(outer.model_fields[section].annotation)
     assert model is not None
     return model
 
@@ -106,9 +105,7 @@ def _section(name: str, model: type[Settings], values: Mapping[str, Value]) -> I
     for key, inner in values.items():
         if isinstance(inner, Mapping):
             yield from ("", f"[{name}.{key}]", *_comment(model, key))
-            inner_model = section_of(model.model_fields[key].annotation)
-            assert inner_model is not None
-            yield from _section(f"{name}.{key}", inner_model, inner)
+            yield from _section(f"{name}.{key}", _model(key, model), inner)
 
 
 def _comment(model: type[Settings], key: str) -> Iterator[str]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from grailnode import UserError
 from grailnode.beacon import public_chains
 from grailnode.calibration import proof_file
@@ -18,7 +16,7 @@ from grailnode.engine.adapter_files import adapter_files
 from grailnode.engine.model_check import check_model, file_shapes
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import creation, key_files, requirements, run_toml
-from grailnode.run.base_files import LoraStart, start_lora
+from grailnode.run.base_files import start_lora
 from grailnode.run.buckets import Bucket
 from grailnode.run.files import NewFiles
 from grailnode.run.recipe import Recipe
@@ -54,8 +52,6 @@ class Workspace:
         rules: those of the run, each with a value.
         keys: the public keys by name.
         problems: those of the data file; None for an environment without one.
-        start_commands: the commands that start the run's nodes.
-        files: the files that were written.
     """
 
     directory: Path
@@ -140,7 +136,7 @@ def create(
     rules = creation.completed(recipe.rules, _title(directory), recipe.engine)
     loaded_policy = Policy.load(policy)
     task = requirements.check(rules, loaded_policy)
-    lora = _start_lora(loaded_policy, rules)
+    lora = start_lora(loaded_policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     check_model(loaded_policy, None if lora is None else lora.spec)
     if rules.precision != "bf16":
         _check_precision(loaded_policy, rules)
@@ -218,15 +214,6 @@ def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
         raise WorkspaceError(f"{error}; raise --window") from None
 
 
-def _start_lora(policy: Policy, rules: Rules) -> LoraStart | None:
-    """Return what a LoRA run begins with; None for a run that trains all weights."""
-    try:
-        return start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise WorkspaceError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
-
-
 def _check_precision(policy: Policy, rules: Rules) -> None:
     """Refuse to quantize a policy that has nothing to quantize."""
     if not any(is_matrix(name, shape) for name, shape in file_shapes(policy.directory).items()):
@@ -253,7 +240,7 @@ def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_se
             "round_windows": ROUND_WINDOWS,
             "upload_seconds": upload_seconds,
         }
-    sections = recipe.sections()
+    sections: run_toml.Sections = recipe.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
     trainer = _merged(trainer, sections.get("trainer", {}))
     trainer["data"] = requirements.DATA if rules.data is not None else None
     trainer["adapters"] = ADAPTERS if rules.lora_rank else None
@@ -274,21 +261,19 @@ def _merged(values: Mapping[str, run_toml.Value], others: Mapping[str, run_toml.
 
 def _thresholds(rules: Rules, policy: Path, proof: Path | None) -> proof_file.ProofFile | None:
     """Return the measured thresholds; None for an exact run, which has none."""
-    if rules.numerics == "calibrated":
-        return proof_file.read(_proof_of(policy) if proof is None else proof)
-    if proof is not None:
-        raise WorkspaceError(f"--proof {proof}: an exact run tolerates nothing, so that it has no measured thresholds")
-    return None
-
-
-def _proof_of(policy: Path) -> Path:
-    path = policy / proof_file.NAME
-    if not path.is_file():
+    if rules.numerics != "calibrated":
+        if proof is not None:
+            raise WorkspaceError(
+                f"--proof {proof}: an exact run tolerates nothing, so that it has no measured thresholds"
+            )
+        return None
+    path = proof or policy / proof_file.NAME
+    if proof is None and not path.is_file():
         raise WorkspaceError(
             f"{path}: not there, and thresholds are measured, not guessed: run `grailnode calibrate --policy {policy}` "
             "first"
         )
-    return path
+    return proof_file.read(path)
 
 
 def _secret(name: str, seed: int | None) -> bytes:

@@ -30,8 +30,7 @@ class RunFacts(BaseModel):
     """The part of a report that only the operator of the run knows; the rest follows from the public state.
 
     Attributes:
-        command: the command line that repeats the run.
-        verify_command: the command line that checks its chain again.
+        command: the command line that repeats the run; verify_command: that checks its chain again.
         seed: of the run; environment: the name of its task; model_parameters: elements of the policy.
         weights_digest: hex digest of the weights that each node holds at the end, by node name; the trainer is one of
             the nodes.
@@ -56,7 +55,6 @@ class DemoReport(RunFacts):
 
     Attributes:
         run_id: hex digest of the run manifest; run_name: its human name.
-        seconds: how long the run took.
         windows, versions: how many windows were judged, and policy versions published.
         window_index, version_index: their numbers.
         pass_at: k of pass@k.

@@ -173,7 +173,7 @@ async def test_deltas_by_slimes_own_encoder_are_read(
     old = random_weights(model)
     new = changed(old, 1)
     read = read_slime(slimes_files(encoder, old, new, encoding, checksum), old)
-    assert digest_weights(read.weights) == digest_weights(new)
+    assert digest_weights(read) == digest_weights(new)
 
 
 def slimes_files(encoder: Any, old: Weights, new: Weights, encoding: str, checksum: str) -> dict[str, bytes]:

@@ -176,9 +176,9 @@ async def test_patches_that_went_through_another_format_are_applied(
     engine, target = await serving(new_engine, weights), changed(weights, 1)
     ours = apply(weights, encode(weights, target))
     if receiver == "trl":
-        received = read_trl(write_trl(ours, 1, weights)[1], weights).weights
+        received = read_trl(write_trl(ours, 1, weights)[1], weights)
     else:
-        received = read_slime(write_slime(ours, 1, weights, 0)[1], weights).weights
+        received = read_slime(write_slime(ours, 1, weights, 0)[1], weights)
     await engine.stage_patch(1, encode(weights, received), manifest(1, target))
     await engine.commit()
     assert isinstance(engine, VllmEngine)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_inspection_counts_the_changes():
     assert report.tensors[0].bound == pytest.approx(bound_bits(old, new))
     assert report.tensors[0].bits_per_change > bound_bits(old, new)
     assert inspect_patch(data).tensors[0].bound is None
-    plain = json.loads(json.dumps(report.to_json()))
+    plain = json.loads(json.dumps(asdict(report)))
     assert plain["tensors"][1]["changed"] == 0
     assert plain["profile"] == "compact"
     assert plain["bits_per_change"] > plain["bound"] > 0

@@ -191,23 +191,22 @@ def test_a_process_exits_with_the_code_and_the_line_of_its_command(arguments: tu
     assert "Traceback" not in result.stderr
 
 
-def test_the_list_of_commands_imports_none_of_them():
+def test_the_list_of_commands_imports_no_torch():
     code = "import sys; from grailnode.cli.main import main; sys.argv[1:] = ['--help']; main()"
     check = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {code}"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert "Commands:" in result.stdout
     modules = set(result.stdout.splitlines()[-1].split())
     assert "grailnode.cli.main" in modules
-    assert not {name for name in modules if name.startswith(("torch.", "grailnode.cli.init", "grailnode.run"))}
     assert "torch" not in modules
+    assert not {name for name in modules if name.startswith("grailnode.cli.actions")}
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_the_list_of_commands_has_the_help_of_each(name: str):
+def test_each_module_defines_its_commands(name: str):
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.name == name
-    assert command.get_short_help_str(1000) == click.Command(name, help=VERBS[name].summary).get_short_help_str(1000)
 
 
 URL = f"https://Founder.example.org/runs/{'0' * 64}"

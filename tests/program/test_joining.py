@@ -148,8 +148,8 @@ def test_a_node_that_comes_before_the_first_publication_waits(
             host.files.objects[path] = manifest
 
     monkeypatch.setattr("time.sleep", publish_after_two_pauses)
-    options = node_start.Options(run=host.url + path, overrides=(), trust_run=False, role="miner", name=None)
-    assert node_start.wait_for_run(options).run.id == run.run_id.hex()
+    config = node_start.wait_for_run(run=host.url + path, overrides=(), trust=None)
+    assert config.run.id == run.run_id.hex()
     (line,) = capsys.readouterr().err.splitlines()
     assert "waiting until the founder's trainer publishes the run" in line
 

@@ -21,7 +21,6 @@ from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
 from grailnode.run.recipe import Recipe, read_recipe
-from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
@@ -179,7 +178,7 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
     ("rules", "error", "message"),
     [
         ({"lora_targets": ("q_proj",), "trainers": 2}, ConfigError, "of several sites trains all weights"),
-        ({"lora_targets": ("q proj",)}, WorkspaceError, "--lora-targets: String should match"),
+        ({"lora_targets": ("q proj",)}, PolicyError, "--lora-targets: String should match"),
         ({"lora_targets": ()}, ConfigError, "lora_rank and lora_targets go together"),
         ({"lora_targets": ("q_proj",), "lora_rank": 2000}, ConfigError, "lora_rank: input should be less"),
         ({"lora_targets": ("v_proj",), "lora_rank": 65}, PolicyError, "rank 65 is more than model.layers.0"),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import trio
 
-from grailnode.cli.actions.miner_admission import Options, admit_miner
+from grailnode.cli.actions.miner_admission import admit as admit_miner
 from grailnode.config import Config, ConfigError, EngineSection, load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.admission_credential import make_credential_source
@@ -202,7 +202,7 @@ def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> t
 
 def admit(run: str, key: str) -> None:
     """Admit a miner as `grailnode admit` does."""
-    admit_miner(Options(key=key, run=run, days=30, inviter=None))
+    admit_miner(key, run, days=30, inviter=None)
 
 
 def test_an_open_run_accepts_any_canary(tmp_path: Path):

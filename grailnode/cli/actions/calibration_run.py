@@ -9,7 +9,6 @@ from typing import Any, Self
 import click
 import torch
 import trio
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -161,9 +160,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     work = CalibrationTask(
         policy=policy,
         params=SamplingParams(
-            temperature=rules.temperature,
-            max_tokens=requirements.completion_tokens(rules),
-            stops=policy.stops,
+            temperature=rules.temperature, max_tokens=requirements.completion_tokens(rules), stops=policy.stops
         ),
         group_size=rules.group_size,
         prompt=prompt,
@@ -204,11 +201,7 @@ def _lora(options: Options, policy: Policy) -> LoraSpec | None:
     rules = options.rules
     if rules.lora_rank and options.uses_vllm:
         raise CalibrationError("vLLM serves no adapters: measure --miner and --validator with torch")
-    try:
-        start = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise CalibrationError(f"--lora-{first['loc'][0]}: {first['msg']}") from error
+    start = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     return None if start is None else start.spec
 
 

@@ -7,6 +7,7 @@ from grailnode.config import Config
 from grailnode.node.node_makers import make_root_publisher
 from grailnode.run import authority_drafts
 from grailnode.run.authority_drafts import Draft
+from grailnode.run.files import write_whole
 from grailnode.run.joining import open_config
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -28,7 +29,8 @@ def submit(config: Config, node: Node, draft: Draft) -> None:
     if not shortfall:
         publish(node, draft)
         return
-    path = authority_drafts.write_draft(config.directory, draft)
+    path = config.directory / f"revision-{draft.revision.number}.draft"
+    write_whole(path, draft.to_bytes())
     click.echo(f"{path}: {shortfall}. Take it to each root key: grailnode keys sign {path.name} KEYFILE")
     click.echo(f"then: grailnode keys publish {path.name} --run RUN")
 

@@ -24,11 +24,6 @@ def flags(policy: Path, **choices: Any) -> None:
     settings = VllmSettings(**choices)
     modules = write_modules(Path.cwd() / "grailnode-vllm")
     variables = {"PYTHONPATH": str(modules), **server_environment(settings)}
-    words = [
-        "python",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        *server_flags(settings, policy),
-    ]
+    words = ["python", "-m", "vllm.entrypoints.openai.api_server", *server_flags(settings, policy)]
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     click.echo(f"{assignments} {shlex.join([*words, '--host', '127.0.0.1'])}")

@@ -1,27 +1,27 @@
 """What `grailnode engine verify` does."""
 
-from typing import Any, Final
+from typing import Final, Unpack
 
 import click
 import trio
 
 from grailnode import UserError
-from grailnode.cli.actions.open_run import RunOptions
-from grailnode.cli.options import check_name
+from grailnode.cli.options import RunOptions, check_name
 from grailnode.engine.vllm.verify_requests import NoAnswerError, Verification, request_verification
 from grailnode.node.node_makers import engine_directory, state_directory
+from grailnode.run.joining import open_config
 
 _MAX_NAMES: Final = 20  # of tensors in the line
 
 
-def verify(name: str, **parameters: Any) -> None:
-    """Ask a node of this machine to read its engine's tensors back, and say in one line what it result.
+def verify(name: str, **run_options: Unpack[RunOptions]) -> None:
+    """Ask a node of this machine to read its engine's tensors back, and say in one line what came of it.
 
     Raises:
         UserError: they differed, nothing was verified, or no node answers.
     """
     check_name(name)
-    config = RunOptions(**parameters).open_config()
+    config = open_config(**run_options)
     directory = engine_directory(state_directory(config, name))
     try:
         result = trio.run(request_verification, directory)

@@ -8,7 +8,8 @@ import trio
 from grailnode.cli.actions import drafts
 from grailnode.cli.actions.drafts import open_authority, print_revision, submit
 from grailnode.run import authority_changes, authority_drafts, key_files
-from grailnode.run.authority_drafts import RevisionError
+from grailnode.run.authority_drafts import RevisionError, propose
+from grailnode.run.files import write_whole
 from grailnode.store.state.state_store import StateStore
 from protocol.identity.signing import SigningKey
 
@@ -25,17 +26,21 @@ def show(run: str) -> None:
     click.echo(
         f"revision {node.revisions.number}; {authority.root_threshold} of {len(authority.roots)} roots must sign"
     )
-    for row in authority_changes.list_keys(authority, config.at(config.node.keys)):
-        click.echo(f"{row.name:16} {row.public.hex()} {', '.join(row.roles) or '-'}")
+    for name, public, roles in authority_changes.list_keys(authority, config.at(config.node.keys)):
+        click.echo(f"{name:16} {public.hex()} {', '.join(roles) or '-'}")
 
 
 def rotate(name: str, run: str) -> None:
-    """Replace the key of NAME by a new one, and revoke the old one."""
+    """Replace the key of NAME by that in NAME.next.key, which is made unless an earlier attempt has made it."""
     config, node = open_authority(run)
-    rotation = authority_changes.rotate_key(node.revisions, config.at(config.node.keys), name)
-    file, new_file = rotation.file, rotation.new_file
-    click.echo(f"{new_file}: {rotation.new_key.hex()}")
-    submit(config, node, rotation.draft)
+    directory = config.at(config.node.keys)
+    file, new_file = (directory / f"{stem}{key_files.SUFFIX}" for stem in (name, f"{name}.next"))
+    key = SigningKey(key_files.read(file)).public
+    new_key = key_files.read_or_create(new_file).public
+    changes = authority_changes.replacement(node.authority, key, new_key)
+    draft = propose(node.revisions, f"{name}: another key", **changes)
+    click.echo(f"{new_file}: {new_key.hex()}")
+    submit(config, node, draft)
     click.echo(f"when it is published: stop {name}; mv {file} {file}.old; mv {new_file} {file}; start {name}")
 
 
@@ -45,7 +50,8 @@ def grant(key: str, run: str, role: str) -> None:
     public = authority_changes.parse_public_key(key)
     if role == "worker" and (refusal := node.run.sites_refusal):
         raise RevisionError(f"--role worker: {refusal}")
-    submit(config, node, authority_changes.grant_role(node.revisions, public, role))
+    changes = authority_changes.grant(node.authority, public, role)
+    submit(config, node, propose(node.revisions, f"{public.hex()[:16]} as {role}", **changes))
 
 
 def quorum(validators: int, run: str) -> None:
@@ -62,9 +68,12 @@ def revoke(key: str, run: str, rewind: int | None) -> None:
     if rewind is not None:
         objects = StateStore(config.at(config.node.state) / "trainer" / "objects", node.run_id)
         point = trio.run(authority_changes.rewind_point, objects, rewind, public)
-    draft = authority_changes.revoke_key(node.revisions, public, point)
-    for name, before, after in authority_changes.lowered_thresholds(node.revisions, draft):
-        click.echo(f"note: {name} falls from {before} to {after}, since no more keys are left", err=True)
+    changes = authority_changes.revocation(node.authority, public)
+    draft = propose(node.revisions, f"{public.hex()[:16]} is revoked", point, **changes)
+    for name in ("quorum", "root_threshold"):
+        before, after = getattr(node.authority, name), changes[name]
+        if after < before:
+            click.echo(f"note: {name} falls from {before} to {after}, since no more keys are left", err=True)
     submit(config, node, draft)
 
 
@@ -72,8 +81,9 @@ def sign(draft: Path, key: Path) -> None:
     """Show what DRAFT would change, and sign it with the root key of a file. Needs no network."""
     unsigned = authority_drafts.read_draft(draft)
     print_revision(unsigned)
-    signatures = authority_drafts.sign_draft(draft, unsigned, key).signatures
-    click.echo(f"{draft}: {len(signatures)} signatures")
+    signed = unsigned.signed_by(SigningKey(key_files.read(key)))
+    write_whole(draft, signed.to_bytes())
+    click.echo(f"{draft}: {len(signed.signatures)} signatures")
 
 
 def publish(draft: Path, run: str) -> None:

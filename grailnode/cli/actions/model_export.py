@@ -3,16 +3,15 @@
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 import trio
 from safetensors.torch import save_file
 
 from grailnode import UserError
-from grailnode.cli.actions.open_run import RunOptions
+from grailnode.cli.options import RunOptions
 from grailnode.engine import models
 from grailnode.engine.adapter_files import adapter_files
 from grailnode.engine.lora_model import merged_weights
@@ -23,6 +22,7 @@ from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summariz
 from grailnode.observe.state import WindowRow
 from grailnode.run.base_files import fetch_base
 from grailnode.run.creation import fetch_model
+from grailnode.run.joining import open_config_to_read
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.lora import LoraSpec
@@ -40,29 +40,13 @@ class ExportError(UserError):
     """A directory that cannot be written to: says why."""
 
 
-@dataclass(frozen=True)
-class Options(RunOptions):
-    """The options of the command.
-
-    Attributes:
-        directory: where to write.
-        version: None for the newest.
-        merged: whether the adapters of a LoRA run are added to the base.
-    """
-
-    directory: Path
-    version: int | None
-    merged: bool
-
-
-def export(**parameters: Any) -> None:
+def export(directory: Path, version: int | None, merged: bool, **run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode export`."""
-    options = Options(**parameters)
-    if options.directory.exists() and (not options.directory.is_dir() or any(options.directory.iterdir())):
-        raise ExportError(f"{options.directory}: there is something already; choose another directory")
-    node = make_spectator(options.open_config_to_read())
-    weights = trio.run(export_version, node, options.directory, options.version, options.merged)
-    click.echo(f"{options.directory}: version {weights.version}, weights {weights.digest.hex()}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ExportError(f"{directory}: there is something already; choose another directory")
+    node = make_spectator(open_config_to_read(**run_options))
+    weights = trio.run(export_version, node, directory, version, merged)
+    click.echo(f"{directory}: version {weights.version}, weights {weights.digest.hex()}")
 
 
 async def export_version(
@@ -78,7 +62,6 @@ async def export_version(
     Args:
         directory: missing or empty.
         version: None for the newest.
-        merge: whether to add the adapters of a LoRA run to its base.
 
     Raises:
         StoreError, ProtocolError: an object cannot be fetched, or is not what the chain says.

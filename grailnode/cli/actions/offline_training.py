@@ -2,22 +2,23 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 import torch
 import trio
 
 from grailnode import UserError
-from grailnode.cli.actions.open_run import RunOptions
+from grailnode.cli.options import RunOptions
 from grailnode.config import Config
 from grailnode.node.node_makers import make_spectator
 from grailnode.node.run_model import genesis_reader, policy_directory, trainer_model
 from grailnode.node.settings import trainer_settings
 from grailnode.observe.observer import RECENT_WINDOWS, newest_summarized
 from grailnode.observe.rollout_reader import read_verified_groups
+from grailnode.run.joining import open_config_to_read
 from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -29,50 +30,39 @@ class OfflineTrainingError(UserError):
     """There is nothing to learn from; says why."""
 
 
-@dataclass(frozen=True)
-class Options(RunOptions):
-    """The options of the command.
-
-    Attributes:
-        policy: a checkpoint directory; None for that of run.toml.
-        first_window, last_window: whose groups are read; None for the newest that are judged.
-        steps: optimizer steps at most; 0 for as many as there are groups.
-    """
-
-    offline: bool
-    policy: Path | None
-    first_window: int | None
-    last_window: int | None
-    steps: int
-    as_json: bool
-
-
-def train(**parameters: Any) -> None:
+def train(
+    offline: bool,
+    policy: Path | None,
+    first_window: int | None,
+    last_window: int | None,
+    steps: int,
+    as_json: bool,
+    **run_options: Unpack[RunOptions],
+) -> None:
     """Run `grailnode train`."""
-    options = Options(**parameters)
-    if not options.offline:
+    if not offline:
         raise click.UsageError("give --offline; a trainer that publishes is `grailnode --role trainer --run FILE`")
-    config = options.open_config_to_read()
+    config = open_config_to_read(**run_options)
     torch.set_num_threads(config.engine.threads)
     node = make_spectator(config)
-    groups = trio.run(_read, node, options)
+    groups = trio.run(_read, node, first_window, last_window)
     settings = trainer_settings(config, node.run.sampling.params())
     usable = [group for group in groups if group.informative or not config.trainer.dynamic_filtering]
     click.echo(f"{len(groups)} verified groups, {len(usable)} to learn from", err=True)
-    learner = make_learner(config, node.run, options.policy or policy_directory(config), settings.learner)
+    learner = make_learner(config, node.run, policy or policy_directory(config), settings.learner)
     reports = take_steps(learner, usable, settings.training.groups_per_step)
     for report in reports:
-        click.echo(json.dumps(asdict(report)) if options.as_json else _text(report))
-        if report.step == options.steps:
+        click.echo(json.dumps(asdict(report)) if as_json else _text(report))
+        if report.step == steps:
             break
 
 
-async def _read(node: Node, options: Options) -> list[VerifiedGroup]:
+async def _read(node: Node, first: int | None, last: int | None) -> list[VerifiedGroup]:
     await refresh_authority(node)
-    last = await newest_summarized(node) if options.last_window is None else options.last_window
+    last = await newest_summarized(node) if last is None else last
     if last is None:
         raise OfflineTrainingError("no validator has summarized a window yet; name some with --first and --last")
-    first = max(0, last - RECENT_WINDOWS) if options.first_window is None else options.first_window
+    first = max(0, last - RECENT_WINDOWS) if first is None else first
     return [group for window in range(first, last + 1) for group in await read_verified_groups(node, window)]
 
 

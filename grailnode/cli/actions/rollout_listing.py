@@ -3,18 +3,18 @@
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, Unpack
 
 import click
 import trio
 
-from grailnode.cli.actions.open_run import RunOptions
+from grailnode.cli.options import RunOptions
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.observer import newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, ReadWindow, read_rollouts
 from grailnode.run.creation import fetch_model
+from grailnode.run.joining import open_config_to_read
 from grailnode.ui.formatting import clean
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -22,35 +22,21 @@ from roles.node.identity import Node
 _LONGEST_LINE: Final = 100_000
 
 
-@dataclass(frozen=True)
-class Options(RunOptions):
-    """The options of the command.
-
-    Attributes:
-        window: None for the newest that a validator has summarized.
-        miner: the beginning of a key; empty for all.
-        selection: which rollouts, and in which order; None for all, in the order of the batches.
-        count: how many at most; 0 for all.
-    """
-
-    window: int | None
-    miner: str
-    selection: Literal["best", "worst", "rejected"] | None
-    count: int
-    as_json: bool
+Selection = Literal["best", "worst", "rejected"] | None
 
 
-def rollouts(**parameters: Any) -> None:
+def rollouts(
+    window: int | None, miner: str, selection: Selection, count: int, as_json: bool, **run_options: Unpack[RunOptions]
+) -> None:
     """Run `grailnode rollouts`."""
-    options = Options(**parameters)
-    node = make_spectator(options.open_config_to_read())
-    read = trio.run(_read, node, options.window, options.miner.lower())
+    node = make_spectator(open_config_to_read(**run_options))
+    read = trio.run(_read, node, window, miner.lower())
     for line in read.unread:
         click.echo(f"not read: {clean(line, 400)}", err=True)
-    selected = select(read.rollouts, options.selection)
-    listing = selected[: options.count] if options.count else selected
+    selected = select(read.rollouts, selection)
+    listing = selected[:count] if count else selected
     for rollout in listing:
-        click.echo(_json(rollout) if options.as_json else _text(rollout))
+        click.echo(_json(rollout) if as_json else _text(rollout))
     click.echo(f"{len(listing)} of {len(selected)} rollouts", err=True)
 
 
@@ -65,10 +51,8 @@ async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:
         return await read_rollouts(node, policy.tokenizer, window, miner)
 
 
-def select(
-    published: Sequence[PublishedRollout], selection: Literal["best", "worst", "rejected"] | None
-) -> list[PublishedRollout]:
-    """Return the rollouts of a selection: the best or the worst first, or those of rejected groups."""
+def select(published: Sequence[PublishedRollout], selection: Selection) -> list[PublishedRollout]:
+    """Return the rollouts of a selection: the best or the worst first, those of rejected groups, or all as they are."""
     if selection == "rejected":
         return [rollout for rollout in published if rollout.reasons]
     if selection is None:

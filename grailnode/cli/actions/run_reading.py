@@ -4,18 +4,17 @@ import json
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
 import trio
 from rich.console import Console
 
-from grailnode.cli.actions.open_run import RunOptions
+from grailnode.cli.options import RunOptions
 from grailnode.config import Config
 from grailnode.convert import conversion
-from grailnode.convert.conversion import Conversion, Format
 from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.bodies import fetch_task
 from grailnode.node.node_makers import make_spectator
@@ -26,6 +25,7 @@ from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import requirements
+from grailnode.run.joining import open_config_to_read
 from grailnode.ui.terminal import patch_table, recheck_table, render_status
 from protocol import limits, paths
 from protocol.chain import safetensors
@@ -35,40 +35,9 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
 
-@dataclass(frozen=True)
-class VerifyOptions(RunOptions):
-    """What to verify of a run: a group again, the ledgers of its validators, or by default its chain."""
-
-    rollout: str | None
-    ledger: bool
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """A patch, the weights that it applies to, and how to show it."""
-
-    file: Path
-    base: Path | None
-    as_json: bool
-    everything: bool
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """A weight update, its format, and the format to write."""
-
-    source: Path
-    out: Path
-    source_format: Format
-    out_format: Format
-    base: Path | None
-    version: int
-    base_version: int
-
-
-def status(**parameters: Any) -> None:
+def status(**run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode status`."""
-    config = RunOptions(**parameters).open_config_to_read()
+    config = open_config_to_read(**run_options)
     node = make_spectator(config)
     state = trio.run(_observe, node).state()
     logs = config.at(config.node.logs)
@@ -95,13 +64,12 @@ async def _observe(node: Node) -> Observer:
     return observer
 
 
-def verify(**parameters: Any) -> None:
+def verify(rollout: str | None, ledger: bool, **run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode verify`."""
-    options = VerifyOptions(**parameters)
-    config = options.open_config_to_read()
-    if options.rollout is not None:
-        _verify_rollout(config, options.rollout)
-    elif options.ledger:
+    config = open_config_to_read(**run_options)
+    if rollout is not None:
+        _verify_rollout(config, rollout)
+    elif ledger:
         trio.run(_verify_ledgers, config)
     else:
         trio.run(_verify_chain, config)
@@ -144,23 +112,19 @@ async def _recheck(config: Config, reference: GroupReference) -> RecheckedGroup:
         return await recheck(node, task, compute, reference)
 
 
-def inspect(**parameters: Any) -> None:
+def inspect(file: Path, base: Path | None, as_json: bool, everything: bool) -> None:
     """Run `grailnode inspect`."""
-    options = InspectOptions(**parameters)
-    with error_context(options.base):
-        weights = safetensors.read(options.base.read_bytes()) if options.base else None
-    with error_context(options.file):
-        patch = inspect_patch(options.file.read_bytes(), weights)
-    if options.as_json:
-        click.echo(json.dumps(patch.to_json(), indent=2))
+    with error_context(base):
+        weights = safetensors.read(base.read_bytes()) if base else None
+    with error_context(file):
+        patch = inspect_patch(file.read_bytes(), weights)
+    if as_json:
+        click.echo(json.dumps(asdict(patch), indent=2))
     else:
-        Console().print(patch_table(patch, unchanged=options.everything))
+        Console().print(patch_table(patch, unchanged=everything))
 
 
 def convert(**parameters: Any) -> None:
     """Run `grailnode convert`."""
-    options = ConvertOptions(**parameters)
-    formats = options.source_format, options.out_format
-    versions = options.version, options.base_version
-    for path in conversion.convert(Conversion(options.source, *formats, options.out, options.base, *versions)):
+    for path in conversion.convert(**parameters):
         click.echo(f"{path}: {path.stat().st_size} bytes")

@@ -12,7 +12,7 @@ from grailnode.cli.options import check_name
 from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.buckets import Document
-from grailnode.run.new_run import BUCKET_DIRECTORY, COMMANDS_FILE, NewRun, create_run, join_run
+from grailnode.run.new_run import COMMANDS, NewRun, create_run, join_run
 from grailnode.run.place import Place
 from grailnode.run.recipe import read_recipe
 from grailnode.run.requirements import completion_tokens
@@ -36,9 +36,9 @@ def init(directory: Path, policy: Path | None, recipe: Path | None, proof: Path 
         _print_run(directory, create_run(directory, constants, place, policy=policy or PACKAGED_POLICY, proof=proof))
         return
     check_name(place.name)
-    member = join_run(directory, place, place.join, place.meeting)
-    click.echo(f"{place.name} is {member.key.hex()}")
-    _print_bucket(directory, member.documents, ["s3.credentials", "meeting.credentials"])
+    key, documents = join_run(directory, place, place.join, place.meeting)
+    click.echo(f"{place.name} is {key.hex()}")
+    _print_bucket(directory, documents, ["s3.credentials", "meeting.credentials"])
     run = shlex.quote(str(directory / "run.toml"))
     click.echo("then start it, ROLE being miner, validator or worker:")
     click.echo(f"  grailnode --role ROLE --run {run} --name {place.name}")
@@ -85,7 +85,7 @@ def _print_bucket(directory: Path, documents: Sequence[Document], credentials: S
     click.echo(
         f"first prepare the bucket, which needs {count} documents, and store the credentials that you get for it:"
     )
-    click.echo(f"  less {shlex.quote(str(directory / BUCKET_DIRECTORY / COMMANDS_FILE))}")
+    click.echo(f"  less {shlex.quote(str(directory / COMMANDS))}")
     for name in credentials:
         file = shlex.quote(str(directory / name))
         click.echo(f"  install -m 600 /dev/null {file} && editor {file}")

@@ -1,28 +1,28 @@
 """What `grailnode backup`, `restore` and `repair` do."""
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
-from grailnode.cli.actions.open_run import RunOptions
-from grailnode.cli.options import check_name
+from grailnode.cli.options import RunOptions, check_name
 from grailnode.node import state_copies, state_repair
+from grailnode.run.joining import open_config
 
 
-def backup(directory: Path, name: str, **parameters: Any) -> None:
+def backup(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
     """Copy the state of a stopped node into a directory."""
     check_name(name)
-    state_copies.back_up(RunOptions(**parameters).open_config(), name, directory, click.echo)
+    state_copies.back_up(open_config(**run_options), name, directory, click.echo)
 
 
-def restore(directory: Path, name: str, **parameters: Any) -> None:
+def restore(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
     """Copy the state of a node back from a backup."""
     check_name(name)
-    state_copies.restore(RunOptions(**parameters).open_config(), name, directory, click.echo)
+    state_copies.restore(open_config(**run_options), name, directory, click.echo)
 
 
-def repair(name: str, **parameters: Any) -> None:
+def repair(name: str, **run_options: Unpack[RunOptions]) -> None:
     """Rebuild what the state of a stopped node has lost."""
     check_name(name)
-    state_repair.repair_node(RunOptions(**parameters).open_config(), name, click.echo)
+    state_repair.repair_node(open_config(**run_options), name, click.echo)

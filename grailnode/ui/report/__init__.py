@@ -10,11 +10,7 @@ __all__ = ["DemoReport", "RunFacts", "write_report"]
 
 
 def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
-    """Write report.json and report.html into `directory` (created if missing), each completely or not at all.
-
-    Returns:
-        the two paths, JSON first.
-    """
+    """Write report.json and report.html into `directory` (created if missing), each completely or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
     as_json, as_html = directory / "report.json", directory / "report.html"
     absent = set() if report.sites else {"sites", "rounds"}

@@ -72,38 +72,23 @@ def _facts(report: DemoReport) -> Markup:
 
 def _tiles(report: DemoReport, findings: Findings) -> Markup:
     """Return the tiles at the top: (name, figure, explanation)."""
-    full = byte_text(report.full_bytes)
+    patch = "-", "none was published"
+    if (size := findings.patch_bytes) is not None:
+        full = byte_text(report.full_bytes)
+        patch = byte_text(size), f"{part_text(size, report.full_bytes)} of the full {full}"
+    sparsity_figure = share_text(findings.sparsity) if findings.sparsity is not None else "-"
+    reasons = _number(len(findings.groups.reasons), "reason")
+    equal_nodes = f"{findings.equal_nodes} of {findings.nodes}" if findings.nodes else "-"
+    speed = report.tokens_per_second
     tiles = [
         _change_tile("held-out pass@1", findings.pass_at_1, "by a validator"),
         _change_tile("mean reward", findings.reward, "verified rollouts"),
-        (
-            "median patch",
-            byte_text(findings.patch_bytes) if findings.patch_bytes is not None else "-",
-            f"{part_text(findings.patch_bytes, report.full_bytes)} of the full {full}"
-            if findings.patch_bytes is not None
-            else "none was published",
-        ),
-        (
-            "mean sparsity",
-            share_text(findings.sparsity) if findings.sparsity is not None else "-",
-            "weights unchanged by a version",
-        ),
+        ("median patch", *patch),
+        ("mean sparsity", sparsity_figure, "weights unchanged by a version"),
         ("groups verified", f"{findings.groups.accepted:,}", f"of {findings.groups.judged:,} judged"),
-        (
-            "groups rejected",
-            f"{findings.groups.rejected:,}",
-            f"{_number(len(findings.groups.reasons), 'reason')}, see below",
-        ),
-        (
-            "equal weights",
-            f"{findings.equal_nodes} of {findings.nodes}" if findings.nodes else "-",
-            "nodes hold the trainer's bits",
-        ),
-        (
-            "tokens a second",
-            rate_text(report.tokens_per_second.generated),
-            f"generated; {rate_text(report.tokens_per_second.verified)} verified",
-        ),
+        ("groups rejected", f"{findings.groups.rejected:,}", f"{reasons}, see below"),
+        ("equal weights", equal_nodes, "nodes hold the trainer's bits"),
+        ("tokens a second", rate_text(speed.generated), f"generated; {rate_text(speed.verified)} verified"),
     ]
     items = [element("li", element("span", a), element("b", b), element("small", c)) for a, b, c in tiles]
     return element("ul", *items, class_="tiles")

@@ -141,18 +141,13 @@ def grid(x: Axis, y: Axis, x_label: str) -> Markup:
 
 
 def line(
-    css: str,
-    series: Sequence[tuple[float, float | None]],
-    tooltip: Callable[[float, float], str],
-    x: Axis,
-    y: Axis,
+    css: str, series: Sequence[tuple[float, float | None]], tooltip: Callable[[float, float], str], x: Axis, y: Axis
 ) -> Markup:
     """Draw a series: solid at its usual spacing (some are measured every few windows), dashed over longer gaps.
 
     Args:
         css: the class that gives its colour.
         series: (x, y) in order, y None where nothing was measured.
-        tooltip: writes the tooltip of a point.
     """
     points = [(position, at, value) for position, (at, value) in enumerate(series) if value is not None]
     usual = median([after - before for (before, *_), (after, *_) in pairwise(points)] or [1])

@@ -2,12 +2,8 @@
 `verify --rollout`, `inspect` and `calibrate`.
 """
 
-from types import TracebackType
-from typing import Protocol, Self
-
 from rich.console import Console
 
-from grailnode.observe.state import NetworkState
 from grailnode.ui.terminal.pages import render_status, render_summary
 from grailnode.ui.terminal.plain import PlainView
 from grailnode.ui.terminal.screen import LiveView
@@ -27,32 +23,15 @@ __all__ = [
 ]
 
 
-class View(Protocol):
-    """A view of a run, open during its `with` block."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def update(self, state: NetworkState) -> None:
-        """Show a newer state. It is cheap enough for ten calls a second."""
+View = LiveView | PlainView
+"""A view of a run, open during its `with` block; an update is cheap enough for ten calls a second."""
 
 
 def open_view(title: str, console: Console | None = None) -> View:
-    """Return the live view for a terminal that can show it, plain lines for any other output.
-
-    Args:
-        title: the name of the view, at the top.
-        console: the output; standard output by default.
-    """
+    """Return the live view for a terminal that can show it, plain lines for any other output."""
     console = console or Console()
     # rich takes FORCE_COLOR for a terminal; a log file that wants colour must not get a full-screen view.
-    if console.is_dumb_terminal or not console.file.isatty() or not _writes_utf8(console):
+    writes_utf8 = console.encoding.lower().startswith("utf")
+    if console.is_dumb_terminal or not console.file.isatty() or not writes_utf8:
         return PlainView(title, console)
     return LiveView(title, console)
-
-
-def _writes_utf8(console: Console) -> bool:
-    return console.encoding.lower().startswith("utf")

@@ -3,7 +3,6 @@ does not change any more.
 """
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from rich.console import Console
@@ -29,9 +28,7 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._state is not None:
             self._print_windows(self._state, self._state.windows)
 

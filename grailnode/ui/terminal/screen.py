@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from rich import box
@@ -44,9 +43,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._live.stop()
         if error is not None and self._last is not None:
             self._console.print(AsciiFallback(self._last))

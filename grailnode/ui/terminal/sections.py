@@ -50,11 +50,9 @@ def publication(state: NetworkState) -> tuple[Trend, Trend]:
     sparsity = [row.sparsity for row in rows]
     sizes = [row.patch_bytes for row in rows]
     planned, style = state.windows_planned or 0, "bright_blue"
-    words, short = _sparsity_words(sparsity)
-    patch_words, patch_short = _patch_words(sizes, state.full_bytes)
     return (
-        Trend("sparsity", style, sparsity, planned, words, short),
-        Trend("patch", style, sizes, planned, patch_words, patch_short),
+        Trend("sparsity", style, sparsity, planned, *_sparsity_words(sparsity)),
+        Trend("patch", style, sizes, planned, *_patch_words(sizes, state.full_bytes)),
     )
 
 
@@ -90,15 +88,8 @@ def heading(title: str, state: NetworkState, width: int) -> Group:
     begin = line(("grailnode", "bold"), f" {clean(title, 24)}", f"  run {name}" if name != title else "  run ")
     begin.append(f" {state.run_id[:8]}".replace("  ", " ") if name != title else state.run_id[:8], style="cyan")
     end = f"{version}  {duration_text(state.seconds)}".strip()
-    return Group(_both_ends(begin, Text(end), width), _position(state, width))
-
-
-def _both_ends(begin: Text, end: Text, width: int) -> Text:
-    """Two texts at the two ends of a line; the second is left out if both do not fit."""
-    space = width - begin.cell_len - end.cell_len
-    if space < 2:
-        return begin
-    return line(begin, " " * space, end)
+    space = width - begin.cell_len - len(end)
+    return Group(line(begin, " " * space, end) if space >= 2 else begin, _position(state, width))
 
 
 def _position(state: NetworkState, width: int) -> Text:

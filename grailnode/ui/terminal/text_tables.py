@@ -90,13 +90,14 @@ def nodes(rows: Sequence[NodeRow], width: int, most: int) -> RenderableType:
     """Return one line for each node: name, version, and what it does now. At most `most` lines with the heading."""
     included = _first(rows, most)
     name = _name_cells(included, 4)
-    version = max([len(_version(row)) for row in included] + [7])
+    versions = ["-" if row.version is None else f"v{row.version}" for row in included]
+    version = max([len(text) for text in versions] + [7])
     doing = max(width - name - version - 2 * _GAP, 4)
     table = fitted(
         [Column("node", name, right=False), Column("version", version), Column("now", doing, right=False)],
         [
-            [Text(clean(row.name, 16)), Text(_version(row), style="cyan"), Text(clean(row.doing, 120))]
-            for row in included
+            [Text(clean(row.name, 16)), Text(text, style="cyan"), Text(clean(row.doing, 120))]
+            for row, text in zip(included, versions, strict=True)
         ],
     )
     return _with_rest(table, len(rows) - len(included), "node")
@@ -166,9 +167,8 @@ def _rejections(reasons: Mapping[str, int], cells: int) -> Text:
     total = sum(reasons.values())
     if not total:
         return Text("-", style="dim")
-    count = f"{total:,}"
-    text = Text.assemble((count, "red"))
-    room = cells - len(count) - 1
+    text = Text.assemble((f"{total:,}", "red"))
+    room = cells - text.cell_len - 1
     if room >= 6:
         text.append(f" {reasons_text(reasons, room)}", style="dim")
     return text
@@ -178,7 +178,3 @@ def _score(score: float, bar_width: int) -> Text:
     if not bar_width:
         return Text(f"{score:.2f}")
     return Text.assemble((bar(score, bar_width), "green"), f" {score:.2f}")
-
-
-def _version(row: NodeRow) -> str:
-    return "-" if row.version is None else f"v{row.version}"

@@ -64,11 +64,7 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
 
 
 def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
-    """Return a table for a terminal of 80 columns, in bits for each change.
-
-    Args:
-        unchanged: include the tensors that do not change.
-    """
+    """Return a table for a terminal of 80 columns, in bits for each change; with `unchanged`, of all tensors."""
     ratio = patch.weight_bytes / max(1, patch.nbytes)
     bound = "" if patch.bound is None else f", the bound is {patch.bound:.2f}"
     note = "" if patch.invertible else "\nnot invertible: value_planes do not hold the older values"
