@@ -55,14 +55,10 @@ def canary_path(window: int, index: int, digest: bytes) -> str:
 
 @dataclass(frozen=True)
 class SnapshotName:
-    """The name of a snapshot in the outbox.
+    """The name of a snapshot in the outbox."""
 
-    Attributes:
-        version: the policy version that it becomes; optimizer_step: optimizer steps taken up to it.
-    """
-
-    version: int
-    optimizer_step: int
+    version: int  # the policy version that it becomes
+    optimizer_step: int  # optimizer steps taken up to it
 
     @property
     def path(self) -> str:

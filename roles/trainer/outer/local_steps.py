@@ -164,11 +164,7 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The result of the local steps of a round.
-
-    Attributes:
-        payload, norm: of the contribution; feedback, inner: the site's own states if it counts.
-    """
+    """The payload and norm of a round's contribution, and the site's own states if it counts."""
 
     payload: bytes
     norm: float

@@ -39,7 +39,7 @@ from roles.trainer.spool import (
     stored_versions,
     weights_folder,
 )
-from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, read_tensors, run_inline
+from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, read_tensors, run_inline
 
 
 class ChainRepair:
@@ -128,10 +128,8 @@ class ChainRepair:
 
     async def _begin_anew(self) -> None:
         """Drop everything that was made of a chain of which nothing was shown to anybody."""
-        state = self._node.state
         for prefix in (CHAIN, OUTBOX, WEIGHTS):
-            for path in [item.path async for item in state.list(prefix)]:
-                await state.delete(path)
+            await delete_below(self._node.state, prefix)
         self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
 
     async def _fetch_manifests(self, head: Head) -> dict[int, tuple[Manifest, bytes]]:
@@ -177,7 +175,7 @@ class ChainRepair:
         verified = await follower.rebuild(head.version)
         # The old files go first: these weights may be cut into fewer files, and a leftover would count as one of them.
         folder = weights_folder(head.version)
-        await delete_shards(node.state, folder)
+        await delete_below(node.state, folder)
         for lost_path in sorted({path, *(name for name in self._lost_paths if name.startswith(folder))}):
             self._say(f"{lost_path}: rebuilt from storage")
         return await put_shards(node.state, folder, TensorSource.of(verified.weights), run_inline)
@@ -251,6 +249,6 @@ class ChainRepair:
             if path not in objects:
                 await state.delete(path)
         for version in await stored_versions(state) - versions:
-            await delete_shards(state, weights_folder(version))
+            await delete_below(state, weights_folder(version))
         for path, data in objects.items():
             await state.put(path, data)
