@@ -45,11 +45,7 @@ def unpack_canary_note(data: bytes) -> tuple[str, bytes]:
 
 
 def canary_path(window: int, index: int, digest: bytes) -> str:
-    """Return the path of the log-probabilities of a canary's true group.
-
-    Args:
-        digest: SHA-256 of its frame.
-    """
+    """Return the path of the log-probabilities of a canary's true group, whose frame has this SHA-256 digest."""
     return f"{CANARIES}{window:010d}-{index}-{digest.hex()}"
 
 
@@ -62,7 +58,6 @@ class SnapshotName:
 
     @property
     def path(self) -> str:
-        """Its path in the node's state."""
         return f"{OUTBOX}{self.version:010d}-{self.optimizer_step:012d}"
 
     @classmethod

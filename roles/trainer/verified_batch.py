@@ -50,12 +50,10 @@ class VerifiedGroup(Record):
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
-        """The prompt's token ids."""
         return unpack_tokens(self.prompt)
 
     @property
     def completion_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """The token ids of each completion."""
         return tuple(map(unpack_tokens, self.completions))
 
     @property
@@ -96,7 +94,6 @@ class GroupOutcome(Record):
 
     @property
     def group(self) -> tuple[bytes, int, bytes]:
-        """The group that it concerns: commitment, index and digest."""
         return self.commitment, self.index, self.digest
 
 

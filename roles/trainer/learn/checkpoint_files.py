@@ -50,16 +50,13 @@ class CheckpointNote(Record):
 
     @property
     def folder(self) -> str:
-        """The folder of its files."""
         return f"{CHECKPOINTS}{self.step:012d}/"
 
     @property
     def path(self) -> str:
-        """The path of the note."""
         return f"{NOTES}{self.step:012d}"
 
     def reader(self, state: ObjectStore, run_sync: RunSync) -> ShardReader:
-        """Return a reader of masters and moments."""
         return ShardReader(state, self.folder, self.shards, run_sync)
 
 

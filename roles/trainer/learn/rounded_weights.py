@@ -26,7 +26,6 @@ class RoundedWeights(TableWeights):
     Args:
         masters: float32; gradients add up in their `grad`.
         precision: in which they are published; tables are BF16 in any.
-        in_place: see `adding_in_place`.
     """
 
     def __init__(self, masters: Mapping[str, Tensor], precision: Precision = "bf16", *, in_place: bool = False) -> None:

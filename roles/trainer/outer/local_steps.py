@@ -69,9 +69,6 @@ class LocalSteps:
     async def take(self, opening: RoundManifest) -> None:
         """Take the steps that the present round lacks, until shortly before its end, or until they have used as many
         groups as a contribution can name.
-
-        Args:
-            opening: the manifest that opened the round.
         """
         node, settings = self._node, self._settings
         deadline = node.run.beacon.round_time(opening.closes) - settings.upload_seconds

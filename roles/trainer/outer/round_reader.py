@@ -139,12 +139,8 @@ KEPT_ROUNDS: Final = 8
 async def delete_old_contributions(node: Node, newest: int) -> None:
     """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds.
 
-    The trainer has a copy of each payload that counts for as long as a site may need it.
-
-    A store that refuses causes an event and no failure: what is left costs only space, and is deleted later.
-
-    Args:
-        newest: the round that was closed last.
+    The trainer has a copy of each payload that counts for as long as a site may need it. A store that refuses causes an
+    event and no failure: what is left costs only space, and is deleted later.
     """
     key = node.key.public
     try:

@@ -43,12 +43,7 @@ from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, 
 
 
 class ChainRepair:
-    """The repair of one publisher's record.
-
-    Args:
-        node: whose state has lost some objects, or is older than what it published.
-        lost_paths: the paths of these objects.
-    """
+    """The repair of one publisher's record, which has lost some objects, or is older than what it published."""
 
     def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter) -> None:
         self._node = node
@@ -212,11 +207,7 @@ class ChainRepair:
         self._say(f"{MANIFESTS}{published_version + 1:010d}: was signed and not shown to anybody; it is made again")
 
     async def _write(self, head: Head, manifests: dict[int, tuple[Manifest, bytes]], count: int) -> None:
-        """Write the record anew.
-
-        Args:
-            count: of the files of the newest version's weights.
-        """
+        """Write the record anew; `count` is that of the files of the newest version's weights."""
         state = self._node.state
         # An epoch never goes back: followers refuse a lower one, and fencing stops the publisher that has it.
         epoch = head.epoch

@@ -96,8 +96,6 @@ class Fence:
 
         Raises:
             FencedError: there is another publisher, and it goes on.
-            StateError: the roots take back versions that this node has published.
-            StoreError: the head cannot be read.
         """
         await self.obey_rewind()
         # A head of this process, or of an earlier epoch, or none: nobody else publishes, or who does has not seen the

@@ -79,11 +79,7 @@ class RankLearner(Learner):
         return [(loss, clipped_tokens, divergence, entropy)]
 
     def gather(self, name: str, *, view: bool) -> Tensor | None:
-        """Return a whole master or moment on rank 0, and None on the others.
-
-        Args:
-            view: whether to round a master to BF16.
-        """
+        """Return a whole master (rounded to BF16 for a view) or moment on rank 0, and None on the others."""
         own = self.tensors[name]
         own = own.to(torch.bfloat16) if view else own
         return self.group.gather(own.cpu().contiguous(), self.shapes[name][0])

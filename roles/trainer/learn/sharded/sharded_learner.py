@@ -47,11 +47,8 @@ class _Restore:
 
 
 class ShardedLearner:
-    """A PolicyLearner (roles/trainer/learn/policy_learner.py) on several ranks, as rank 0 uses it.
-
-    Args:
-        learner: of rank 0.
-        weights: the initial weights. Every other rank calls `follow_steps` and `follow_reads`.
+    """A PolicyLearner (roles/trainer/learn/policy_learner.py) on several ranks, as rank 0 uses it. Every other rank
+    calls `follow_steps` and `follow_reads`.
     """
 
     def __init__(self, learner: RankLearner, weights: Mapping[str, Tensor]) -> None:
