@@ -45,28 +45,19 @@ def unpack_canary_note(data: bytes) -> tuple[str, bytes]:
 
 
 def canary_path(window: int, index: int, digest: bytes) -> str:
-    """Return the path of the log-probabilities of a canary's true group.
-
-    Args:
-        digest: SHA-256 of its frame.
-    """
+    """Return the path of the log-probabilities of a canary's true group, whose frame has this SHA-256 digest."""
     return f"{CANARIES}{window:010d}-{index}-{digest.hex()}"
 
 
 @dataclass(frozen=True)
 class SnapshotName:
-    """The name of a snapshot in the outbox.
+    """The name of a snapshot in the outbox."""
 
-    Attributes:
-        version: the policy version that it becomes; optimizer_step: optimizer steps taken up to it.
-    """
-
-    version: int
-    optimizer_step: int
+    version: int  # the policy version that it becomes
+    optimizer_step: int  # optimizer steps taken up to it
 
     @property
     def path(self) -> str:
-        """Its path in the node's state."""
         return f"{OUTBOX}{self.version:010d}-{self.optimizer_step:012d}"
 
     @classmethod

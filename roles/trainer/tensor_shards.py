@@ -25,15 +25,10 @@ RunSync = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Tensors that are read some at a time.
+    """Tensors that are read some at a time."""
 
-    Attributes:
-        sizes: bytes of each tensor by name.
-        read: returns the tensors of some names: contiguous, on the CPU.
-    """
-
-    sizes: Mapping[str, int]
-    read: Callable[[Sequence[str]], Weights]
+    sizes: Mapping[str, int]  # bytes of each tensor
+    read: Callable[[Sequence[str]], Weights]  # returns the tensors of some names: contiguous, on the CPU
 
     @classmethod
     def of(cls, weights: Weights) -> "TensorSource":
@@ -49,11 +44,7 @@ class TensorSource:
 async def put_shards(
     state: ObjectStore, folder: str, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write tensors into a folder; return how many files they have.
-
-    Args:
-        folder: with a slash at its end.
-    """
+    """Write tensors into a folder (with a slash at its end); return how many files they have."""
     shards = safetensors.shards(source.sizes, shard_bytes)
     for number, names in enumerate(shards):
         file = [await run_sync(source.file, names)]
@@ -106,12 +97,12 @@ async def read_tensors(state: ObjectStore, folder: str, count: int) -> Weights:
     return tensors
 
 
-async def delete_shards(state: ObjectStore, folder: str) -> None:
-    """Delete a folder's files."""
-    for path in [item.path async for item in state.list(folder)]:
+async def delete_below(state: ObjectStore, prefix: str) -> None:
+    """Delete all objects whose paths begin with a prefix, such as a folder's files."""
+    for path in [item.path async for item in state.list(prefix)]:
         await state.delete(path)
 
 
 def shard_path(folder: str, number: int) -> str:
-    """Return the path of a file."""
+    """Return the path of a file of a folder."""
     return f"{folder}{number:05d}"

@@ -50,12 +50,10 @@ class VerifiedGroup(Record):
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
-        """The prompt's token ids."""
         return unpack_tokens(self.prompt)
 
     @property
     def completion_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """The token ids of each completion."""
         return tuple(map(unpack_tokens, self.completions))
 
     @property
@@ -85,22 +83,17 @@ class VerifiedBatch(Record):
 
 
 class GroupOutcome(Record):
-    """What became of a judged group.
-
-    Attributes:
-        commitment, index, digest: the group as the verdict names it; it may be a group that nobody promised.
-        status: 'used', or the reason why the group is not trained on.
-    """
+    """What became of a judged group."""
 
     kind: ClassVar[str] = "group-outcome"
+    # with `index` and `digest` the group as the verdict names it, which may be one that nobody promised
     commitment: Digest
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
     digest: Digest
-    status: Annotated[str, Field(max_length=64)]
+    status: Annotated[str, Field(max_length=64)]  # 'used', or the reason why the group is not trained on
 
     @property
     def group(self) -> tuple[bytes, int, bytes]:
-        """The group that it concerns: commitment, index and digest."""
         return self.commitment, self.index, self.digest
 
 
@@ -116,33 +109,23 @@ class WindowOutcomes(Record):
 
 
 class Intent(Record):
-    """A write-ahead record: what is decided about a miner's window, before inbox and outcome log are written.
-
-    Attributes:
-        previous_outcomes: how many outcomes the log had before; it also gives the batch a path of its own.
-        batch: the groups to train on; None if there are none.
-        outcomes: what to append to the outcome log.
-    """
+    """A write-ahead record: what is decided about a miner's window, before inbox and outcome log are written."""
 
     kind: ClassVar[str] = "intent"
     max_bytes: ClassVar[int] = VerifiedBatch.max_bytes + WindowOutcomes.max_bytes
     max_items: ClassVar[int] = WindowOutcomes.max_items
     window: Window
     miner: Key
-    previous_outcomes: Annotated[int, Field(ge=0)]
-    batch: VerifiedBatch | None
-    outcomes: tuple[GroupOutcome, ...]
+    previous_outcomes: Annotated[int, Field(ge=0)]  # that the log had before; it also gives the batch a path of its own
+    batch: VerifiedBatch | None  # the groups to train on; None if there are none
+    outcomes: tuple[GroupOutcome, ...]  # to append to the outcome log
 
 
 class CollectorProgress(Record):
-    """How far the collector has come.
-
-    Attributes:
-        oldest_window: the oldest window for which verdicts may still come.
-    """
+    """How far the collector has come."""
 
     kind: ClassVar[str] = "collector-progress"
-    oldest_window: Window
+    oldest_window: Window  # for which verdicts may still come
 
 
 def valid_logprobs(values: np.ndarray) -> bool:

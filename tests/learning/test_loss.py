@@ -20,7 +20,6 @@ from roles.trainer.learn.loss.policy_loss import (
     entropy,
     policy_loss,
     reference_divergence,
-    token_weights,
 )
 from roles.trainer.learn.loss.surrogates import token_ratio
 
@@ -137,7 +136,7 @@ def _loss(
         torch.tensor([value for completion in step for value in completion.old]),
         torch.tensor([completion.advantage for completion in step])[rows],
         rows,
-        torch.tensor(weights or token_weights(settings, lengths, MAX_TOKENS))[rows],
+        torch.tensor(weights or LOSSES[settings.loss].weights(lengths, MAX_TOKENS))[rows],
         settings,
         torch.tensor([value for completion in step for value in completion.reference]),
     )
@@ -226,7 +225,7 @@ class TestEveryLoss:
         """Every ratio is 1, so the gradient of each token is that of policy gradient: -w A."""
         settings = LossSettings(loss=name)
         loss, log_probs = _loss([replace(one, old=one.new) for one in step], settings)
-        weights = token_weights(settings, [len(one.new) for one in step], MAX_TOKENS)
+        weights = LOSSES[settings.loss].weights([len(one.new) for one in step], MAX_TOKENS)
         expected = [-w * one.advantage for w, one in zip(weights, step, strict=True) for _ in one.new]
         assert loss.clipped_tokens == 0
         torch.testing.assert_close(_gradient(loss.value, log_probs), torch.tensor(expected), rtol=1e-4, atol=1e-6)
@@ -246,7 +245,7 @@ class TestEveryLoss:
         """The gradient of a step does not depend on how its completions are divided into passes."""
         settings = LossSettings(loss=name)
         loss, log_probs = _loss(step, settings)
-        whole_weights = token_weights(settings, [len(one.new) for one in step], MAX_TOKENS)
+        whole_weights = LOSSES[settings.loss].weights([len(one.new) for one in step], MAX_TOKENS)
         parts = []
         for part, weights in ((step[:cut], whole_weights[:cut]), (step[cut:], whole_weights[cut:])):
             if part:

@@ -100,7 +100,7 @@ def test_a_restored_buffer_draws_what_the_saved_one_draws(count: int, draws: int
         one.add(group(index, version=index % 5))
     one.advance(6)
     one.draw(draws)
-    other.restore(one.state())
+    other.restore(one.freeze().tensors())
     assert other.outcome_counts == one.outcome_counts
     assert other.size == one.size
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(name: str) -> None:
     first_buffer, buffer = _buffer(), _buffer()
     first_buffer.add(group("a"))
     buffer.add(group("b"))
-    state = first_buffer.state()
+    state = first_buffer.freeze().tensors()
     if name == "version":
         header = json.loads(bytes(state["header"].numpy())) | {"newest_version": "new"}
         state["header"] = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
@@ -166,7 +166,7 @@ class BufferMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Replace the buffer by one that is restored from its state."""
         new_buffer = ReplayBuffer(self.settings, seed=99)
-        new_buffer.restore(self.buffer.state())
+        new_buffer.restore(self.buffer.freeze().tensors())
         self.buffer = new_buffer
 
     @invariant()

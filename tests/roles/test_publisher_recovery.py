@@ -12,7 +12,7 @@ from protocol.errors import ChainError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
 from roles.ports import ObjectStore, StoreError
-from roles.trainer.publish.head_writer import HeadStamp, make_head
+from roles.trainer.publish.head_writer import make_head
 from roles.trainer.publish.history import History
 from tests.roles.publisher_testbed import (
     SETTINGS,
@@ -242,12 +242,9 @@ def long_history(versions: int, *anchors: int) -> History:
     return history
 
 
-STAMP = HeadStamp(samples.RUN_ID, 0, 1)
-
-
 @pytest.mark.parametrize(("patches", "anchors"), [(100, 100), (5000, 10), (5000, 100), (1 << 20, 1 << 20)])
 def test_a_head_lists_no_more_than_its_maximum_whatever_is_configured(patches: int, anchors: int):
-    head = make_head(long_history(5001, *range(0, 5001, 50)), 5000, patches, anchors, STAMP)
+    head = make_head(long_history(5001, *range(0, 5001, 50)), 5000, patches, anchors, samples.RUN_ID, 0, 1)
     assert head.version == 5000
     assert head.base == 950  # an anchor
     assert len(head.manifests) <= limits.MAX_CHAIN < len(head.manifests) + 50
@@ -255,6 +252,7 @@ def test_a_head_lists_no_more_than_its_maximum_whatever_is_configured(patches: i
 
 def test_a_chain_without_a_recent_anchor_has_no_head():
     history = long_history(limits.MAX_CHAIN + 1, 0)
-    assert len(make_head(history, limits.MAX_CHAIN - 1, 100, 10, STAMP).manifests) == limits.MAX_CHAIN
+    stamp = samples.RUN_ID, 0, 1
+    assert len(make_head(history, limits.MAX_CHAIN - 1, 100, 10, *stamp).manifests) == limits.MAX_CHAIN
     with pytest.raises(ChainError, match="no anchor of the last 4096 versions"):
-        make_head(history, limits.MAX_CHAIN, 100, 10, STAMP)
+        make_head(history, limits.MAX_CHAIN, 100, 10, *stamp)

@@ -102,7 +102,6 @@ class Acceptance:
     """Carries out the decisions on miners' windows.
 
     Args:
-        outcome_log: where it is logged what became of each group.
         canaries: miners whose groups are never trained on.
     """
 
@@ -150,7 +149,7 @@ class Acceptance:
         used_commitments = {outcome.commitment for outcome in logged_outcomes if outcome.status == USED}
         decisions = [
             replace(decision, reason=_COMMITMENT_CHANGED)
-            if not decision.reason and used_commitments - {decision.commitment}
+            if not decision.reason and used_commitments - {decision.group[0]}
             else decision
             for decision in decisions
         ]
@@ -168,12 +167,11 @@ class Acceptance:
         outcomes = [decision.outcome(decision.reason) for decision in decisions if decision.reason]
         for decision, result in zip(accepted_decisions, results, strict=True):
             outcomes.append(decision.outcome(USED if isinstance(result, VerifiedGroup) else result))
-        batch = VerifiedBatch(window=window, miner=miner, groups=groups) if groups else None
         intent = Intent(
             window=window,
             miner=miner,
             previous_outcomes=len(logged_outcomes),
-            batch=batch,
+            batch=VerifiedBatch(window=window, miner=miner, groups=groups) if groups else None,
             outcomes=tuple(outcomes),
         )
         await self._record(intent)
@@ -239,22 +237,23 @@ class Acceptance:
 
     async def _fetch(self, commitment: Signed[Commitment] | None, decision: Decision) -> VerifiedGroup | str:
         """Return an accepted group, whose bytes have the digest that the verdicts name, or why it is not used."""
-        if commitment is None or commitment.digest != decision.commitment:
+        promised_by, index, digest = decision.group
+        if commitment is None or commitment.digest != promised_by:
             return _COMMITMENT_CHANGED
         record = commitment.record
-        if decision.index >= len(record.groups) or decision.digest != record.groups[decision.index][0]:
+        if index >= len(record.groups) or digest != record.groups[index][0]:
             return _VERDICT_MISMATCH  # the verdict names a group that the miner never promised
         path = paths.batch(record.miner, record.window, record.batch)
-        offset, size = record.extent(decision.index)
+        offset, size = record.extent(index)
         try:
             frame = await self._node.store.get(path, size, offset=offset, size=size)
-            group = open_group(frame, record, decision.index, self._node.run.group_bytes)
+            group = open_group(frame, record, index, self._node.run.group_bytes)
         except NotFoundError:
             return _GROUP_MISSING
         except ProtocolError:
             return _GROUP_CHANGED
         exact = environments.is_exact(self._node.run.environment)
-        return verified_group(group, decision.digest, decision.accepting, exact=exact) or _VERDICT_MISMATCH
+        return verified_group(group, digest, decision.accepting, exact=exact) or _VERDICT_MISMATCH
 
 
 def _intent_path(intent: Intent) -> str:

@@ -28,16 +28,11 @@ from roles.trainer.collect.verdict_reader import VerdictReader
 
 @dataclass(frozen=True)
 class CollectorSettings:
-    """What a trainer's operator sets.
+    """What a trainer's operator sets."""
 
-    Attributes:
-        poll_seconds: how often to look for verdicts.
-        outcome_windows: how many windows the outcome log keeps.
-        canaries: how many canary miners this node has run to test the validators; their groups are not trained on.
-    """
-
-    poll_seconds: float = 0.25
-    outcome_windows: int = 1000
+    poll_seconds: float = 0.25  # between two looks for verdicts
+    outcome_windows: int = 1000  # how many windows the outcome log keeps
+    # how many canary miners this node has run to test the validators; their groups are not trained on
     canaries: int = 0
 
 
@@ -49,16 +44,11 @@ _BACKLOG_WINDOWS = 64  # of the oldest windows that are collected at once, besid
 
 @dataclass(frozen=True)
 class _Retry:
-    """When to read a miner's window again after its storage did not answer, or not with what was promised.
+    """When to read a miner's window again after its storage did not answer, or not with what was promised."""
 
-    Attributes:
-        time: not before this, in trio's seconds; delay: the seconds from the last attempt until then.
-        final_attempts: attempts since the window's deadline.
-    """
-
-    time: float = -inf
-    delay: float = _PAUSE.first
-    final_attempts: int = 0
+    time: float = -inf  # not before this, in trio's seconds
+    delay: float = _PAUSE.first  # the seconds from the last attempt until then
+    final_attempts: int = 0  # since the window's deadline
 
     def permits(self, now: float, after_deadline: bool) -> bool:
         """Whether to try now: when the delay is over, and at once when the deadline has passed."""

@@ -17,12 +17,8 @@ from roles.trainer.verified_batch import CollectorProgress
 
 
 async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineReporter) -> None:
-    """Close the windows whose outcome log or write-ahead log is lost, and keep validators distrusted.
-
-    Args:
-        state: of the trainer or of a site that trains with others; it is changed.
-        lost_paths: the paths of the objects that the state has lost.
-        say: receives a line for each object, with what becomes of it.
+    """Close the windows whose outcome log or write-ahead log is lost, and keep validators distrusted, in the state of a
+    trainer, or of a site that trains with others.
     """
     for path in sorted(lost_paths):
         if path.startswith(INBOX):

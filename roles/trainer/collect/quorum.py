@@ -26,48 +26,30 @@ LogprobTolerance = Callable[[str, str], float]
 
 @dataclass(frozen=True)
 class Opinion:
-    """A validator's judgement on a group.
-
-    Attributes:
-        validator: whose it is; arithmetic: how the validator computed.
-        pays: whether the miner earns something by its ledger.
-    """
+    """A validator's judgement on a group."""
 
     judgement: Judgement
     validator: bytes
-    arithmetic: str
-    pays: bool = True
+    arithmetic: str  # how the validator computed
+    pays: bool = True  # whether the miner earns something by its ledger
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the validators' verdicts decide about one group.
+    """What the validators' verdicts decide about one group."""
 
-    Attributes:
-        commitment: digest of the commitment that promises it; index: its place there; digest: SHA-256 of its frame.
-        accepting: the judgements that accept it and agree on its log-probabilities; validators: whose they are.
-        dissenting: the other judgements that accept it.
-        reason: why it is not accepted; empty if it is accepted or pending.
-        pending: whether a verdict that may still come could change this.
-    """
-
-    commitment: bytes
-    index: int
-    digest: bytes
-    accepting: tuple[Judgement, ...]
-    reason: str
-    pending: bool
-    dissenting: tuple[Judgement, ...] = ()
-    validators: tuple[bytes, ...] = ()
-
-    @property
-    def group(self) -> tuple[bytes, int, bytes]:
-        """The group that it concerns: commitment, index and digest."""
-        return self.commitment, self.index, self.digest
+    # digest of the commitment that promises it, its index there, and SHA-256 of its frame
+    group: tuple[bytes, int, bytes]
+    accepting: tuple[Judgement, ...]  # the judgements that accept it and agree on its log-probabilities
+    reason: str  # why it is not accepted; empty if it is accepted or pending
+    pending: bool  # whether a verdict that may still come could change this
+    dissenting: tuple[Judgement, ...] = ()  # the other judgements that accept it
+    validators: tuple[bytes, ...] = ()  # those of `accepting`
 
     def outcome(self, status: str) -> GroupOutcome:
         """Return the group's entry for the outcome log."""
-        return GroupOutcome(commitment=self.commitment, index=self.index, digest=self.digest, status=status)
+        commitment, index, digest = self.group
+        return GroupOutcome(commitment=commitment, index=index, digest=digest, status=status)
 
 
 def decide(
@@ -89,7 +71,6 @@ def decide(
         verdicts: at most one from each validator.
         quorum: how many validators must accept a group.
         outstanding: the validators that may still give a verdict.
-        tolerance: how far the log-probabilities of validators that agree may differ.
         paying: the validators by whose ledgers the miner earns something.
         judges_of: returns the validators to which a group (its index) was dealt.
     """
@@ -101,8 +82,8 @@ def decide(
             opinion = Opinion(judgement, verdict.validator, verdict.validator_arithmetic, pays)
             opinions_by_group.setdefault(group, []).append(opinion)
     decisions = []
-    for (commitment, index, digest), all_opinions in sorted(opinions_by_group.items()):
-        judges = judges_of(index)
+    for group, all_opinions in sorted(opinions_by_group.items()):
+        judges = judges_of(group[1])
         opinions = [opinion for opinion in all_opinions if opinion.validator in judges]
         awaited = len(outstanding & judges)
         accepting = [opinion for opinion in opinions if opinion.judgement.accepted and opinion.pays]
@@ -121,9 +102,7 @@ def decide(
             main_reason = reasons.most_common(1)[0][0] if reasons else "no-quorum"
         decisions.append(
             Decision(
-                commitment=commitment,
-                index=index,
-                digest=digest,
+                group=group,
                 accepting=tuple(opinion.judgement for opinion in agreeing),
                 reason="" if can_have_quorum else main_reason,
                 pending=can_have_quorum and not has_quorum,
@@ -141,7 +120,6 @@ def split_by_logprobs(accepting: Sequence[Opinion], tolerance: LogprobTolerance)
 
     Args:
         accepting: opinions on one group that accept it.
-        tolerance: how far two that agree may differ.
     """
     numbers_by_values: dict[tuple[str, bytes], list[int]] = {}  # equal values are compared once
     for number, opinion in enumerate(accepting):

@@ -111,35 +111,34 @@ class ValidatorMonitor:
             accepting = [opinion for opinion in opinions if opinion.judgement.accepted]
             rejecting = [opinion for opinion in opinions if opinion.judgement.rejected]
             if accepting and rejecting:
-                self._add(window, miner, index, digest, "verdict", _validators(accepting), _validators(rejecting))
+                self._add(window, miner, (index, digest), "verdict", accepting, rejecting)
             agreeing, others = split_by_logprobs(accepting, self._node.run.proof.logprob_tolerance)
             if others:
-                self._add(window, miner, index, digest, "logprobs", _validators(agreeing), _validators(others))
+                self._add(window, miner, (index, digest), "logprobs", agreeing, others)
 
     def _add(
         self,
         window: int,
         miner: bytes,
-        index: int,
-        digest: bytes,
+        group: tuple[int, bytes],
         about: Literal["verdict", "logprobs"],
-        accepting: list[bytes],
-        rejecting: list[bytes],
+        accepting: Sequence[Opinion],
+        rejecting: Sequence[Opinion],
     ) -> None:
         disagreement = Disagreement(
             miner=miner,
-            index=index,
-            digest=digest,
+            index=group[0],
+            digest=group[1],
             about=about,
-            accepting=tuple(accepting),
-            rejecting=tuple(rejecting),
+            accepting=tuple(opinion.validator for opinion in accepting),
+            rejecting=tuple(opinion.validator for opinion in rejecting),
         )
         self._disagreements.setdefault(window, []).append(disagreement)
         self._node.telemetry.event(
             "validators-disagree",
             window=window,
             miner=miner.hex()[:8],
-            index=index,
+            index=group[0],
             about=about,
             accepting=len(accepting),
             rejecting=len(rejecting),
@@ -177,10 +176,6 @@ def _failure(
     return CanaryFailure(
         validator=validator, canary=canary, index=judgement.index, accepted=judgement.accepted, about=about
     )
-
-
-def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
-    return [opinion.validator for opinion in opinions]
 
 
 class Absences:

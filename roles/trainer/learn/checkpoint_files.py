@@ -29,7 +29,7 @@ from roles.trainer.tensor_shards import (
     RunSync,
     ShardReader,
     TensorSource,
-    delete_shards,
+    delete_below,
     put_shards,
     read_tensors,
     run_inline,
@@ -40,32 +40,23 @@ CHECKPOINTS: Final = "checkpoints/"
 
 
 class CheckpointNote(Record):
-    """A note of a complete checkpoint.
-
-    Attributes:
-        version: the version whose snapshot was taken at the same moment.
-        step: optimizer steps up to it.
-        shards: how many files masters and moments have. At step 0 the moments are not there: they are zero.
-    """
+    """A note of a complete checkpoint."""
 
     kind: ClassVar[str] = "checkpoint"
     max_bytes: ClassVar[int] = 1 << 12
-    version: Version
-    step: Annotated[int, Field(ge=0, lt=1 << 53)]
-    shards: Annotated[int, Field(ge=1)]
+    version: Version  # whose snapshot was taken at the same moment
+    step: Annotated[int, Field(ge=0, lt=1 << 53)]  # optimizer steps up to it
+    shards: Annotated[int, Field(ge=1)]  # files of masters and moments; at step 0 there are no moments: they are zero
 
     @property
     def folder(self) -> str:
-        """The folder of its files."""
         return f"{CHECKPOINTS}{self.step:012d}/"
 
     @property
     def path(self) -> str:
-        """The path of the note."""
         return f"{NOTES}{self.step:012d}"
 
     def reader(self, state: ObjectStore, run_sync: RunSync) -> ShardReader:
-        """Return a reader of masters and moments."""
         return ShardReader(state, self.folder, self.shards, run_sync)
 
 
@@ -114,7 +105,7 @@ async def delete_checkpoints(state: ObjectStore, newest: CheckpointNote | None) 
             await state.delete(path)
     folders = {item.path[: item.path.rindex("/") + 1] async for item in state.list(CHECKPOINTS)}
     for folder in sorted(folders - ({newest.folder} if newest else set())):
-        await delete_shards(state, folder)
+        await delete_below(state, folder)
 
 
 async def repair_checkpoint(

@@ -23,12 +23,12 @@ from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import (
+    LOSSES,
     PolicyLoss,
     advantage_name,
     advantages,
     entropy,
     policy_loss,
-    token_weights,
 )
 from roles.trainer.learn.optimizer import AdamW
 from roles.trainer.learn.optimizer_settings import AdamWSettings
@@ -39,60 +39,38 @@ from roles.trainer.verified_batch import VerifiedGroup
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """The constants of a training step.
-
-    Attributes:
-        temperature, filters, max_tokens, stops: with which rollouts are sampled; `stops` are the token ids that end a
-            completion.
-        max_batch_tokens: padded tokens in one forward and backward pass; gradients add up over passes.
-        logits_chunk: tokens whose logits are in memory at once; a pass with more computes the logits twice.
-    """
+    """The constants of a training step."""
 
     temperature: float = 1.0
-    max_batch_tokens: int = 8192
-    logits_chunk: int = 1024
+    max_batch_tokens: int = 8192  # padded tokens in one forward and backward pass; gradients add up over passes
+    logits_chunk: int = 1024  # tokens whose logits are in memory at once; a pass with more computes the logits twice
     filters: Filters = EVERY_TOKEN
     max_tokens: int = 2048
-    stops: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()  # token ids that end a completion
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: AdamWSettings = field(default_factory=AdamWSettings)
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The figures of one training step.
+    """The figures of one training step."""
 
-    Attributes:
-        step: optimizer steps so far, this one included.
-        loss: as the loss weighs tokens; grad_norm: L2 norm before clipping.
-        mean_reward: mean over the rollouts of the step.
-        clip_fraction: share of tokens whose importance ratio was out of bounds.
-        entropy: mean over tokens, nats, before any filter.
-        divergence: mean over tokens of the divergence from the reference policy, nats; 0 without one.
-        overlong: share of the rollouts that the step left out because they were cut off.
-        tokens: completion tokens that the step learned from.
-        learning_rate: of the step.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    mean_reward: float
-    clip_fraction: float
-    entropy: float
-    divergence: float
-    overlong: float
-    tokens: int
+    step: int  # optimizer steps so far, this one included
+    loss: float  # as the loss weighs tokens
+    grad_norm: float  # L2 norm before clipping
+    mean_reward: float  # over the rollouts of the step
+    clip_fraction: float  # share of tokens whose importance ratio was out of bounds
+    entropy: float  # mean over tokens, nats, before any filter
+    divergence: float  # mean over tokens of the divergence from the reference policy, nats; 0 without one
+    overlong: float  # share of the rollouts that the step left out because they were cut off
+    tokens: int  # completion tokens that the step learned from
     learning_rate: float
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one step.
-
-    Attributes:
-        tensors: by name, in the dtype in which the learner computes; none after the update.
-        figures: of the step, as far as they are known before the update.
+    """The gradients of one step, by name, in the dtype in which the learner computes; none after the update. The
+    figures are those of the step as far as they are known before the update.
     """
 
     tensors: dict[str, Tensor]
@@ -101,16 +79,11 @@ class Gradients:
 
 @dataclass(frozen=True)
 class _Sample:
-    """One rollout of a step.
-
-    Attributes:
-        behaviour: float32 [T], log-probabilities under the policy that sampled it.
-        advantage: of its reward within its group.
-    """
+    """One rollout of a step."""
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
-    behaviour: Tensor
+    behaviour: Tensor  # float32 [T], log-probabilities under the policy that sampled it
     advantage: float
 
 
@@ -125,10 +98,7 @@ class Learner:
     """The policy in training.
 
     Args:
-        model: the functions of the weights.
         weights: the initial weights; the reference policy of a loss with a KL coefficient has them for ever.
-        settings: constants.
-        device: where it computes.
         dtype: to which the published weights are widened for computing; BF16 itself on a GPU.
         precision: in which they are published.
     """
@@ -156,24 +126,16 @@ class Learner:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken."""
         return self._optimizer.steps
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return sum(master.numel() for master in self._optimizer.masters.values())
 
     def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
-        """Take one optimizer step with these groups."""
         return self.update(self.gradients(groups))
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
-        """Return the gradients of the loss of these groups. Masters and moments are only read.
-
-        Raises:
-            ValueError: the groups have no tokens.
-        """
         advantage = advantage_name(self._settings.loss)
         samples = [sample for group in groups for sample in _samples(group, advantage)]
         completions = len(samples)
@@ -183,7 +145,7 @@ class Learner:
         if tokens == 0:
             raise ValueError("no tokens to learn from")
         lengths = [len(sample.completion) for sample in samples]
-        weight_of_tokens = token_weights(self._settings.loss, lengths, self._settings.max_tokens)
+        weight_of_tokens = LOSSES[self._settings.loss.loss].weights(lengths, self._settings.max_tokens)
         weights, leaves = self._weights()
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
@@ -204,7 +166,13 @@ class Learner:
             tokens=tokens,
             learning_rate=0.0,
         )
-        return Gradients({name: _gradient(leaf) for name, leaf in leaves.items()}, figures)
+        return Gradients(
+            {  # zeros if the loss does not depend on a weight
+                name: torch.zeros_like(leaf, requires_grad=False) if leaf.grad is None else leaf.grad
+                for name, leaf in leaves.items()
+            },
+            figures,
+        )
 
     def _weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """Return the rounded weights of a step, and the tensors in which their gradients add up."""
@@ -254,9 +222,6 @@ class Learner:
         Args:
             reference: the weights of the reference policy; empty for none.
             token_weights: the weight of each token in the loss, for each sample.
-
-        Returns:
-            The loss, and the sums over tokens of clipped tokens, divergence and entropy.
         """
         batch = pad([s.prompt for s in samples], [s.completion for s in samples], self._device)
         states = self._states_of(weights, batch)
@@ -361,11 +326,7 @@ class Learner:
         return self._optimizer.state()
 
     def restore(self, state: Mapping[str, Tensor], steps: int | None = None) -> None:
-        """Take over some or all of the tensors of `state_source`, or a `state`; training then goes on bit for bit.
-
-        Args:
-            steps: the optimizer steps of the saved state; None for those in a whole `state`.
-        """
+        """Take over some or all of the tensors of `state_source`, or with no `steps` a whole `state`."""
         self._optimizer.restore(state, steps)
 
 
@@ -378,8 +339,3 @@ def _samples(group: VerifiedGroup, advantage: AdvantageName) -> list[_Sample]:
             group.completion_tokens, group.completion_logprobs, group_advantages, strict=True
         )
     ]
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    """Return a weight's gradient; zeros if the loss does not depend on the weight."""
-    return torch.zeros_like(weight, requires_grad=False) if weight.grad is None else weight.grad

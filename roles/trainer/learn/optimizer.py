@@ -27,10 +27,11 @@ class AdamW:
 
     Args:
         weights: initial values of the masters, of any floating-point dtype; copied.
-        settings: constants.
-        device: of the masters.
         masters: the masters themselves, float32, instead of copies of `weights`.
         add_over_ranks: returns the exact sum of numbers of all ranks, when each has called it with its own.
+
+    Attributes:
+        masters: the float32 weights; `step` changes them in place.
     """
 
     def __init__(
@@ -48,19 +49,14 @@ class AdamW:
         copies = {
             name: tensor.detach().to(device, torch.float32, copy=True).contiguous() for name, tensor in weights.items()
         }
-        self._masters = copies if masters is None else dict(masters)
-        self._first = {name: torch.zeros_like(master) for name, master in self._masters.items()}
-        self._second = {name: torch.zeros_like(master) for name, master in self._masters.items()}
+        self.masters = copies if masters is None else dict(masters)
+        self._first = {name: torch.zeros_like(master) for name, master in self.masters.items()}
+        self._second = {name: torch.zeros_like(master) for name, master in self.masters.items()}
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the last step; 0 before the first."""
         return self._settings.learning_rate * self._settings.share(self.steps) if self.steps else 0.0
-
-    @property
-    def masters(self) -> Mapping[str, Tensor]:
-        """The FP32 weights by name; `step` changes them in place."""
-        return self._masters
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor]) -> float:
@@ -71,10 +67,10 @@ class AdamW:
         Raises:
             ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
         """
-        if gradients.keys() != self._masters.keys():
-            raise ValueError(f"gradients do not match the weights: {sorted(gradients.keys() ^ self._masters.keys())}")
+        if gradients.keys() != self.masters.keys():
+            raise ValueError(f"gradients do not match the weights: {sorted(gradients.keys() ^ self.masters.keys())}")
         squares = torch.stack([_sum_of_squares(gradient) for gradient in gradients.values()])
-        norm = _to_float32(math.sqrt(self._add_over_ranks(squares.tolist())))
+        norm = float(torch.tensor(math.sqrt(self._add_over_ranks(squares.tolist())), dtype=torch.float32))
         if not norm < float("inf"):
             raise ValueError(f"the gradient's norm is {norm}")
         s = self._settings
@@ -82,7 +78,7 @@ class AdamW:
         scale = min(1.0, s.max_grad_norm / norm) if norm > 0 else 1.0
         rate = s.learning_rate * s.share(self.steps)
         correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
-        for name, master in self._masters.items():
+        for name, master in self.masters.items():
             tensors = master, self._first[name], self._second[name], gradients[name].contiguous()
             blocks = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
             for theta, m, v, gradient in zip(*blocks, strict=True):
@@ -96,7 +92,7 @@ class AdamW:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments by name, on the device; `step` changes them in place."""
-        parts = {MASTER: self._masters, _FIRST: self._first, _SECOND: self._second}
+        parts = {MASTER: self.masters, _FIRST: self._first, _SECOND: self._second}
         return {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
 
     def state(self) -> dict[str, Tensor]:
@@ -136,7 +132,3 @@ def _sum_of_squares(gradient: Tensor) -> Tensor:
     """
     blocks = gradient.reshape(-1).split(_BLOCK)  # type: ignore[no-untyped-call]
     return torch.stack([block.to(torch.float64).square_().sum() for block in blocks]).sum()
-
-
-def _to_float32(number: float) -> float:
-    return float(torch.tensor(number, dtype=torch.float32))

@@ -51,11 +51,7 @@ class AdamWSettings(TrainingLength):
         return self
 
     def share(self, step: int) -> float:
-        """Return the learning rate of a step as a share of its peak.
-
-        Args:
-            step: counts from 1.
-        """
+        """Return the learning rate of a step, counted from 1, as a share of its peak."""
         if self.warmup_steps and step <= self.warmup_steps:
             return min(1.0, step / self.warmup_steps)
         if self.schedule == "constant":

@@ -46,21 +46,16 @@ class _Entry:
 
 @dataclass(frozen=True)
 class FrozenReplay:
-    """The state of a replay buffer at some moment.
+    """The state of a replay buffer at some moment; the groups are in order of arrival, each with its uses."""
 
-    Attributes:
-        random_state: of Python's generator.
-        groups: in order of arrival, with their uses.
-    """
-
-    random_state: tuple[Any, ...]
+    random_state: tuple[Any, ...]  # of Python's generator
     newest_version: int
     outcome_counts: Mapping[BufferOutcome, int]
     past_versions: Mapping[bytes, int]
     groups: Sequence[tuple[VerifiedGroup, int]]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state as tensors by name, for a safetensors file. This takes as long as writing the groups."""
+        """Return the state as tensors for a safetensors file. This takes as long as writing the groups."""
         kind, words, gauss = self.random_state
         packed_groups = [group.to_bytes() for group, _ in self.groups]
         header = {
@@ -78,34 +73,19 @@ class FrozenReplay:
 
 
 class ReplayBuffer:
-    """Groups in order of arrival.
-
-    Args:
-        settings: bounds.
-        seed: of the draws.
-    """
+    """Groups in order of arrival; the draws follow from the seed."""
 
     def __init__(self, settings: ReplaySettings, seed: int) -> None:
         self._settings = settings
         self._random = random.Random(seed)  # noqa: S311 - a choice of samples, nothing secret
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._past_versions: dict[bytes, int] = {}  # by digest, for groups that left, until a copy would be too stale
-        self._size = 0
+        self.size = 0  # bytes of memory that the groups take, about
         self._newest_version = 0
-        self._outcome_counts: Counter[BufferOutcome] = Counter()
+        self.outcome_counts: Counter[BufferOutcome] = Counter()  # STORED counts all that ever came in
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def size(self) -> int:
-        """Bytes of memory that the groups take, about."""
-        return self._size
-
-    @property
-    def outcome_counts(self) -> Mapping[BufferOutcome, int]:
-        """How many groups had each outcome; STORED counts all that ever came in."""
-        return dict(self._outcome_counts)
 
     def advance(self, version: int) -> None:
         """Set the newest policy version; groups that are now too stale leave.
@@ -123,14 +103,14 @@ class ReplayBuffer:
     def add(self, group: VerifiedGroup) -> BufferOutcome:
         """Store a group, or return why not. The oldest groups leave if the buffer is full."""
         outcome = self._admit(group)
-        self._outcome_counts[outcome] += 1
+        self.outcome_counts[outcome] += 1
         if outcome is not BufferOutcome.STORED:
             if outcome is not BufferOutcome.DUPLICATE:
                 self._past_versions[group.digest] = group.version
             return outcome
         self._entries[group.digest] = _Entry(group)
-        self._size += group.size
-        while self._size > self._settings.replay_bytes:
+        self.size += group.size
+        while self.size > self._settings.replay_bytes:
             oldest = min(self._entries, key=lambda d: self._entries[d].group.version)
             self._remove(oldest, BufferOutcome.CROWDED_OUT)
         return outcome
@@ -140,7 +120,8 @@ class ReplayBuffer:
         # Efraimidis and Spirakis (2006): the largest u**(1/w) are a weighted draw without replacement. Their logarithms
         # do not underflow where a small decay makes w tiny.
         keys = {
-            digest: _log(self._random.random()) / self._weight(entry.group.version)
+            digest: _log(self._random.random())
+            / self._settings.decay ** max(0, self._newest_version - entry.group.version)
             for digest, entry in self._entries.items()
         }
         digests = sorted(keys, key=lambda digest: keys[digest], reverse=True)[:count]
@@ -157,14 +138,10 @@ class ReplayBuffer:
         return FrozenReplay(
             self._random.getstate(),
             self._newest_version,
-            dict(self._outcome_counts),
+            dict(self.outcome_counts),
             dict(self._past_versions),
             [(entry.group, entry.uses) for entry in self._entries.values()],
         )
-
-    def state(self) -> dict[str, Tensor]:
-        """Return contents, counters and random state as tensors by name, for a safetensors file."""
-        return self.freeze().tensors()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state of our own (never a peer's).
@@ -189,8 +166,8 @@ class ReplayBuffer:
         self._random = random_state
         self._entries = OrderedDict((entry.group.digest, entry) for entry in entries)
         self._past_versions, self._newest_version = past_versions, newest_version
-        self._outcome_counts = outcome_counts
-        self._size = sum(entry.group.size for entry in entries)
+        self.outcome_counts = outcome_counts
+        self.size = sum(entry.group.size for entry in entries)
 
     def _admit(self, group: VerifiedGroup) -> BufferOutcome:
         if group.digest in self._entries or group.digest in self._past_versions:
@@ -204,14 +181,11 @@ class ReplayBuffer:
     def _too_stale(self, version: int) -> bool:
         return self._newest_version - version > self._settings.max_staleness
 
-    def _weight(self, version: int) -> float:
-        return float(self._settings.decay ** max(0, self._newest_version - version))
-
     def _remove(self, digest: bytes, outcome: BufferOutcome) -> None:
         group = self._entries.pop(digest).group
-        self._size -= group.size
+        self.size -= group.size
         self._past_versions[digest] = group.version
-        self._outcome_counts[outcome] += 1
+        self.outcome_counts[outcome] += 1
 
 
 def _log(value: float) -> float:

@@ -26,7 +26,6 @@ class RoundedWeights(TableWeights):
     Args:
         masters: float32; gradients add up in their `grad`.
         precision: in which they are published; tables are BF16 in any.
-        in_place: see `adding_in_place`.
     """
 
     def __init__(self, masters: Mapping[str, Tensor], precision: Precision = "bf16", *, in_place: bool = False) -> None:
@@ -92,13 +91,11 @@ class _Rounding(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Round to nearest, ties to even."""
         ctx.dtype = tensor.dtype
         return _rounded(tensor, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Pass the gradient on, in the dtype of the tensor."""
         return gradients[0].to(ctx.dtype), None
 
 
@@ -107,12 +104,10 @@ class _Quantization(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, precision: Precision) -> Tensor:
-        """Round to the values of codes."""
         return round_matrix(matrix, precision, matrix.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Pass the gradient on."""
         return gradients[0], None
 
 
@@ -140,7 +135,6 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, table: Tensor, in_place: bool) -> Tensor:
-        """Compute the product."""
         ctx.save_for_backward(states)
         ctx.table, ctx.in_place = table, in_place  # not saved: `grad` is reached through it
         return functional.linear(states, _rounded(table, torch.float32))

@@ -12,9 +12,10 @@ it comes back as it was. Otherwise versions may have been published after the ch
 first one after these, and its patch leads from what is published to what training has now.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import trio
@@ -45,41 +46,20 @@ from roles.trainer.spool import (
     stored_versions,
     weights_folder,
 )
-from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource, delete_shards
-from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
+from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource, delete_below
+from roles.trainer.verified_batch import VerifiedBatch
 
 _LARGE: Final = 100_000_000  # parameters
-
-
 _POLL_SECONDS: Final = 0.05  # between two looks into the inbox
-
-
-@dataclass
-class TimeShares:
-    """Seconds that the training loop spent on steps, on waiting for groups, and on waiting for the writer."""
-
-    compute: float = 0.0
-    data: float = 0.0
-    hand_over: float = 0.0
-
-    def shares(self) -> tuple[float, float]:
-        """Return (data, hand_over) as shares of all three; zeros at the start."""
-        total = self.compute + self.data + self.hand_over
-        return (self.data / total, self.hand_over / total) if total else (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class _Version:
-    """What the writer needs to make a version durable, beside masters and moments.
-
-    Attributes:
-        replay: the replay buffer of the moment, if a checkpoint is due.
-        consumed_paths: the inbox objects whose groups are in `replay` or were used before.
-    """
+    """What the writer needs to make a version durable, beside masters and moments."""
 
     name: SnapshotName
-    replay: FrozenReplay | None
-    consumed_paths: tuple[str, ...]
+    replay: FrozenReplay | None  # the replay buffer of the moment, if a checkpoint is due
+    consumed_paths: tuple[str, ...]  # inbox objects whose groups are in `replay` or were used before
 
 
 class Training:
@@ -115,7 +95,7 @@ class Training:
         self._checkpoint_time = 0.0
         self._consumed_paths: list[str] = []  # since the last checkpoint
         self._read_paths: set[str] = set()  # inbox objects that were read and not deleted yet
-        self._time = TimeShares()
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # of steps, of waiting for groups and the writer
 
     async def run(self) -> None:
         """Train until the last step; then hand over the last version and keep the inbox empty, for ever."""
@@ -150,7 +130,7 @@ class Training:
         while len(self._buffer) < self._settings.groups_per_step:
             self._new_groups = trio.Event()
             await self._new_groups.wait()
-        self._time.data += trio.current_time() - began
+        self._seconds["data"] += trio.current_time() - began
 
     async def _step(self) -> bool:
         """Take one optimizer step; return whether it was taken."""
@@ -158,17 +138,17 @@ class Training:
         groups = self._buffer.draw(self._settings.groups_per_step)
         try:
             gradients = await self._node.run_sync(self._learner.gradients, groups)
-            self._time.compute += trio.current_time() - began
+            self._seconds["compute"] += trio.current_time() - began
             began = trio.current_time()
             await self._masters_written.wait()
-            self._time.hand_over += trio.current_time() - began
+            self._seconds["hand_over"] += trio.current_time() - began
             began = trio.current_time()
             report: StepReport = await self._node.run_sync(self._learner.update, gradients)
         except ValueError as error:  # a gradient is not finite: nothing has changed, and these groups are used up
             self._node.telemetry.event("step-refused", error=str(error), groups=len(groups))
             return False
-        self._time.compute += trio.current_time() - began
-        data, hand_over = self._time.shares()
+        self._seconds["compute"] += trio.current_time() - began
+        seconds = sum(self._seconds.values()) or 1.0
         self._node.telemetry.event(
             "step",
             step=report.step,
@@ -180,11 +160,11 @@ class Training:
             divergence=report.divergence,
             overlong=report.overlong,
             learning_rate=report.learning_rate,
-            length=mean_tokens(groups),
-            staleness=mean_staleness(groups, self._version),
+            length=fmean(len(tokens) // 4 for group in groups for tokens in group.completions),
+            staleness=fmean(self._version - group.version for group in groups),
             buffered=len(self._buffer),
-            data_wait_fraction=data,
-            io_wait_fraction=hand_over,
+            data_wait_fraction=self._seconds["data"] / seconds,
+            io_wait_fraction=self._seconds["hand_over"] / seconds,
             groups=",".join(group.digest.hex()[:16] for group in groups),
         )
         return True
@@ -269,7 +249,7 @@ class Training:
         newest = await next_version(node.state) - 1
         for version in sorted(await stored_versions(node.state)):
             if version > newest:
-                await delete_shards(node.state, weights_folder(version))
+                await delete_below(node.state, weights_folder(version))
         note = await newest_checkpoint(node.state)
         await delete_checkpoints(node.state, note)
         if note is None:
@@ -313,13 +293,3 @@ class Training:
                 await node.run_sync(self._buffer.restore, replay)
         except ValueError as error:
             raise StateError(f"{note.folder} of this node's state", str(error)) from error
-
-
-def mean_tokens(groups: Sequence[VerifiedGroup]) -> float:
-    """Return the mean length of the completions of some groups."""
-    return statistics.fmean(len(tokens) // 4 for group in groups for tokens in group.completions)
-
-
-def mean_staleness(groups: Sequence[VerifiedGroup], version: int) -> float:
-    """Return by how many versions some groups are behind a version, on average."""
-    return statistics.fmean(version - group.version for group in groups)

@@ -42,42 +42,25 @@ _CHECKS_AT_ONCE = 4  # of payloads
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """What a trainer's operator sets.
+    """What a trainer's operator sets."""
 
-    Attributes:
-        rules: of the next rounds.
-        beacon_rounds: length of a round, in beacon rounds.
-        payload_seconds: how long the coordinator waits for contributions, and then for payloads, of a closed round.
-        state_interval: rounds between two states in storage.
-        shard_bytes: size of their shards.
-        remembered_rounds: how many manifests are read again at a start, to know which groups are used up.
-        poll_seconds: how often it looks for contributions.
-        robust: the bounds of the aggregation.
-    """
-
-    rules: RoundRules
-    beacon_rounds: int
-    payload_seconds: float = 30.0
-    state_interval: int = 8
-    shard_bytes: int = 64 * limits.MIB
-    remembered_rounds: int = 64
-    poll_seconds: float = 0.5
-    robust: RobustSettings = field(default_factory=RobustSettings)
+    rules: RoundRules  # of the next rounds
+    beacon_rounds: int  # length of a round
+    payload_seconds: float = 30.0  # of waiting for contributions, and then for payloads, of a closed round
+    state_interval: int = 8  # rounds between two states in storage
+    shard_bytes: int = 64 * limits.MIB  # size of their shards
+    remembered_rounds: int = 64  # how many manifests are read again at a start, to know which groups are used up
+    poll_seconds: float = 0.5  # between two looks for contributions
+    robust: RobustSettings = field(default_factory=RobustSettings)  # the bounds of the aggregation
 
 
 @dataclass(frozen=True)
 class PublisherLink:
-    """How the coordinator depends on the publisher of its process.
+    """How the coordinator depends on the publisher of its process."""
 
-    Attributes:
-        check_fence: raises FencedError if another trainer publishes under this key.
-        epoch: returns the publisher's fencing epoch.
-        genesis: returns the newest policy version and its weights; for the first start.
-    """
-
-    check_fence: Callable[[], Awaitable[None]]
-    epoch: Callable[[], int]
-    genesis: Callable[[], Awaitable[tuple[int, Weights]]]
+    check_fence: Callable[[], Awaitable[None]]  # raises FencedError if another trainer publishes under this key
+    epoch: Callable[[], int]  # returns the publisher's fencing epoch
+    genesis: Callable[[], Awaitable[tuple[int, Weights]]]  # returns the newest version and its weights
 
 
 class Coordinator:
@@ -88,7 +71,7 @@ class Coordinator:
         self._settings = settings
         self._publisher = publisher
         self._newest: Signed[RoundManifest] | None = None
-        self._shared: SharedState | None = None
+        self._shared: SharedState  # after the round of the newest manifest; set by `_open`
         self._used: dict[int, frozenset[bytes]] = {}  # groups that the manifest of a number names
         self._payloads_of: dict[int, frozenset[bytes]] = {}  # likewise, digests of payloads
         self._pointer: RoundPointer | None = None
@@ -201,7 +184,7 @@ class Coordinator:
 
     async def _publish(self) -> None:
         """Publish the newest manifest, the policy version of its state, and the pointer."""
-        assert self._newest is not None and self._shared is not None
+        assert self._newest is not None
         node, manifest = self._node, self._newest.record
         await node.publish(manifest.path, self._newest.data)
         if manifest.version >= await next_version(node.state):
@@ -221,7 +204,7 @@ class Coordinator:
 
     async def _publish_pointer(self) -> None:
         """Publish the pointer; every so many rounds, the shards of the state before it."""
-        assert self._newest is not None and self._shared is not None
+        assert self._newest is not None
         node, manifest, pointer = self._node, self._newest.record, self._pointer
         if pointer is None or manifest.number - pointer.state_number >= self._settings.state_interval:
             refs = []
@@ -274,7 +257,7 @@ class Coordinator:
 
     async def _close_round(self) -> None:
         """Wait for the end of the present round, and decide it."""
-        assert self._newest is not None and self._shared is not None
+        assert self._newest is not None
         node, opening = self._node, self._newest
         attendance = Attendance(opening)
         await attendance.recall(node)
@@ -311,7 +294,6 @@ class Coordinator:
 
     async def _payloads(self, attendance: Attendance) -> dict[bytes, bytes]:
         """Return the payloads of the sound contributions by worker; refuse the others."""
-        assert self._shared is not None
         node, shared, rules = self._node, self._shared, attendance.opening.record.rules
         payloads: dict[bytes, bytes] = {}
         checks = trio.Semaphore(_CHECKS_AT_ONCE)
@@ -342,7 +324,6 @@ class Coordinator:
         self, attendance: Attendance, payloads: dict[bytes, bytes]
     ) -> tuple[tuple[CountedContribution, ...], SentRound]:
         """Return the contributions that count, after copying their payloads to this node's space, and what all sent."""
-        assert self._shared is not None
         node, rules = self._node, attendance.opening.record.rules
         workers = attendance.sound()
         secret = node.key.derive(PROJECTIONS)
@@ -384,7 +365,8 @@ class Coordinator:
 
     async def _look_for_late_ones(self, attendance: Attendance) -> None:
         """Say of each worker without a contribution whether one has come meanwhile."""
-        absent_workers = attendance.lost()
+        seen_workers = attendance.contributions.keys() | attendance.refusals.keys()
+        absent_workers = [worker for worker in attendance.opening.record.workers if worker not in seen_workers]
         await attendance.look(self._node, absent_workers, self._settings.payload_seconds)
         for worker in absent_workers:
             came = worker in attendance.contributions or worker in attendance.refusals

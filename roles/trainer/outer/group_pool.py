@@ -38,7 +38,8 @@ class GroupPool:
             for group in batch.groups:
                 if group.informative and group.digest not in self._used:
                     self._groups.setdefault(group.digest, group)
-        self._drop_stale(version)
+        for digest in [d for d, group in self._groups.items() if version - group.version > self._max_staleness]:
+            del self._groups[digest]
         for path, digests in list(self._digests_by_path.items()):
             if digests.isdisjoint(self._groups):
                 await state.delete(path)
@@ -69,7 +70,3 @@ class GroupPool:
     def groups(self, digests: Iterable[bytes]) -> list[VerifiedGroup]:
         """Return groups by their digests."""
         return [self._groups[digest] for digest in digests]
-
-    def _drop_stale(self, version: int) -> None:
-        for digest in [d for d, group in self._groups.items() if version - group.version > self._max_staleness]:
-            del self._groups[digest]

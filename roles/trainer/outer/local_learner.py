@@ -25,19 +25,16 @@ State = Mapping[str, Tensor]
 
 
 class StepFigures(Protocol):
-    """The figures of a local step that a site reports."""
+    """The figures of a local step that a site reports: the gradient's L2 norm is that before clipping."""
 
     @property
-    def loss(self) -> float:
-        """The loss."""
+    def loss(self) -> float: ...
 
     @property
-    def grad_norm(self) -> float:
-        """L2 norm of the gradient before clipping."""
+    def grad_norm(self) -> float: ...
 
     @property
-    def mean_reward(self) -> float:
-        """Mean over the rollouts of the step."""
+    def mean_reward(self) -> float: ...
 
 
 class LocalLearner(Protocol):

@@ -69,9 +69,6 @@ class LocalSteps:
     async def take(self, opening: RoundManifest) -> None:
         """Take the steps that the present round lacks, until shortly before its end, or until they have used as many
         groups as a contribution can name.
-
-        Args:
-            opening: the manifest that opened the round.
         """
         node, settings = self._node, self._settings
         deadline = node.run.beacon.round_time(opening.closes) - settings.upload_seconds
@@ -164,11 +161,7 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The result of the local steps of a round.
-
-    Attributes:
-        payload, norm: of the contribution; feedback, inner: the site's own states if it counts.
-    """
+    """The payload and norm of a round's contribution, and the site's own states if it counts."""
 
     payload: bytes
     norm: float

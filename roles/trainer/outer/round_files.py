@@ -62,48 +62,33 @@ class UsedGroup(Record):
 
 
 class SiteRecord(Record):
-    """Where a site stands.
-
-    Attributes:
-        number: of the manifest that it applied last; trainer: whose space that was in.
-        feedback, inner: the numbers of the files that count; -1 for none.
-        used: the groups that manifests named, as long as a copy of them would not be too stale.
-    """
+    """Where a site stands."""
 
     kind: ClassVar[str] = "site"
-    number: OuterNumber
-    trainer: Key
-    feedback: Annotated[int, Field(ge=-1, lt=1 << 33)]
-    inner: Annotated[int, Field(ge=-1, lt=1 << 33)]
-    used: tuple[UsedGroup, ...]
+    number: OuterNumber  # of the manifest that it applied last
+    trainer: Key  # whose space that was in
+    feedback: Annotated[int, Field(ge=-1, lt=1 << 33)]  # the number of the file that counts; -1 for none
+    inner: Annotated[int, Field(ge=-1, lt=1 << 33)]  # likewise
+    used: tuple[UsedGroup, ...]  # as long as a copy of them would not be too stale
 
 
 class SentContribution(Record):
-    """The contribution of one site to a round, reduced to a random projection (protocol/outer/comparing.py).
-
-    Attributes:
-        worker: the site's public key.
-        refused: whether the contribution did not count in the round.
-        numbers: the projection: PROJECTED values of float32, little-endian, one after the other.
-    """
+    """The contribution of one site to a round, reduced to a random projection (protocol/outer/comparing.py)."""
 
     kind: ClassVar[str] = "sent-contribution"
-    worker: Key
-    refused: bool
+    worker: Key  # the site's public key
+    refused: bool  # whether the contribution did not count in the round
+    # the projection, float32 little-endian
     numbers: Annotated[bytes, Field(min_length=4 * PROJECTED, max_length=4 * PROJECTED)]
 
 
 class SentRoundRecord(Record):
-    """The projections of all contributions to a round, as a coordinator stores them for later rounds (`SentRound`).
-
-    Attributes:
-        stream: the number of the stream of weights that the contributions change.
-        sent: one projection for each site whose contribution was long enough to be compared.
-    """
+    """The projections of all contributions to a round, as a coordinator stores them for later rounds (`SentRound`)."""
 
     kind: ClassVar[str] = "sent-round"
     max_bytes: ClassVar[int] = (4 * PROJECTED + 128) * limits.MAX_WORKERS
-    stream: Annotated[int, Field(ge=0, lt=limits.MAX_STREAMS)]
+    stream: Annotated[int, Field(ge=0, lt=limits.MAX_STREAMS)]  # of weights that the contributions change
+    # of the sites whose contributions were long enough to be compared
     sent: Annotated[tuple[SentContribution, ...], Field(max_length=limits.MAX_WORKERS)]
 
 

@@ -10,7 +10,6 @@ import trio
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
-from protocol.objects import ObjectRef
 from protocol.outer.round_checks import RefusedContributionError, check_contribution
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
@@ -41,7 +40,6 @@ class Attendance:
 
     @property
     def number(self) -> int:
-        """The round."""
         return self.opening.record.number + 1
 
     async def recall(self, node: Node) -> None:
@@ -107,11 +105,6 @@ class Attendance:
         """Return the workers with a contribution that is not refused, in ascending order."""
         return sorted(worker for worker in self.contributions if worker not in self.refusals)
 
-    def lost(self) -> list[bytes]:
-        """Return the workers of which nothing was seen."""
-        judged_workers = self.contributions.keys() | self.refusals.keys()
-        return [worker for worker in self.opening.record.workers if worker not in judged_workers]
-
 
 async def fetch_payload(
     node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
@@ -121,28 +114,20 @@ async def fetch_payload(
     Args:
         checks: limits how many are decoded at the same time.
     """
-    ref = contribution.payload
-    _check_size(ref, shared, rules)
-    payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
-    async with checks:
-        await node.run_sync(_check_payload, payload, contribution.norm, shared, rules)
-    return payload
-
-
-def _check_size(ref: ObjectRef, shared: SharedState, rules: RoundRules) -> None:
-    parts = _stream_parts(shared, rules)
+    ref, parts = contribution.payload, parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
     largest = sum(largest_frame(part) + FRAME_SLACK for part in parts)  # the head has less than that for a part
     if ref.size > largest:
         raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
+    payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
+    async with checks:
+        await node.run_sync(_check_payload, payload, parts, contribution.norm, shared, rules)
+    return payload
 
 
-def _stream_parts(shared: SharedState, rules: RoundRules) -> tuple[Part, ...]:
-    """Return the parts of a contribution."""
-    return parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
-
-
-def _check_payload(payload: bytes, norm: float, shared: SharedState, rules: RoundRules) -> None:
-    head = read_head(payload, _stream_parts(shared, rules))
+def _check_payload(
+    payload: bytes, parts: tuple[Part, ...], norm: float, shared: SharedState, rules: RoundRules
+) -> None:
+    head = read_head(payload, parts)
     if head.coding != rules.coding:
         raise RefusedContributionError("values of another kind than the round's rules say")
     if head.squared_norm**0.5 != norm:

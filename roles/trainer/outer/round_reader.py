@@ -2,7 +2,6 @@
 deletes from its own space when a round is over.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -20,7 +19,7 @@ from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_object, fetch_record
-from roles.trainer.outer.round_files import DOWNLOAD, UsedGroup
+from roles.trainer.outer.round_files import DOWNLOAD
 
 _AT_ONCE = 4  # downloads
 
@@ -31,20 +30,18 @@ HEAD_START_BYTES: Final = 10_000_000
 
 async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
     """Fetch the round manifest of a number from the space of a current trainer."""
-
-    async def fetch(trainer: bytes) -> Signed[RoundManifest]:
-        return await fetch_record(node, RoundManifest, paths.round_manifest(trainer, number))
-
-    return await first_success(fetch, node.authority.trainers)
+    return await first_success(
+        lambda trainer: fetch_record(node, RoundManifest, paths.round_manifest(trainer, number)),
+        node.authority.trainers,
+    )
 
 
 async def fetch_pointer(node: Node) -> RoundPointer:
     """Fetch the round pointer of a current trainer."""
-
-    async def fetch(trainer: bytes) -> RoundPointer:
-        return (await fetch_record(node, RoundPointer, paths.newest_round(trainer))).record
-
-    return await first_success(fetch, node.authority.trainers)
+    signed = await first_success(
+        lambda trainer: fetch_record(node, RoundPointer, paths.newest_round(trainer)), node.authority.trainers
+    )
+    return signed.record
 
 
 async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContribution, ...]) -> list[bytes]:
@@ -112,39 +109,28 @@ async def fetch_state(
             await node.state.put(path, data)
 
     await gather(fetch, pointer.shards, _AT_ONCE)
-    data = [await node.state.get(f"{DOWNLOAD}{ref.digest.hex()}", ref.size) for ref in pointer.shards]
-    shards: Iterator[bytes] = iter(data)
-    state: SharedState = await node.run_sync(SharedState.from_shards, shards, signed.record.state, parts)
+    shards = [await node.state.get(f"{DOWNLOAD}{ref.digest.hex()}", ref.size) for ref in pointer.shards]
+    state: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), signed.record.state, parts)
     return signed, state
 
 
-async def fetch_used_groups(node: Node, newest: RoundManifest, steps: int) -> tuple[UsedGroup, ...]:
-    """Return the groups that a trusted round manifest has named, and those before it as far as storage has them.
+async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps: int) -> list[Signed[RoundManifest]]:
+    """Return a trusted round manifest and those before it, the newest first, as far as storage has them: they say which
+    groups are used up.
 
     Args:
         steps: outer steps to go back.
     """
-    used: list[UsedGroup] = []
-    manifest = newest
-    while manifest.number > 0 and newest.state.step - manifest.state.step <= steps:
-        used += [
-            UsedGroup(group=group, step=manifest.state.step - 1) for item in manifest.counted for group in item.groups
-        ]
+    manifests = [newest]
+    while (record := manifests[-1].record).number > 0 and newest.record.state.step - record.state.step <= steps:
         try:
-            path = paths.round_manifest(manifest.trainer, manifest.number - 1)
-            signed = await fetch_record(node, RoundManifest, path)
+            signed = await fetch_record(node, RoundManifest, paths.round_manifest(record.trainer, record.number - 1))
         except (NotFoundError, TooLargeError, ProtocolError):
             break
-        if signed.digest != manifest.previous:
+        if signed.digest != record.previous:
             break
-        manifest = signed.record
-    return tuple(used)
-
-
-async def forget_downloads(node: Node) -> None:
-    """Delete the shards that this site has fetched."""
-    for path in [item.path async for item in node.state.list(DOWNLOAD)]:
-        await node.state.delete(path)
+        manifests.append(signed)
+    return manifests
 
 
 KEPT_ROUNDS: Final = 8
@@ -153,12 +139,8 @@ KEPT_ROUNDS: Final = 8
 async def delete_old_contributions(node: Node, newest: int) -> None:
     """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds.
 
-    The trainer has a copy of each payload that counts for as long as a site may need it.
-
-    A store that refuses causes an event and no failure: what is left costs only space, and is deleted later.
-
-    Args:
-        newest: the round that was closed last.
+    The trainer has a copy of each payload that counts for as long as a site may need it. A store that refuses causes an
+    event and no failure: what is left costs only space, and is deleted later.
     """
     key = node.key.public
     try:

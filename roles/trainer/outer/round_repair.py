@@ -22,9 +22,9 @@ from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
 from roles.records import fetch_object, fetch_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS
-from roles.trainer.outer.round_reader import fetch_payloads
+from roles.trainer.outer.round_reader import fetch_past_manifests, fetch_payloads
 from roles.trainer.spool import SnapshotName, newest_weights, next_version, put_snapshot, weights_folder
-from roles.trainer.tensor_shards import TensorSource, read_tensors
+from roles.trainer.tensor_shards import TensorSource, delete_below, read_tensors
 
 
 async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
@@ -91,7 +91,7 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         tensors = await read_tensors(node.state, weights_folder(version), count)
         parts = parts_of({name: tensor.shape for name, tensor in tensors.items()})
         shared: SharedState = await node.run_sync(SharedState.from_shards, iter(shards), signed.record.state, parts)
-        manifests = await _older_manifests(node, signed)
+        manifests = list(reversed(await fetch_past_manifests(node, signed, signed.record.state.step)))
         await _put_version(node, signed.record, shared)
         sent: dict[int, SentRound] = {}
         for number in range(record.state_number + 1, record.newest + 1):
@@ -106,29 +106,13 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
     if signed.digest != record.digest:
         raise RepairError(f"{round_files.ROUNDS}: storage shows another round {record.newest} than its pointer")
     sent |= await round_files.get_sent(node.state, record.newest)  # which have refused contributions as well
-    for path in [item.path async for item in node.state.list(round_files.OUTER)]:
-        await node.state.delete(path)
+    await delete_below(node.state, round_files.OUTER)
     for manifest in manifests:
         await round_files.put_manifest(node.state, manifest)
     for number, sent_round in sent.items():
         await round_files.put_sent(node.state, number, sent_round)
     await round_files.put_state(node.state, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
-
-
-async def _older_manifests(node: Node, newest: Signed[RoundManifest]) -> list[Signed[RoundManifest]]:
-    """Return the manifests up to one, as far as storage has them, in order: they say which groups are used up."""
-    manifests = [newest]
-    while (record := manifests[0].record).number > 0:
-        try:
-            path = paths.round_manifest(node.key.public, record.number - 1)
-            signed = await fetch_record(node, RoundManifest, path)
-        except (NotFoundError, TooLargeError, ProtocolError):
-            break
-        if signed.digest != record.previous:
-            break
-        manifests.insert(0, signed)
-    return manifests
 
 
 async def _after(
@@ -161,6 +145,5 @@ async def repair_site(node: Node, lost_paths: Set[str], say: LineReporter) -> No
     """Give up a site's own state if a part of it is lost; the shared state is fetched at the next start."""
     if not any(path.startswith(round_files.OUTER) for path in lost_paths):
         return
-    for path in [item.path async for item in node.state.list(round_files.OUTER)]:
-        await node.state.delete(path)
+    await delete_below(node.state, round_files.OUTER)
     say(f"{round_files.OUTER}: is fetched again; error feedback and the optimizer's moments begin with 0")

@@ -15,7 +15,7 @@ from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
 from protocol.outer.round_checks import check_next_manifest, turn_of
-from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
+from protocol.outer.round_records import RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of
 from roles.first_failure import first_failure
@@ -32,13 +32,13 @@ from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,
     fetch_manifest,
+    fetch_past_manifests,
     fetch_payloads,
     fetch_pointer,
     fetch_state,
-    fetch_used_groups,
-    forget_downloads,
 )
 from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.tensor_shards import delete_below
 
 _NO_FILE: Final = -1
 
@@ -61,14 +61,9 @@ class Site:
         shapes = {name: tensor.shape for name, tensor in masters(initial).items()}
         self._parts: tuple[Part, ...] = parts_of(shapes)
         self._record: SiteRecord | None = None
-        self._opening: Signed[RoundManifest] | None = None  # opens the present round
-        self._shared: SharedState | None = None  # with which it begins
+        self._opening: Signed[RoundManifest]  # opens the present round; set by `_open`
+        self.shared: SharedState | None = None  # with which it begins; None before the first
         self._may_have_signed = True  # for the present round, with a state that was lost or set back since
-
-    @property
-    def shared(self) -> SharedState | None:
-        """The shared state of the newest manifest that this site has applied; None before the first."""
-        return self._shared
 
     async def run(self) -> None:
         """Take part in every round, for ever."""
@@ -77,23 +72,15 @@ class Site:
             prepared = await self._contribution()
             async with first_failure(*STORAGE_ERRORS) as tasks:
                 if self._end is not None and prepared is not None:
-                    assert self._opening is not None
                     used = frozenset(prepared.record.groups)
                     tasks.start_soon(self._steps.go_ahead, self._opening.record, self._end, used)
                 if prepared is not None:
                     await self._publish(prepared)
                 closing = await self._closing_manifest()
-                shared = None if closing is None else await self._applied(closing.record, self._rules)
+                shared = None if closing is None else await self._applied(closing.record)
                 tasks.cancel_scope.cancel()
             await self._settle(closing, shared)
-            assert self._opening is not None
             await delete_old_contributions(self._node, self._opening.record.number)
-
-    @property
-    def _rules(self) -> RoundRules:
-        """The rules of the present round."""
-        assert self._opening is not None
-        return self._opening.record.rules
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
@@ -105,7 +92,7 @@ class Site:
         else:
             record = SiteRecord.from_bytes(data)
             opening = await round_files.get_manifest(self._node, record.trainer, record.number)
-            self._shared = await round_files.get_state(self._node, opening.record, self._parts)
+            self.shared = await round_files.get_state(self._node, opening.record, self._parts)
             self._record, self._opening = record, opening
             self._pool.use_up(used.group for used in record.used)
         await self._clean_up()
@@ -117,7 +104,7 @@ class Site:
         while True:
             try:
                 opening, shared = await fetch_state(node, self._parts, trusted)
-                used = await fetch_used_groups(node, opening.record, self._settings.max_staleness + 1)
+                manifests = await fetch_past_manifests(node, opening, self._settings.max_staleness + 1)
             except ForkError:
                 raise
             except (StoreError, TooLargeError, ProtocolError) as error:
@@ -125,13 +112,19 @@ class Site:
                 await trio.sleep(self._settings.poll_seconds)
                 continue
             break
+        used = tuple(
+            UsedGroup(group=group, step=signed.record.state.step - 1)
+            for signed in manifests
+            for item in signed.record.counted
+            for group in item.groups
+        )
         self._pool.use_up(item.group for item in used)
         if self._record is not None:
             dealt_groups = {item.group for item in used}
             used += tuple(item for item in self._record.used if item.group not in dealt_groups)
         inner = self._record.inner if self._record is not None else _NO_FILE
         await self._become(opening, shared, _NO_FILE, inner, used)
-        await forget_downloads(node)
+        await delete_below(node.state, round_files.DOWNLOAD)
         node.telemetry.event("state-adopted", number=opening.record.number, step=shared.step)
 
     async def _become(
@@ -149,7 +142,7 @@ class Site:
         recent = tuple(item for item in used if shared.step - item.step <= self._settings.max_staleness + 1)
         record = SiteRecord(number=number, trainer=opening.record.trainer, feedback=feedback, inner=inner, used=recent)
         await node.state.put(round_files.SITE, record.to_bytes())
-        self._record, self._opening, self._shared = record, opening, shared
+        self._record, self._opening, self.shared = record, opening, shared
 
     async def _clean_up(self) -> None:
         """Delete what the record does not name."""
@@ -166,7 +159,6 @@ class Site:
 
     async def _contribution(self) -> Signed[RoundContribution] | None:
         """Return this site's contribution to the present round; None if there is no time or work for one."""
-        assert self._opening is not None
         node, opening = self._node, self._opening.record
         if node.key.public not in opening.workers:
             return None
@@ -208,7 +200,6 @@ class Site:
 
     async def _prepared(self) -> Signed[RoundContribution] | None:
         """Return the contribution that this site has signed for the present round; None if it has not."""
-        assert self._opening is not None
         node, number = self._node, self._opening.record.number + 1
         try:
             path = numbered(round_files.PREPARED, number)
@@ -220,8 +211,8 @@ class Site:
 
     async def _prepare(self) -> Signed[RoundContribution] | None:
         """Take the local steps and make a contribution of them durable; None if no step could be taken in time."""
-        assert self._opening is not None and self._shared is not None and self._record is not None
-        node, opening, shared, record = self._node, self._opening.record, self._shared, self._record
+        assert self.shared is not None and self._record is not None
+        node, opening, shared, record = self._node, self._opening.record, self.shared, self._record
         number, steps = opening.number + 1, self._steps
         if steps.number != number:
             inner: State = self._new_inner
@@ -263,7 +254,6 @@ class Site:
 
     async def _closing_manifest(self) -> Signed[RoundManifest] | None:
         """Wait for the manifest that closes the present round; None if a whole state must be fetched instead."""
-        assert self._opening is not None
         node, opening = self._node, self._opening
         while True:
             try:
@@ -285,7 +275,6 @@ class Site:
 
     async def _is_behind(self, number: int) -> bool:
         """Return whether storage has the state of a later round, so that what leads there may be gone."""
-        assert self._opening is not None
         if self._node.time.now() < self._node.run.beacon.round_time(self._opening.record.closes):
             return False
         try:
@@ -300,7 +289,7 @@ class Site:
             closing: the manifest that closes it; None if a whole state must be fetched instead.
             shared: the state after it; None if this site computes another one, or cannot compute it any more.
         """
-        assert self._opening is not None and self._shared is not None and self._record is not None
+        assert self.shared is not None and self._record is not None
         node, opening, record = self._node, self._opening.record, self._record
         prepared, self._end = await self._prepared(), None
         if closing is None:
@@ -331,17 +320,17 @@ class Site:
             await self._steps.settle(manifest, shared)
         self._report(manifest, opening)
 
-    async def _applied(self, manifest: RoundManifest, rules: RoundRules) -> SharedState | None:
+    async def _applied(self, manifest: RoundManifest) -> SharedState | None:
         """Return the state after a round; None if this site computes another one than the manifest gives, or if the
         payloads are no longer in storage, and a later state is.
         """
-        assert self._shared is not None
-        node = self._node
+        assert self.shared is not None
+        node, rules = self._node, self._opening.record.rules
         while True:
             try:
                 payloads = await fetch_payloads(node, manifest.trainer, manifest.counted)
                 factors = [item.factor for item in manifest.counted]
-                shared: SharedState = await node.run_sync(self._shared.after, payloads, factors, rules)
+                shared: SharedState = await node.run_sync(self.shared.after, payloads, factors, rules)
             except StoreError as error:
                 node.telemetry.event("payload-unread", number=manifest.number, error=str(error))
                 if isinstance(error, NotFoundError) and await self._is_behind(manifest.number):

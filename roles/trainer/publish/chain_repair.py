@@ -39,16 +39,11 @@ from roles.trainer.spool import (
     stored_versions,
     weights_folder,
 )
-from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, read_tensors, run_inline
+from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, read_tensors, run_inline
 
 
 class ChainRepair:
-    """The repair of one publisher's record.
-
-    Args:
-        node: whose state has lost some objects, or is older than what it published.
-        lost_paths: the paths of these objects.
-    """
+    """The repair of one publisher's record, which has lost some objects, or is older than what it published."""
 
     def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter) -> None:
         self._node = node
@@ -128,10 +123,8 @@ class ChainRepair:
 
     async def _begin_anew(self) -> None:
         """Drop everything that was made of a chain of which nothing was shown to anybody."""
-        state = self._node.state
         for prefix in (CHAIN, OUTBOX, WEIGHTS):
-            for path in [item.path async for item in state.list(prefix)]:
-                await state.delete(path)
+            await delete_below(self._node.state, prefix)
         self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
 
     async def _fetch_manifests(self, head: Head) -> dict[int, tuple[Manifest, bytes]]:
@@ -177,7 +170,7 @@ class ChainRepair:
         verified = await follower.rebuild(head.version)
         # The old files go first: these weights may be cut into fewer files, and a leftover would count as one of them.
         folder = weights_folder(head.version)
-        await delete_shards(node.state, folder)
+        await delete_below(node.state, folder)
         for lost_path in sorted({path, *(name for name in self._lost_paths if name.startswith(folder))}):
             self._say(f"{lost_path}: rebuilt from storage")
         return await put_shards(node.state, folder, TensorSource.of(verified.weights), run_inline)
@@ -214,11 +207,7 @@ class ChainRepair:
         self._say(f"{MANIFESTS}{published_version + 1:010d}: was signed and not shown to anybody; it is made again")
 
     async def _write(self, head: Head, manifests: dict[int, tuple[Manifest, bytes]], count: int) -> None:
-        """Write the record anew.
-
-        Args:
-            count: of the files of the newest version's weights.
-        """
+        """Write the record anew; `count` is that of the files of the newest version's weights."""
         state = self._node.state
         # An epoch never goes back: followers refuse a lower one, and fencing stops the publisher that has it.
         epoch = head.epoch
@@ -251,6 +240,6 @@ class ChainRepair:
             if path not in objects:
                 await state.delete(path)
         for version in await stored_versions(state) - versions:
-            await delete_shards(state, weights_folder(version))
+            await delete_below(state, weights_folder(version))
         for path, data in objects.items():
             await state.put(path, data)

@@ -30,7 +30,7 @@ class Fence:
     def __init__(self, node: Node, history: History) -> None:
         self._node = node
         self._history = history
-        self._own_heads: set[bytes] = set()  # digests of the heads that this process wrote
+        self.own_heads: set[bytes] = set()  # digests of the heads that this process wrote, or is about to write
 
     async def begin(self) -> int:
         """Take an epoch higher than all before, if this node's state knows what the head in storage shows.
@@ -45,7 +45,7 @@ class Fence:
             StoreError: the head cannot be read.
         """
         # A version that is signed counts here, marked or not: a killed process may have shown it.
-        await self._obey_rewind(self._history.promised_version)
+        await self.obey_rewind(self._history.promised_version)
         # A head that this state cannot explain was published from another state. To publish on would be a fork.
         current = await read_own_head(self._node)
         if current is not None and not self._knows(current.record) and not self._is_obsolete(current.record):
@@ -76,15 +76,13 @@ class Fence:
             return reaches_rewind(self._history, self._node.revisions)
         return head.epoch <= self._history.epoch and head.version < min(self._history.manifests, default=0)
 
-    async def obey_rewind(self) -> None:
-        """Stop if the roots take back versions that this node has published."""
-        await self._obey_rewind(self._history.published_version)
-
-    async def _obey_rewind(self, newest: int) -> None:
+    async def obey_rewind(self, newest: int | None = None) -> None:
+        """Stop if the roots take back versions up to `newest`, which by default is the newest published one."""
         rewind, history = self._node.revisions.rewind, self._history
         if rewind is None or rewind[0] <= history.rewind:
             return
         number, point = rewind
+        newest = history.published_version if newest is None else newest
         if newest > point.version:
             raise StateError(
                 f"{CHAIN} of this node's state",
@@ -98,14 +96,12 @@ class Fence:
 
         Raises:
             FencedError: there is another publisher, and it goes on.
-            StateError: the roots take back versions that this node has published.
-            StoreError: the head cannot be read.
         """
         await self.obey_rewind()
         # A head of this process, or of an earlier epoch, or none: nobody else publishes, or who does has not seen the
         # present epoch yet and will stop when it does.
         current, history = await read_own_head(self._node), self._history
-        if current is None or current.digest in self._own_heads or current.record.epoch < history.epoch:
+        if current is None or current.digest in self.own_heads or current.record.epoch < history.epoch:
             return
         # A higher epoch began later and wins. In the same epoch a head with versions that are unknown here shows that
         # the other one has published on.
@@ -119,10 +115,6 @@ class Fence:
         # epoch; the other one will read that and stop.
         self._node.telemetry.event("epoch-contested", epoch=head.epoch)
         await history.begin_epoch(head.epoch + 1)
-
-    def add_own_head(self, digest: bytes) -> None:
-        """Remember the digest of a head that this publisher is about to write."""
-        self._own_heads.add(digest)
 
     def _knows(self, head: Head) -> bool:
         """Whether a head shows no more than this node has published or promised."""

@@ -1,7 +1,6 @@
 """Makes heads, and writes a trainer's to storage: after each version and anchor, and before the last head expires."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -19,36 +18,28 @@ from roles.trainer.publish.retention import retained_range
 _CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody may set
 
 
-@dataclass(frozen=True)
-class HeadStamp:
-    """What a head says beside the chain.
+def make_head(
+    history: History, newest: int, keep_patches: int, keep_anchors: int, run_id: bytes, revision: int, expires_ms: int
+) -> Head:
+    """Return the head that shows everything up to version `newest`.
 
-    Attributes:
-        run_id: the run.
+    Args:
         revision: the newest revision of the authority that the publisher knows.
         expires_ms: when the head expires, milliseconds since the Unix epoch.
     """
-
-    run_id: bytes
-    revision: int
-    expires_ms: int
-
-
-def make_head(history: History, newest: int, keep_patches: int, keep_anchors: int, stamp: HeadStamp) -> Head:
-    """Return the head that shows everything up to version `newest`."""
     # A newer version's anchor may be complete already; a head of this version cannot name it.
     available = {version for version in history.anchors if version <= newest}
     anchors, oldest_patch = retained_range(newest, available, history.first_patch, keep_patches, keep_anchors)
     base = anchors[0]
     head = Head(
-        run=stamp.run_id,
+        run=run_id,
         epoch=history.epoch,
         base=base,
         manifests=tuple(history.manifests[version].digest for version in range(base, newest + 1)),
         anchors=anchors,
         oldest_patch=oldest_patch,
-        revision=stamp.revision,
-        expires_ms=stamp.expires_ms,
+        revision=revision,
+        expires_ms=expires_ms,
     )
     # The second opinion on the invariant of retention.py, from the record itself: a signed head cannot be taken back.
     history.check_available(head)
@@ -59,7 +50,6 @@ class HeadWriter:
     """Writes the heads of one publisher, one at a time.
 
     Args:
-        history, fence: of the publisher.
         keep_patches, keep_anchors: how many of them storage keeps (retention.py).
         expiry_offset_ms: milliseconds by which this start's heads expire earlier.
     """
@@ -86,8 +76,8 @@ class HeadWriter:
 
     def head(self, newest: int, revision: int = 0, expires_ms: int = 0) -> Head:
         """Return the head that shows everything up to version `newest`."""
-        stamp = HeadStamp(self._node.run_id, revision, expires_ms)
-        return make_head(self._history, newest, self._keep_patches, self._keep_anchors, stamp)
+        keep = self._keep_patches, self._keep_anchors
+        return make_head(self._history, newest, *keep, self._node.run_id, revision, expires_ms)
 
     async def begin(self) -> None:
         """Take an epoch, before the first head is written; learn which version storage shows already."""
@@ -110,7 +100,7 @@ class HeadWriter:
             self._expiry = await node.time.proven_time() + node.run.head_ttl
             head = self.head(self._shown_version, revision, int(self._expiry * 1000) - self._expiry_offset_ms)
             # Before the put: if the answer is lost, the next check finds this head and must know it as its own.
-            self._fence.add_own_head(content_digest(head.to_bytes()))
+            self._fence.own_heads.add(content_digest(head.to_bytes()))
             await node.publish(paths.head(node.key.public), sign(head, node.key))
 
     async def keep_fresh(self) -> None:

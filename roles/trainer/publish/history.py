@@ -24,12 +24,11 @@ from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore, StateError
 from roles.trainer.spool import (
     PUBLISHED_WEIGHTS,
-    count_shards,
     newest_published_version,
     stored_versions,
     weights_folder,
 )
-from roles.trainer.tensor_shards import delete_shards
+from roles.trainer.tensor_shards import delete_below
 
 EPOCH = "chain/epoch"
 WRITER = "chain/writer"
@@ -105,7 +104,7 @@ class History:
     async def clean_up(self) -> None:
         """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
         await self.delete_needless_weights()
-        # `delete_before` deletes a manifest before the note on its anchor; a crash in between leaves the note alone.
+        # `retire` deletes a manifest before the note on its anchor; a crash in between leaves the note alone.
         for version in sorted((self.anchors | self.retired_anchors) - self.manifests.keys()):
             await self._delete_anchor_note(version)
 
@@ -176,18 +175,7 @@ class History:
         needed_versions = {manifest.version for manifest in self.incomplete_anchors()} | uploading
         for version in sorted(await stored_versions(self._state)):
             if version < self.published_version and version not in needed_versions:
-                await delete_shards(self._state, weights_folder(version))
-
-    async def published_shards(self) -> int:
-        """Return how many files the weights of the newest published version have."""
-        return await count_shards(self._state, f"{PUBLISHED_WEIGHTS}{self.published_version:010d}")
-
-    async def delete_before(self, version: int) -> None:
-        """Delete the record of all versions before one."""
-        for old_version in [number for number in self.manifests if number < version]:
-            await self._state.delete(f"{MANIFESTS}{old_version:010d}")
-            await self._delete_anchor_note(old_version)
-            del self.manifests[old_version]
+                await delete_below(self._state, weights_folder(version))
 
     async def _delete_anchor_note(self, version: int) -> None:
         await self._state.delete(f"{ANCHORS}{version:010d}")
@@ -220,7 +208,10 @@ class History:
         if self.first_patch != previous_first_patch:
             await self._state.put(FIRST_PATCH, str(self.first_patch).encode())
         # No later head lists a version before this base, so nothing of them needs to be known any more.
-        await self.delete_before(head.base)
+        for old_version in [number for number in self.manifests if number < head.base]:
+            await self._state.delete(f"{MANIFESTS}{old_version:010d}")
+            await self._delete_anchor_note(old_version)
+            del self.manifests[old_version]
 
     async def retire_anchors(self, versions: Set[int]) -> None:
         """Record that the anchors of these versions will never be named again."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Manifest
-from protocol.digest import content_digest
+from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_SHARD_BYTES
@@ -26,42 +25,29 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule, delete_unnamed_objects
 from roles.trainer.publish.version_build import (
-    PublicationMoment,
     VersionBuild,
-    VersionObjects,
     VersionWeights,
-    make_manifest,
     reference,
 )
-from roles.trainer.spool import SnapshotName, count_shards, list_snapshots, weights_folder
+from roles.trainer.spool import PUBLISHED_WEIGHTS, SnapshotName, count_shards, list_snapshots, weights_folder
 from roles.trainer.tensor_shards import ShardReader, shard_path
 
 
 @dataclass(frozen=True)
 class PublisherSettings:
-    """What a trainer's operator sets.
+    """What a trainer's operator sets."""
 
-    Attributes:
-        anchor_interval: versions between anchors.
-        keep_patches, keep_anchors: how many of them storage keeps (retention.py).
-        patch_attempts: attempts to upload a patch before the version gets an anchor instead.
-        poll_seconds: how often to look for a snapshot.
-        takeover_seconds: how long a start waits for the head of another trainer under its key.
-        expiry_offset_ms: milliseconds by which this start's heads expire earlier. It is random at each start, so that
-            two trainers that start at the same moment do not write equal heads.
-        profile: of the patches: "compact" or "fast".
-        threads: how many tensors to encode at the same time.
-    """
-
-    anchor_interval: int = 50
-    keep_patches: int = 100
+    anchor_interval: int = 50  # versions between anchors
+    keep_patches: int = 100  # in storage (retention.py)
     keep_anchors: int = 10
-    patch_attempts: int = 3
-    poll_seconds: float = 0.05
-    takeover_seconds: float = 1.0
+    patch_attempts: int = 3  # to upload a patch before the version gets an anchor instead
+    poll_seconds: float = 0.05  # between two looks for a snapshot
+    takeover_seconds: float = 1.0  # how long a start waits for the head of another trainer under its key
+    # by which this start's heads expire earlier: random, so that two trainers that start at the same moment do not
+    # write equal heads
     expiry_offset_ms: int = 0
-    profile: str = "compact"
-    threads: int = 1
+    profile: str = "compact"  # of the patches: "compact" or "fast"
+    threads: int = 1  # tensors that are encoded at the same time
     part_bytes: int = 4 << 20
 
 
@@ -92,7 +78,6 @@ class Publisher:
         self._deletions = DeletionSchedule(node.run.head_ttl)
 
     async def run(self) -> None:
-        """Publish for ever."""
         await self._start()
         self.started.set()
         async with trio.open_nursery() as nursery:
@@ -122,7 +107,8 @@ class Publisher:
         # are compared with the signed manifest before anything is built on them.
         if version >= 0:
             build = VersionBuild(version)
-            await self._read(build, self._reader(version, await history.published_shards()))
+            shards = await count_shards(node.state, f"{PUBLISHED_WEIGHTS}{version:010d}")
+            await self._read(build, self._reader(version, shards))
             weights: VersionWeights = await node.run_sync(build.weights)
             if weights.digest != history.manifests[version].record.weights:
                 raise StateError(
@@ -184,8 +170,8 @@ class Publisher:
         # its patch is in storage, and only the digest of the weights is computed again.
         signed = history.manifests.get(name.version)
         if signed is None:
-            objects = await self._build(name, reader)
-            signed, weights = await self._sign_manifest(name, objects), objects.weights
+            weights, patch, anchor = await self._build(name, reader)
+            signed = await self._sign_manifest(name, weights, patch, anchor)
         else:
             build = VersionBuild(name.version)
             await self._read(build, reader)
@@ -222,26 +208,31 @@ class Publisher:
         while (new := await reader.next_shard()) is not None:
             await self._node.run_sync(build.add, new)
 
-    async def _build(self, name: SnapshotName, reader: ShardReader) -> VersionObjects:
-        """Return a version's objects, with the patch uploaded. If the patch fails, here or in the store, the version
-        has an anchor instead.
+    async def _build(
+        self, name: SnapshotName, reader: ShardReader
+    ) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
+        """Return a version's weights, its patch, which is uploaded then, and the shards of its anchor. If the patch
+        fails, here or in the store, the version has an anchor instead.
         """
         previous = self._published_weights
         if previous is None:
             build = VersionBuild(name.version)
             await self._read(build, reader)
-            return await self._anchored(await self._node.run_sync(build.weights))
+            weights: VersionWeights = await self._node.run_sync(build.weights)
+            return weights, None, await self._shard_refs(weights)
         weights, patch = await self._build_patch(name.version, previous, reader)
         if patch is None:
-            return await self._anchored(weights)
+            return weights, None, await self._shard_refs(weights)
         # The parts are uploaded before the manifest is signed: if storage refuses one, the version gets an anchor
         # instead, and a manifest that is signed can no longer say so.
-        parts: tuple[bytes, ...] = await self._node.run_sync(split_parts, patch[0], self._settings.part_bytes)
-        for part in parts:
-            if not await self._upload_part(part):
-                return await self._anchored(weights)
+        parts: list[ObjectRef] = []
+        for part in await self._node.run_sync(split_parts, patch[0], self._settings.part_bytes):
+            parts.append(await self._node.run_sync(reference, part))
+            if not await self._upload_part(part, parts[-1]):
+                return weights, None, await self._shard_refs(weights)
         has_anchor = name.version % self._settings.anchor_interval == 0
-        return VersionObjects(weights, parts, patch[1], await self._shard_refs(weights) if has_anchor else ())
+        patch_ref = PatchRef(parts=tuple(parts), changed=patch[1])
+        return weights, patch_ref, await self._shard_refs(weights) if has_anchor else ()
 
     async def _build_patch(
         self, version: int, previous: VersionWeights, reader: ShardReader
@@ -276,15 +267,12 @@ class Publisher:
                 "patch",
                 version=version,
                 profile=settings.profile,
-                weight_bytes=weights.nbytes,
+                weight_bytes=sum(tensor.nbytes for tensor in weights.outline.values()),
                 patch_bytes=len(patch[0]),
                 encode_seconds=encode_seconds,
                 apply_seconds=apply_seconds,
             )
         return weights, patch
-
-    async def _anchored(self, weights: VersionWeights) -> VersionObjects:
-        return VersionObjects(weights, (), 0, await self._shard_refs(weights))
 
     async def _shard_refs(self, weights: VersionWeights) -> tuple[ObjectRef, ...]:
         """Return the references to the files of a version's weights, which are the shards of its anchor."""
@@ -294,9 +282,9 @@ class Publisher:
             refs.append(await self._node.run_sync(reference, await self._node.state.get(path, MAX_SHARD_BYTES)))
         return tuple(refs)
 
-    async def _upload_part(self, part: bytes) -> bool:
+    async def _upload_part(self, part: bytes, ref: ObjectRef) -> bool:
         """Upload a part of a patch; return whether one of the attempts succeeded."""
-        path = paths.patch(self._node.key.public, await self._node.run_sync(content_digest, part))
+        path = paths.patch(self._node.key.public, ref.digest)
         for _ in range(self._settings.patch_attempts):
             try:
                 await self._node.store.put(path, part)
@@ -307,7 +295,9 @@ class Publisher:
                     return True
         return False
 
-    async def _sign_manifest(self, name: SnapshotName, objects: VersionObjects) -> Signed[Manifest]:
+    async def _sign_manifest(
+        self, name: SnapshotName, weights: VersionWeights, patch: PatchRef | None, anchor: tuple[ObjectRef, ...]
+    ) -> Signed[Manifest]:
         """Sign a version's manifest, and record it before anything shows the version."""
         node, history = self._node, self._history
         previous = history.manifests.get(name.version - 1)
@@ -315,21 +305,23 @@ class Publisher:
             node.time.record_round(previous.record.beacon_round)  # this round is over, whatever the clock says
         # Proven by the beacon and not read from the clock, because a signature cannot be taken back.
         beacon_round = await node.time.wait_for_newest_round()
-        moment = PublicationMoment(
-            run_id=node.run_id,
+        first_window, schedule = 0, node.run.schedule
+        if previous is not None:  # everybody has `lead` windows to fetch this version
+            first_window = max(previous.record.first_window, schedule.window_at(beacon_round) + schedule.lead)
+        manifest = Manifest(
+            run=node.run_id,
+            version=name.version,
             previous=previous.digest if previous else b"",
+            weights=weights.digest,
+            tensors=tensor_table(weights.outline),
+            patch=patch,
+            anchor=anchor,
             optimizer_step=name.optimizer_step,
             beacon_round=max(1, beacon_round),
-            first_window=self._first_window(previous.record.first_window, beacon_round) if previous else 0,
+            first_window=first_window,
             epoch=history.epoch,
         )
-        manifest = await node.run_sync(make_manifest, objects, moment)
         return await history.record_manifest(sign(manifest, node.key))
-
-    def _first_window(self, previous_first_window: int, beacon_round: int) -> int:
-        """Return the first window that a version of this round may serve: everybody has `lead` windows to fetch it."""
-        schedule = self._node.run.schedule
-        return max(previous_first_window, schedule.window_at(beacon_round) + schedule.lead)
 
     async def _upload_shards(self, manifest: Manifest) -> None:
         """Upload the files of a version's weights as the shards of its anchor, one after the other."""

@@ -114,10 +114,8 @@ class DeletionSchedule:
 
 
 async def delete_unnamed_objects(node: Node, available: Set[str], schedule: DeletionSchedule) -> None:
-    """Delete what no valid head of this node's chain can name. Storage that fails is tried again the next time.
-
-    Args:
-        available: the paths that a head may name now or later.
+    """Delete what no valid head of this node's chain can name, which may name the available paths now or later. Storage
+    that fails is tried again the next time.
     """
     key = node.key.public
     unnamed: set[str] = set()

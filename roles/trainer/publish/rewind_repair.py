@@ -17,10 +17,10 @@ from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, RepairError, StoreError
 from roles.trainer.publish.fencing import reaches_rewind, read_own_head
-from roles.trainer.publish.head_writer import HeadStamp, make_head
+from roles.trainer.publish.head_writer import make_head
 from roles.trainer.publish.history import MANIFESTS, REWIND, History
 from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
-from roles.trainer.tensor_shards import TensorSource, delete_shards, put_shards, run_inline
+from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, run_inline
 
 LAST_CHANGES: Final = (MANIFESTS, REWIND)
 """What is written last after versions were taken back, when all that belongs to them is gone. As long as one of their
@@ -74,8 +74,7 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
 async def _drop_later_work(node: Node) -> None:
     """Drop snapshots of versions that are taken back, and groups that these have generated."""
     for prefix in (OUTBOX, INBOX):
-        for path in [item.path async for item in node.state.list(prefix)]:
-            await node.state.delete(path)
+        await delete_below(node.state, prefix)
 
 
 async def _shorten_head(node: Node, history: History, number: int, point: ChainPoint) -> bool:
@@ -114,9 +113,9 @@ async def _shorten_head(node: Node, history: History, number: int, point: ChainP
 async def _publish_head(node: Node, history: History) -> None:
     """Show the last valid version as the newest, so that followers, this repair included, can go back to it."""
     expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
-    stamp = HeadStamp(node.run_id, node.revisions.number, expires_ms)
     # MAX_CHAIN: a repair retires nothing, the publisher will by its own settings.
-    head: Head = make_head(history, history.published_version, MAX_CHAIN, MAX_CHAIN, stamp)
+    keep, newest = (MAX_CHAIN, MAX_CHAIN), history.published_version
+    head = make_head(history, newest, *keep, node.run_id, node.revisions.number, expires_ms)
     await node.store.put(paths.head(node.key.public), sign(head, node.key))
 
 
@@ -130,7 +129,7 @@ async def _rebuild_weights(node: Node, version: int) -> None:
         raise RepairError(f"{CHAIN}: version {version} cannot be rebuilt from storage: {error}") from error
     await node.state.delete(TRUST_PATH)  # a publisher has none
     for stored_version in await stored_versions(node.state):
-        await delete_shards(node.state, weights_folder(stored_version))
+        await delete_below(node.state, weights_folder(stored_version))
     source = TensorSource.of(verified.weights)
     count = await put_shards(node.state, weights_folder(version), source, run_inline)
     await node.state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", str(count).encode())

@@ -1,4 +1,4 @@
-"""Builds a version from a snapshot: digests, patch, manifest. No I/O; the publisher does that.
+"""Builds a version from a snapshot: digests and patch. No I/O; the publisher does that.
 
 The tensors come file by file, and only those of one file of the new version and of the one before are in memory.
 """
@@ -9,46 +9,19 @@ from dataclasses import dataclass
 import torch
 
 from protocol import patch
-from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.digest import Weights, content_digest, outline, tensor_digest, weights_digest
 from protocol.objects import ObjectRef
 
 
 @dataclass(frozen=True)
 class VersionWeights:
-    """The weights of a version, whose data are on the disk.
-
-    Attributes:
-        outline: dtypes and shapes; digests: BLAKE3 of each tensor; digest: of all weights.
-        shards: how many files they have.
-    """
+    """The weights of a version, whose data are on the disk."""
 
     version: int
-    outline: Weights
-    digests: Mapping[str, bytes]
-    digest: bytes
-    shards: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.outline.values())
-
-
-@dataclass(frozen=True)
-class VersionObjects:
-    """The objects of which a version consists.
-
-    Attributes:
-        patch: the parts of the patch from the previous version; none for a version with an anchor only.
-        changed_elements: how many elements the patch changes.
-        anchor: references to the files of the weights; empty for a version with a patch only.
-    """
-
-    weights: VersionWeights
-    patch: tuple[bytes, ...]
-    changed_elements: int
-    anchor: tuple[ObjectRef, ...]
+    outline: Weights  # dtypes and shapes
+    digests: Mapping[str, bytes]  # BLAKE3 of each tensor
+    digest: bytes  # of all weights
+    shards: int  # how many files they have
 
 
 class VersionBuild:
@@ -109,35 +82,3 @@ class VersionBuild:
 def reference(data: bytes) -> ObjectRef:
     """Return the digest and size by which a manifest names an object."""
     return ObjectRef(digest=content_digest(data), size=len(data))
-
-
-@dataclass(frozen=True)
-class PublicationMoment:
-    """What a manifest says beside its objects: the run, the previous manifest's digest, and times."""
-
-    run_id: bytes
-    previous: bytes
-    optimizer_step: int
-    beacon_round: int
-    first_window: int
-    epoch: int
-
-
-def make_manifest(objects: VersionObjects, moment: PublicationMoment) -> Manifest:
-    """Return the unsigned manifest of a version."""
-    ref = None
-    if objects.patch:
-        ref = PatchRef(parts=tuple(map(reference, objects.patch)), changed=objects.changed_elements)
-    return Manifest(
-        run=moment.run_id,
-        version=objects.weights.version,
-        previous=moment.previous,
-        weights=objects.weights.digest,
-        tensors=tensor_table(objects.weights.outline),
-        patch=ref,
-        anchor=objects.anchor,
-        optimizer_step=moment.optimizer_step,
-        beacon_round=moment.beacon_round,
-        first_window=moment.first_window,
-        epoch=moment.epoch,
-    )

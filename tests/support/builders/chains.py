@@ -7,21 +7,14 @@ import trio
 
 from protocol import paths
 from protocol.chain import safetensors
-from protocol.chain.manifest import Head, Manifest
-from protocol.digest import Weights, content_digest
+from protocol.chain.manifest import Head, Manifest, PatchRef, tensor_table
+from protocol.digest import Weights, content_digest, digest_weights
 from protocol.identity.signing import Signed, SigningKey, open_signed, sign
 from protocol.patch import encode, split_parts, summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore
-from roles.trainer.publish.version_build import (
-    PublicationMoment,
-    VersionBuild,
-    VersionObjects,
-    VersionWeights,
-    make_manifest,
-    reference,
-)
+from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
 from roles.trainer.tensor_shards import TensorSource
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import BEGIN, Log, draft, inline
@@ -85,14 +78,21 @@ class Chain:
         """Publish the next version; the first one always has an anchor."""
         version = len(self.signed_manifests)
         patch = encode(self.weights[-1], weights) if version else None
-        count = summary(patch).changed if patch else 0
         shards = anchor_shards(weights, 1 << 20) if anchor or patch is None else []
-        moment = PublicationMoment(
-            self._run_id, self.signed_manifests[-1].digest if version else b"", version, 1, version, 0
-        )
-        refs = tuple(reference(shard) for shard in shards)
         parts = split_parts(patch, self.part_bytes) if patch else ()
-        manifest = make_manifest(VersionObjects(version_weights(version, weights), parts, count, refs), moment)
+        manifest = Manifest(
+            run=self._run_id,
+            version=version,
+            previous=self.signed_manifests[-1].digest if version else b"",
+            weights=digest_weights(weights),
+            tensors=tensor_table(weights),
+            patch=PatchRef(parts=tuple(map(reference, parts)), changed=summary(patch).changed) if patch else None,
+            anchor=tuple(map(reference, shards)),
+            optimizer_step=version,
+            beacon_round=1,
+            first_window=version,
+            epoch=0,
+        )
         for part in parts:
             await self._store.put(paths.patch(TRAINER.public, content_digest(part)), part)
         for ref, shard in zip(manifest.anchor, shards, strict=True):

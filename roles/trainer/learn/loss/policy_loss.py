@@ -21,8 +21,8 @@ from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO, AdvantageN
 from roles.trainer.learn.loss.surrogates import Surrogate, sampled_weight, sequence_ratio, token_ratio
 
 TokenWeights = Callable[[Sequence[int], int], list[float]]
-"""A function of the lengths of all completions of a step, in tokens, and of the longest completion that the run allows.
-It returns the weight of each token of each completion: one number for each completion.
+"""A function of the lengths of all completions of a step, in tokens, of which there is at least one, and of the longest
+completion that the run allows. It returns the weight of each token of each completion: one number for each completion.
 
 A weight depends on the lengths alone, so it is known before the first pass of the model: gradients that add up over
 several passes are those of one pass.
@@ -115,29 +115,13 @@ def advantage_name(settings: LossSettings) -> AdvantageName:
     return LOSSES[settings.loss].advantage if settings.advantage == "of-loss" else settings.advantage
 
 
-def token_weights(settings: LossSettings, lengths: Sequence[int], max_tokens: int) -> list[float]:
-    """Return the weight of each token of each completion of a step: one number for each completion.
-
-    Args:
-        lengths: of all completions of the step, in tokens; at least one token in all.
-        max_tokens: the longest completion that the run allows.
-    """
-    return LOSSES[settings.loss].weights(lengths, max_tokens)
-
-
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss of a batch, and figures for monitoring.
+    """The loss of a batch, and figures for monitoring."""
 
-    Attributes:
-        value: float32 scalar with a gradient, to be minimized; the losses of a step's batches add up.
-        clipped_tokens: tokens whose ratio was out of bounds.
-        divergence: sum over tokens of the divergence from the reference policy, nats; 0 without one.
-    """
-
-    value: Tensor
-    clipped_tokens: int
-    divergence: float
+    value: Tensor  # float32 scalar with a gradient, to be minimized; the losses of a step's batches add up
+    clipped_tokens: int  # whose ratio was out of bounds
+    divergence: float  # sum over tokens of the divergence from the reference policy, nats; 0 without one
 
 
 def policy_loss(
@@ -156,8 +140,7 @@ def policy_loss(
         behaviour: float32 [N], log pi_old of each token, under the policy that sampled it.
         advantage: float32 [N], the advantage of each token's completion.
         rows: int64 [N], the completion of each token, within the batch.
-        weight: float32 [N], of `token_weights`.
-        settings: the constants.
+        weight: float32 [N], by the loss's `TokenWeights`.
         reference: float32 [N], log pi_ref of each token; needed for a KL coefficient above 0.
 
     Raises:

@@ -24,20 +24,13 @@ _NEVER: Final = timedelta(days=365)  # rank 0 waits for groups as long as it tak
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a trainer, as one of them sees them.
+    """The ranks of a trainer, as one of them sees them."""
 
-    Attributes:
-        rank: of this process; count: of all.
-        device: on which this rank computes.
-        mesh: of the collectives of the backward pass.
-        steps, reads: the groups of the two channels.
-    """
-
-    rank: int
-    count: int
-    device: torch.device
-    mesh: DeviceMesh
-    steps: "dist.ProcessGroup"
+    rank: int  # of this process
+    count: int  # of all ranks
+    device: torch.device  # on which this rank computes
+    mesh: DeviceMesh  # of the collectives of the backward pass
+    steps: "dist.ProcessGroup"  # the channels
     reads: "dist.ProcessGroup"
 
     @classmethod

@@ -25,8 +25,7 @@ class RankLearner(Learner):
     others need its weights.
 
     Attributes:
-        group: of the ranks.
-        shapes: of the whole tensors of masters, moments and reference policy, by name.
+        tensors: this rank's rows of masters, moments and reference policy, by name; shapes: of the whole tensors.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class RankLearner(Learner):
         if settings.loss.kl_coefficient:
             reference = ShardedWeights(model, group, dtype, trained=False)
             self._sharded_reference, reference_shards = reference, reference.shards()
-        self._tensors = self._optimizer.tensors | {REFERENCE + name: t for name, t in reference_shards.items()}
-        self.shapes = {name: torch.Size(model.shapes[name.partition("/")[2]]) for name in self._tensors}
+        self.tensors = self._optimizer.tensors | {REFERENCE + name: t for name, t in reference_shards.items()}
+        self.shapes = {name: torch.Size(model.shapes[name.partition("/")[2]]) for name in self.tensors}
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
         """Compute the gradients of these groups on all ranks; return this rank's rows."""
@@ -53,7 +52,6 @@ class RankLearner(Learner):
         return Gradients(self._sharded.gradients(), figures)
 
     def update(self, gradients: Gradients) -> StepReport:
-        """Change the masters and moments of all ranks."""
         report = super().update(gradients)
         self.group.wait()  # rank 0 may read the others' rows next
         return report
@@ -81,12 +79,8 @@ class RankLearner(Learner):
         return [(loss, clipped_tokens, divergence, entropy)]
 
     def gather(self, name: str, *, view: bool) -> Tensor | None:
-        """Return a whole master or moment on rank 0, and None on the others.
-
-        Args:
-            view: whether to round a master to BF16.
-        """
-        own = self._tensors[name]
+        """Return a whole master (rounded to BF16 for a view) or moment on rank 0, and None on the others."""
+        own = self.tensors[name]
         own = own.to(torch.bfloat16) if view else own
         return self.group.gather(own.cpu().contiguous(), self.shapes[name][0])
 
@@ -98,17 +92,13 @@ class RankLearner(Learner):
             steps: the optimizer steps of the state of which they are a part.
         """
         for name in names:
-            self.group.scatter(None if whole is None else whole[name].contiguous(), self._tensors[name])
+            self.group.scatter(None if whole is None else whole[name].contiguous(), self.tensors[name])
         self._optimizer.steps = steps
         self.group.wait()
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor."""
-        return self._tensors[name].dtype
-
     def take_genesis(self, weights: Mapping[str, Tensor] | None) -> None:
         """Begin with these weights, which rank 0 has; the others give None."""
-        for name, own in self._tensors.items():
+        for name, own in self.tensors.items():
             kind, _, weight = name.partition("/")
             if kind + "/" in (MASTER, REFERENCE):
                 self.scatter([name], None if weights is None else {name: weights[weight].to(own.dtype)}, 0)
