@@ -57,9 +57,7 @@ class RelayBeacon:
 
     Args:
         relays: asked in order, each with a head start on the next.
-        chain: the chain of the rounds.
         clock: tells when a round is due.
-        timeouts: how long relays may take.
 
     Raises:
         ValueError: `relays` is empty.
@@ -153,10 +151,8 @@ class RelayBeacon:
 class StoreBeacon(RelayBeacon):
     """Implements the Beacon port over the rounds that a local run publishes in its own store."""
 
-    def __init__(
-        self, store: ObjectStore, chain: ChainInfo, clock: Clock, *, timeouts: RelayTimeouts | None = None
-    ) -> None:
-        super().__init__([Relay("store", store)], chain, clock, timeouts=timeouts)
+    def __init__(self, store: ObjectStore, chain: ChainInfo, clock: Clock) -> None:
+        super().__init__([Relay("store", store)], chain, clock)
 
 
 async def publish_rounds(

@@ -23,10 +23,6 @@ _READ_BACKS = 3  # tries to get an answer
 _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
 
 
-async def _no_credential(node: "Node") -> bytes:
-    return b""
-
-
 @dataclass(frozen=True)
 class Node:
     """One participant of a run.
@@ -60,7 +56,7 @@ class Node:
     telemetry: Telemetry
     run_sync: Callable[..., Awaitable[Any]]
     space: str = ""
-    credential: Callable[["Node"], Awaitable[bytes]] = _no_credential
+    credential: Callable[["Node"], Awaitable[bytes]] | None = None
     shared_revisions: InitVar[Revisions | None] = None
     revisions: Revisions = field(init=False)
     time: Timekeeper = field(init=False)
@@ -149,9 +145,8 @@ class Node:
         A small object is read whole, of a large one the last byte. If the store does not answer (or this node may not
         read there), its acknowledgment counts.
         """
-        offset = max(0, len(data) - 1) if len(data) > _READ_BACK_BYTES else 0
-        size = len(data) - offset
-        is_shown = True
+        offset = len(data) - 1 if len(data) > _READ_BACK_BYTES else 0
+        size, is_shown = len(data) - offset, True
         for _ in range(_READ_BACKS):
             try:
                 is_shown = await self.store.get(path, size, offset=offset, size=size) == data[offset:]
@@ -167,11 +162,7 @@ class Node:
     async def announce(
         self, role: Role, seconds: float, groups: int = 0, version: int = 0, arithmetic: str = ""
     ) -> bytes:
-        """Publish an announcement that expires after some seconds, a miner's with its pledge.
-
-        Returns:
-            What was published.
-        """
+        """Publish an announcement that expires after some seconds, a miner's with its pledge; return its bytes."""
         expires = await self.time.proven_time() + seconds
         data = sign(await self.announcement(role, expires, groups, version, arithmetic), self.key)
         await self.publish(paths.participant(self.key.public), data)
@@ -182,8 +173,7 @@ class Node:
     ) -> Announcement:
         """Return this node's announcement, with its admission credential if it is a miner's.
 
-        Args:
-            expires: in seconds since the Unix epoch.
+        It expires at a moment in seconds since the Unix epoch.
         """
         return Announcement(
             run=self.run_id,
@@ -195,7 +185,7 @@ class Node:
             version=version,
             arithmetic=arithmetic,
             expires_ms=int(expires * 1000),
-            credential=await self.credential(self) if role == "miner" else b"",
+            credential=await self.credential(self) if self.credential and role == "miner" else b"",
         )
 
     async def keep_announced(self, role: Role, seconds: float) -> None:

@@ -40,7 +40,6 @@ class LedgerRepair:
         entries = self._local | self._published
         cut = await self._first_lost_window(entries)
         valid_entries = {window: entry for window, entry in entries.items() if window < cut}
-        self._check_links(valid_entries)
         newest = max(valid_entries, default=-1)
         oldest = newest - self._node.run.scoring.windows + 1
         for window in sorted(self._local.keys() - {window for window in valid_entries if window >= oldest}):
@@ -103,12 +102,6 @@ class LedgerRepair:
             except (NotFoundError, TooLargeError, ProtocolError):
                 continue
         return None
-
-    def _check_links(self, valid_entries: dict[int, Summary]) -> None:
-        for before, after in itertools.pairwise(sorted(valid_entries)):
-            assert valid_entries[after].previous == content_digest(
-                valid_entries[before].to_bytes()
-            )  # see _first_lost_window
 
     async def _write_floor(self, newest: int, newest_entry: int) -> None:
         """Remember the windows that may be sealed although the ledger does not have them."""
