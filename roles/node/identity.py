@@ -39,8 +39,7 @@ class Node:
         shared_revisions: the revisions of another `Node` object of this process, to share them; without it, the
             history begins with the run manifest's authority.
         revisions: the history of the authority, kept up to date by roles/authority_updates.py.
-        time: what is proven about the time. This node signs nothing, and closes no window for ever, before the time is
-            proven.
+        time: what is proven about the time; this node signs nothing, and closes no window for ever, before it is.
         alarms: those that this node has not published yet; backoff: participants that it need not read yet;
             announcements: those whose signature it has checked; sightings: since when it knows of keys.
     """
@@ -89,8 +88,7 @@ class Node:
         If the clock is put right during the wait, the wait follows it.
 
         Args:
-            after: the last window that was waited for. If it is later than the time allows, because the clock was
-                ahead, it is ignored.
+            after: the last window that was waited for; ignored if it is later than the time allows.
             ahead: seconds before the opening at which to return.
         """
 

@@ -80,10 +80,7 @@ class Timekeeper:
             await trio.sleep(_CLOCK_POLL)
 
     async def proven_time(self) -> float:
-        """Return the time that the beacon proves, in seconds since the Unix epoch.
-
-        If the clock is wrong, this waits until it is right.
-        """
+        """Return the time that the beacon proves, in seconds since the Unix epoch; with a wrong clock this waits."""
         newest = await self.wait_for_newest_round()
         return min(self.now(), self._chain.round_time(newest + 1))
 

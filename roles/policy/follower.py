@@ -91,8 +91,7 @@ class Follower:
     ) -> "Follower":
         """Return a follower that begins with the trust in this node's state.
 
-        Raises:
-            ProtocolError: the stored trust is damaged; StoreError: it cannot be read. Neither is safe to ignore.
+        Neither a ProtocolError (it is damaged) nor a StoreError (it cannot be read) is safe to ignore.
         """
         try:
             data = await node.state.get(TRUST_PATH, Trust.max_bytes)
@@ -123,8 +122,8 @@ class Follower:
         """Look for a newer head, verify the manifests that it lists, and store the new trust on disk.
 
         Raises:
-            StoreError: the store did not answer. Chain and weights stay as they were.
-            ProtocolError: the store shows a chain that must not be followed. Chain and weights stay as they were.
+            StoreError, ProtocolError: the store did not answer, or shows a chain that must not be followed. Chain and
+                weights stay as they were.
         """
         async with self._refresh_lock:
             await self._apply_rewind()
@@ -173,7 +172,7 @@ class Follower:
         not come soon after the first valid one are left out.
         """
         trainers = self._node.authority.trainers
-        chains: list[tuple[ChainVerifier, bytes]] = []
+        chains: dict[tuple[int, int, int], tuple[ChainVerifier, bytes]] = {}  # by rank, the best one lowest
         failures: dict[bytes, Exception] = {}
 
         async def read_head(trainer: bytes, scope: trio.CancelScope) -> None:
@@ -181,11 +180,11 @@ class Follower:
             try:
                 data = await self._fetch_head(trainer)
                 with self._fork_alarm(Head, data):
-                    chain.accept_head(data, self._node.clock.now(), allow_expired=self._allow_expired)
+                    head = chain.accept_head(data, self._node.clock.now(), allow_expired=self._allow_expired)
             except (StoreError, ProtocolError) as error:
                 failures[trainer] = error
                 return
-            chains.append((chain, trainer))
+            chains[-head.epoch, -head.version, trainers.index(trainer)] = chain, trainer
             scope.deadline = min(scope.deadline, trio.current_time() + _OTHER_HEADS_SECONDS)
 
         async with trio.open_nursery() as nursery:
@@ -193,7 +192,7 @@ class Follower:
                 nursery.start_soon(read_head, trainer, nursery.cancel_scope)
         if not chains:
             raise next(failures[trainer] for trainer in trainers if trainer in failures)
-        return sorted(chains, key=lambda item: (_age(item[0]), trainers.index(item[1])))
+        return [chains[rank] for rank in sorted(chains)]
 
     async def _fetch_head(self, trainer: bytes) -> bytes:
         """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start."""
@@ -222,18 +221,13 @@ class Follower:
     async def _fetch_object(self, item: VersionObject) -> bytes:
         """Fetch an object of a version, unless it is a part of a patch that is in memory."""
         ref, version = item.ref, item.manifest.version
-        data = None if item.from_anchor else self._parts.pop((version, ref.digest), None)
-        if data is None:
-            path = (paths.anchor if item.from_anchor else paths.patch)(self._trainer, ref.digest)
-            data = await fetch_object(self._node, path, ref)
-        return data
+        if item.from_anchor:
+            return await fetch_object(self._node, paths.anchor(self._trainer, ref.digest), ref)
+        data = self._parts.pop((version, ref.digest), None)
+        return data or await fetch_object(self._node, paths.patch(self._trainer, ref.digest), ref)
 
     async def prefetch(self) -> None:
-        """Fetch the patches from the newest weights to the head, so that no window's opening waits for them.
-
-        Raises:
-            StoreError, ProtocolError: one of them cannot be fetched, or is not the patch that its manifest names.
-        """
+        """Fetch the patches from the newest weights to the head, so that no window's opening waits for them."""
         newest, head = self.newest, self.chain.head
         if newest is None or head is None or newest.version >= head.version:
             return
@@ -257,10 +251,9 @@ class Follower:
             StoreError, ProtocolError: they cannot be rebuilt now. The weights in memory stay.
         """
         async with self._rebuild_lock:
-            weights: VerifiedWeights | None = None
             with trio.CancelScope() as self._rebuild_scope:
                 weights = await self._rebuild(version)
-            if weights is None or self._rebuild_scope.cancel_called:
+            if self._rebuild_scope.cancel_called:
                 self._drop_other_weights()
                 raise ChainError("the chain was rewound meanwhile", f"version {version}")
             return weights
@@ -284,9 +277,7 @@ class Follower:
 
     async def _remember(self, weights: VerifiedWeights) -> None:
         self._weights[weights.version] = weights
-        old = []
-        while len(self._weights) > self._keep:
-            old.append(self._weights.pop(min(self._weights)))
+        old = [self._weights.pop(version) for version in sorted(self._weights)[: -self._keep]]
         self._drop_old_parts()
         if old:
             await self._node.run_sync(old.clear)  # to give memory back takes long on an event loop
@@ -345,9 +336,3 @@ def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[Versio
         for manifest in manifests
         for number in range(len(objects_of(manifest, from_anchor)))
     ]
-
-
-def _age(chain: ChainVerifier) -> tuple[int, int]:
-    """Return a rank of a chain by its head: the lower, the newer."""
-    head = chain.head
-    return (-head.epoch, -head.version) if head is not None else (0, 0)
