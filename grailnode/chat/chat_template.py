@@ -154,7 +154,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path) -> str | None:
     try:
         return _read(path).decode()
     except UnicodeDecodeError as error:
