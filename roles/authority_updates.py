@@ -45,10 +45,7 @@ async def refresh_authority(node: Node) -> int:
     """Look for new revisions in all places, obey those that are valid, and pass them on.
 
     A place that does not answer, or answers with an invalid revision, is reported and passed over: another may do
-    better.
-
-    Returns:
-        The number of new revisions.
+    better. Return the number of new revisions.
     """
     before = node.revisions.number
     await load_authority(node)  # another process of this node may have stored some
@@ -57,33 +54,25 @@ async def refresh_authority(node: Node) -> int:
         node.revisions.adopt(signed)
         node.telemetry.event("revision", number=signed.record.number, note=signed.record.note)
         await _pass_on(node, signed)
-    if node.revisions.number == before:
-        await _look_for_forks(node)
+    if node.revisions.number == before > 0:
+        await _fetch_revisions(node, before)  # once more: if the roots have signed another, this raises an alarm
     return node.revisions.number - before
 
 
-async def poll_authority(node: Node, poll_seconds: float = POLL_SECONDS) -> None:
+async def poll_authority(node: Node) -> None:
     """Keep up with the authority for ever."""
     while True:
-        await trio.sleep(poll_seconds)
+        await trio.sleep(POLL_SECONDS)
         await refresh_authority(node)
 
 
-async def run_under_authority(
-    node: Node, work: Callable[[], Awaitable[None]], poll_seconds: float = POLL_SECONDS
-) -> None:
+async def run_under_authority(node: Node, work: Callable[[], Awaitable[None]]) -> None:
     """Refresh the authority once, then do a node's work while keeping up with it."""
     await refresh_authority(node)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poll_authority, node, poll_seconds)
+        nursery.start_soon(poll_authority, node)
         await work()
         nursery.cancel_scope.cancel()
-
-
-def _places(node: Node, number: int) -> list[str]:
-    authority = node.authority
-    writers = dict.fromkeys((*authority.trainers, *authority.validators))
-    return [paths.revision(node.run_id, number), *(paths.revision_copy(writer, number) for writer in writers)]
 
 
 async def _fetch_revisions(node: Node, number: int) -> list[Signed[Revision]]:
@@ -107,16 +96,11 @@ async def _fetch_revisions(node: Node, number: int) -> list[Signed[Revision]]:
             revisions[signed.digest] = signed
             patience.deadline = min(patience.deadline, trio.current_time() + _GRACE_SECONDS)
 
-    places = _places(node, number)
+    writers = dict.fromkeys((*node.authority.trainers, *node.authority.validators))
+    places = [paths.revision(node.run_id, number), *(paths.revision_copy(writer, number) for writer in writers)]
     with trio.move_on_after(_PATIENCE_SECONDS) as patience:
         await gather(fetch, places, at_once=len(places))
     return list(revisions.values())
-
-
-async def _look_for_forks(node: Node) -> None:
-    """Fetch the newest revision once more from everywhere: a fork raises an alarm there."""
-    if node.revisions.number > 0:
-        await _fetch_revisions(node, node.revisions.number)
 
 
 async def _next_revision(node: Node) -> Signed[Revision] | None:

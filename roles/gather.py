@@ -19,26 +19,17 @@ STORAGE_ERRORS: Final = (StoreError, ProtocolError)
 """What reading from storage raises: no answer, or an answer that must not be used."""
 
 
-async def first_success(
-    task: Callable[[Item], Awaitable[Result]],
-    items: Sequence[Item],
-    *,
-    errors: tuple[type[Exception], ...] = STORAGE_ERRORS,
-) -> Result:
-    """Run a task for one item after the other until it succeeds, and return that result.
-
-    Args:
-        items: at least one, in the order in which they are tried.
-        errors: the expected errors of a task.
+async def first_success(task: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> Result:
+    """Run a task for one item after the other (at least one) until it succeeds, and return that result.
 
     Raises:
-        The first of the expected errors, if the task failed for every item.
+        StoreError, ProtocolError: the first failure, if the task failed for every item.
     """
     failures: list[Exception] = []
     for item in items:
         try:
             return await task(item)
-        except errors as error:
+        except STORAGE_ERRORS as error:
             failures.append(error)
     raise failures[0]
 

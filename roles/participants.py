@@ -47,31 +47,31 @@ async def find_participants(
     node.sightings.add(candidates, node.time.newest_round)
 
     failures: list[StoreError] = []
+    admitted: dict[bytes, Announcement] = {}
 
-    async def fetch(key: bytes) -> Announcement | None:
+    async def fetch(key: bytes) -> None:
         path = paths.participant(key)
         try:
             data = await node.store.get(path, Announcement.max_signed_bytes())
             record = node.announcements.get(key, data) or open_record(node, Announcement, path, data).record
             gate.admit(record, now * 1000.0)
         except NotFoundError:
-            return None
+            return
         except (ProtocolError, TooLargeError) as error:
             backoff.add_refusal(key, now)
             node.telemetry.event("announcement-refused", path=path, error=str(error))
-            return None
         except StoreError as error:
             failures.append(error)
             node.telemetry.event("announcement-unread", path=path, error=str(error))
-            return None
-        backoff.forget(key)
-        node.announcements.add(key, data, record)
-        return record
+        else:
+            backoff.forget(key)
+            node.announcements.add(key, data, record)
+            admitted[key] = record
 
-    announcements = await gather(fetch, keys)
+    await gather(fetch, keys)
     if failures and len(failures) == len(keys):
         raise failures[0]
-    return sorted((item for item in announcements if item is not None and item.role == role), key=lambda item: item.key)
+    return [admitted[key] for key in sorted(admitted) if admitted[key].role == role]
 
 
 async def _draw(node: Node, keys: list[bytes], history_keys: AbstractSet[bytes]) -> list[bytes]:

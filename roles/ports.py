@@ -34,11 +34,8 @@ class TooLargeError(StoreError):
 class StateError(Exception):
     """This node's own state is damaged, or not the one that it must go on with; another start cannot mend that.
 
-    It is no StoreError: nobody may wait for it to pass, or go on without the object.
-
-    Args:
-        place: the file, or the object's path in the state.
-        what: what is wrong with it.
+    It is no StoreError: nobody may wait for it to pass, or go on without the object. `place` is the file, or the
+    object's path in the state.
     """
 
     def __init__(self, place: object, what: str) -> None:
@@ -56,25 +53,22 @@ class RepairError(Exception):
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One entry of a listing: a hint, never a proof, that an object exists.
-
-    Attributes:
-        path: '/'-separated, relative to the store's root.
-        size: bytes.
-    """
+    """One entry of a listing: a hint, never a proof, that an object exists. The size is in bytes."""
 
     path: str
     size: int
 
 
 class ObjectStore(Protocol):
-    """Objects by path. No answer of a store is trusted: digests and signatures decide."""
+    """Objects by path. No answer of a store is trusted: digests and signatures decide.
+
+    After a StoreError of `put` or `delete`, the object may or may not be stored; one of `list` breaks the listing off.
+    """
 
     async def put(self, path: str, data: bytes) -> None:
         """Store an object whole, replacing any other; a reader sees the old one, the new one, or none, never a mixture.
 
-        Raises:
-            StoreError: the object may or may not be stored.
+        After a StoreError the object may or may not be stored.
         """
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -87,18 +81,10 @@ class ObjectStore(Protocol):
         """
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield the objects whose path begins with `prefix` and sorts after `after`, in order of path, page by page.
-
-        Raises:
-            StoreError: the listing broke off.
-        """
+        """Yield the objects whose path begins with `prefix` and sorts after `after`, in order of path, page by page."""
 
     async def delete(self, path: str) -> None:
-        """Remove an object; it is no error if there is none.
-
-        Raises:
-            StoreError: the object may or may not be removed.
-        """
+        """Remove an object; it is no error if there is none."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +100,9 @@ class Generation:
     """One completion.
 
     Attributes:
-        tokens: the completion's token ids, with the stop token if it ended with one.
+        tokens: token ids, with the stop token if the completion ended with one.
         hidden: float32 [T, D], the final hidden state (after the last norm) from which each token was drawn.
-        logprobs: the log-probability of each token under the sampled distribution, as this engine computed it. Only for
-            the operator: training uses the validators' values.
+        logprobs: of each token under the sampled distribution; for the operator, as training uses the validators'.
     """
 
     tokens: tuple[int, ...]
@@ -150,7 +135,10 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    """A policy that can be sampled and checked. One version serves a request from its first token to its last."""
+    """A policy that can be sampled and checked. One version serves a request from its first token to its last.
+
+    Every request raises EngineError if the engine has no policy, or broke.
+    """
 
     @property
     def version(self) -> int | None:
@@ -173,19 +161,14 @@ class Engine(Protocol):
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.
 
-        Args:
-            weights: their tensors never change afterwards.
-
-        Raises:
-            EngineError: the weights do not fit the model; the current policy still serves.
+        The tensors never change afterwards. If they do not fit the model (EngineError), the current one still serves.
         """
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Prepare the version that a patch leads to from the served one, while that goes on serving.
 
         Args:
-            patch: bytes with the digest that the manifest names.
-            manifest: of the version, verified.
+            patch: bytes with the digest that the verified manifest names.
 
         Raises:
             EngineError: the patch is for other weights than those that serve, or does not lead to those of the
@@ -200,18 +183,10 @@ class Engine(Protocol):
         """
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Sample one completion for each request, in order, by seed-bound sampling.
-
-        Raises:
-            EngineError: the engine has no policy, or it broke.
-        """
+        """Sample one completion for each request, in order, by seed-bound sampling."""
 
     async def greedy(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
-        """Return the most likely completion of each prompt (no noise): token ids, in order.
-
-        Raises:
-            EngineError: the engine has no policy, or it broke.
-        """
+        """Return the most likely completion of each prompt (no noise): token ids, in order."""
 
     async def forward(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
@@ -219,7 +194,6 @@ class Engine(Protocol):
         """Run one prefill over each prompt with its completion; return the results in order.
 
         Raises:
-            EngineError: the engine has no policy, or it broke.
             ValueError: a token id outside the vocabulary (callers check hostile ids first).
         """
 

@@ -9,7 +9,8 @@ An object (a patch, an anchor, a payload, a file of the run) is believed only wh
 size that a record names.
 
 Heads and manifests are judged by `protocol.chain.verifier`, which knows more of them; `fetch_envelope` gives it their
-bytes.
+bytes. All of these functions raise NotFoundError if nothing lies at a path, TooLargeError if it is larger than it may
+be, and another StoreError if the store did not answer.
 """
 
 from collections.abc import Sequence
@@ -35,12 +36,9 @@ async def fetch_record(node: Node, record_type: type[P], path: str, max_bytes: i
     """Fetch the signed record that lies at a path, and check it.
 
     Args:
-        record_type: what must lie there.
         max_bytes: a lower ceiling for the record without its envelope, where the run knows one; default: its type's.
 
     Raises:
-        NotFoundError: nothing lies there.
-        StoreError: the store did not answer.
         TooLargeError, ProtocolError: what lies there is not that record.
     """
     ceiling = record_type.max_signed_bytes()
@@ -71,13 +69,7 @@ def open_record(node: Node, record_type: type[P], path: str, data: bytes) -> Sig
 
 
 async def fetch_envelope(node: Node, record_type: type[Record], path: str) -> bytes:
-    """Fetch the bytes of a head, manifest or revision, unchecked: its verifier checks them.
-
-    Raises:
-        NotFoundError: nothing lies there.
-        StoreError: the store did not answer.
-        TooLargeError: what lies there is larger than such a record with its envelope can be.
-    """
+    """Fetch the bytes of a head, manifest or revision, unchecked: its verifier checks them."""
     return await node.store.get(path, record_type.max_bytes + limits.MAX_ENVELOPE_BYTES)
 
 
@@ -85,8 +77,6 @@ async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef) -> bytes
     """Fetch an object, and check that it has the size and the SHA-256 that a record names.
 
     Raises:
-        NotFoundError: nothing lies there.
-        StoreError: the store did not answer.
         MalformedError: other bytes lie there.
     """
     try:
@@ -101,11 +91,7 @@ async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef) -> bytes
 
 
 async def fetch_run_file(node: Node, ref: ObjectRef | FileRef, writers: Sequence[bytes], name: str) -> bytes:
-    """Fetch a file of the run from the first space that has it.
-
-    Args:
-        writers: the trainers in whose spaces it may be.
-        name: of the file, in errors.
+    """Fetch a file of the run from the first of the writers' spaces that has it; `name` stands in errors.
 
     Raises:
         StoreError: no space has it; this is the first failure. Storage that is wrong now may be right later.
@@ -117,4 +103,4 @@ async def fetch_run_file(node: Node, ref: ObjectRef | FileRef, writers: Sequence
         except MalformedError as error:
             raise StoreError(f"{name}: not the file that the run names, as storage shows it now") from error
 
-    return await first_success(fetch, writers, errors=(StoreError,))
+    return await first_success(fetch, writers)

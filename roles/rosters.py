@@ -8,12 +8,10 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.errors import ProtocolError
 from protocol.judging.ledger import Summary
 from protocol.judging.roster import Roster, presence_windows
-from roles.gather import gather
+from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 
 _PATIENCE: Final = 0.5  # for storage that hangs: a share of the time between a window's opening and R1
@@ -78,6 +76,6 @@ class Rosters:
         """Return whether a validator's summary of a window shows that it has judged something."""
         try:
             summary = await fetch_record(self._node, Summary, paths.summary(validator, window))
-        except (NotFoundError, TooLargeError, StoreError, ProtocolError):
+        except STORAGE_ERRORS:
             return False
         return summary.record.shows_work

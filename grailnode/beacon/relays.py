@@ -57,9 +57,7 @@ class RelayBeacon:
 
     Args:
         relays: asked in order, each with a head start on the next.
-        chain: the chain of the rounds.
         clock: tells when a round is due.
-        timeouts: how long relays may take.
 
     Raises:
         ValueError: `relays` is empty.
@@ -77,11 +75,9 @@ class RelayBeacon:
         self._cache: OrderedDict[int, bytes] = OrderedDict()
 
     async def randomness(self, round_number: int) -> bytes:
-        """Implements Beacon.randomness: wait until a round is due, and return its 32 verified bytes."""
-        cached = self._cache.get(round_number)
-        if cached is not None:
+        if round_number in self._cache:
             await trio.lowlevel.checkpoint()
-            return cached
+            return self._cache[round_number]
         await self._clock.sleep_until(self._chain.round_time(round_number))
         randomness = await self._poll(round_number)
         self._cache[round_number] = randomness
@@ -119,7 +115,8 @@ class RelayBeacon:
         async def ask(relay: Relay, failure: trio.Event) -> None:
             try:
                 with trio.fail_after(self._timeouts.answer):
-                    answers.append(await self._ask(relay, round_number))
+                    answer = await relay.store.get(self._chain.path(round_number), limits.MAX_BEACON_BYTES)
+                answers.append(open_round(self._chain, round_number, answer))
                 nursery.cancel_scope.cancel()
             except NotFoundError:
                 failures.setdefault(relay.name, "round not there yet")
@@ -129,7 +126,9 @@ class RelayBeacon:
                 failures[relay.name] = f"no answer in {self._timeouts.answer:g} s"
             except ProtocolError as error:
                 failures[relay.name] = f"false answer: {error}"
-                self._demote(relay, error)
+                log.warning("beacon relay %s gave a false answer and is asked last from now on: %s", relay.name, error)
+                self._relays.remove(relay)
+                self._relays.append(relay)
             failure.set()
 
         async with trio.open_nursery() as nursery:
@@ -140,23 +139,12 @@ class RelayBeacon:
                     await failure.wait()
         return answers[0] if answers else None
 
-    async def _ask(self, relay: Relay, round_number: int) -> bytes:
-        answer = await relay.store.get(self._chain.path(round_number), limits.MAX_BEACON_BYTES)
-        return open_round(self._chain, round_number, answer)
-
-    def _demote(self, relay: Relay, error: ProtocolError) -> None:
-        log.warning("beacon relay %s gave a false answer and is asked last from now on: %s", relay.name, error)
-        self._relays.remove(relay)
-        self._relays.append(relay)
-
 
 class StoreBeacon(RelayBeacon):
     """Implements the Beacon port over the rounds that a local run publishes in its own store."""
 
-    def __init__(
-        self, store: ObjectStore, chain: ChainInfo, clock: Clock, *, timeouts: RelayTimeouts | None = None
-    ) -> None:
-        super().__init__([Relay("store", store)], chain, clock, timeouts=timeouts)
+    def __init__(self, store: ObjectStore, chain: ChainInfo, clock: Clock) -> None:
+        super().__init__([Relay("store", store)], chain, clock)
 
 
 async def publish_rounds(
@@ -174,7 +162,6 @@ async def publish_rounds(
     older rounds could not open a window that still counts. A write that the store refuses is repeated.
 
     Args:
-        key: signs the rounds.
         keep: rounds in the store, at least 2.
         telemetry: takes an event for each write that failed or took longer than a round lasts, since all nodes wait
             for the rounds and cannot see why they are late.
@@ -227,11 +214,11 @@ class _RoundPublisher:
             self._stored_rounds = await self._list_rounds()
             return False
         oldest = max(1, newest - self._keep + 1)
-        absent = next((number for number in range(newest, oldest - 1, -1) if number not in self._stored_rounds), None)
-        if absent is not None:
-            await self._store.put(self._chain.path(absent), self._key.answer(absent))
-            self._stored_rounds.add(absent)
-            return False
+        for number in range(newest, oldest - 1, -1):
+            if number not in self._stored_rounds:
+                await self._store.put(self._chain.path(number), self._key.answer(number))
+                self._stored_rounds.add(number)
+                return False
         stale = min(self._stored_rounds, default=oldest)
         if stale < oldest:
             await self._store.delete(self._chain.path(stale))
@@ -241,9 +228,5 @@ class _RoundPublisher:
 
     async def _list_rounds(self) -> set[int]:
         prefix = self._chain.rounds_prefix
-        numbers = set()
-        async for info in self._store.list(prefix):
-            number = info.path.removeprefix(prefix)
-            if number.isdecimal() and str(int(number)) == number:
-                numbers.add(int(number))
-        return numbers
+        names = [info.path.removeprefix(prefix) async for info in self._store.list(prefix)]
+        return {int(name) for name in names if name.isdecimal() and str(int(name)) == name}

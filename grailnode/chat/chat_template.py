@@ -68,11 +68,9 @@ class ChatTemplate:
 
         Args:
             system: the system prompt; empty for none.
-            prompts: of the run's problems.
 
         Raises:
-            ChatTemplateError: the template fails, takes too long, or does more with a prompt than to put text around
-                it.
+            ChatTemplateError: the template fails, takes too long, or does more than to put text around a prompt.
         """
         checked = _some(prompts)
         texts = self._render(system, [_MARKER, f" \n{_MARKER}\t\n ", *checked])
@@ -116,9 +114,9 @@ class ChatTemplate:
             raise self._error(f"{limit} (exit status {process.returncode})")
         answer = json.loads(process.stdout)
         if "error" in answer:
-            raise self._error(f"it cannot be rendered ({_one_line(answer['error'])})")
-        texts: list[str] = answer["texts"]
-        return texts
+            cause = "".join(character if character.isprintable() else " " for character in answer["error"])
+            raise self._error(f"it cannot be rendered ({' '.join(cause.split())})")
+        return list(answer["texts"])
 
     def _error(self, what: str) -> ChatTemplateError:
         return ChatTemplateError(f"{self.source}: the chat template cannot be used: {what}")
@@ -175,7 +173,3 @@ def _token_text(value: Any) -> str | None:
     """Return the text of a special token, which a config gives as it is or as an object."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())

@@ -7,6 +7,7 @@ process of a node: `grailnode.node.processes.main` runs the process body that it
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -46,12 +47,10 @@ class InspectableEngine(TorchEngine):
     weights: Weights
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Stage weights, and make them readable."""
         await super().stage(version, weights)
         self.weights = weights
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Stage the version that a patch leads to, and make its weights readable."""
         await super().stage_patch(version, patch, manifest)
         self.weights = apply(self.weights, patch)
 
@@ -68,15 +67,12 @@ class Cheater(HonestProducer):
         self._perturbed = TorchEngine(compute.model, run_sync=node.run_sync)
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Return false groups of these numbers."""
         kind = KINDS[mining_window.window % len(KINDS)]
         assignments = self.assignments(mining_window, indices)
         if kind == "perturbed-model":
             return await self._perturbed_groups(mining_window, indices)
-        if kind == "copied":
-            copies = await self._copies(mining_window, indices)
-            if copies:
-                return copies
+        if kind == "copied" and (copies := await self._copies(mining_window, indices)):
+            return copies
         if kind in ("own-noise", "copied"):
             return await self._own_noise_groups(mining_window, assignments)
         groups = await super().produce(mining_window, indices)
@@ -119,14 +115,12 @@ class Cheater(HonestProducer):
         """Replace one token of one rollout, with the sketch that the right policy gives for it."""
         rollouts = list(group.rollouts)
         tokens = list(rollouts[0].tokens)
-        tokens[0] = self._random.choice([token for token in self._digits() if token != tokens[0]])
+        digits = [token for digit in "123456789" for token in self.task.tokenizer.encode(digit)]
+        tokens[0] = self._random.choice([token for token in digits if token != tokens[0]])
         forward = (await self.engine.forward([assignment.prompt], [tuple(tokens)]))[0]
         edited = Generation(tuple(tokens), forward.hidden, ())
         rollouts[0] = (await self.rollouts(mining_window, assignment, [edited]))[0]
         return group.model_copy(update={"rollouts": tuple(rollouts)})
-
-    def _digits(self) -> list[int]:
-        return [token for digit in "123456789" for token in self.task.tokenizer.encode(digit)]
 
     def _falsify(self, group: Group, kind: str) -> Group:
         """Invert the rewards, or replace the sketches by zeros."""
@@ -143,13 +137,10 @@ class Cheater(HonestProducer):
         for window in range(mining_window.window - 1, max(-1, mining_window.window - _COPY_WINDOWS), -1):
             for validator in self._node.authority.validators:
                 for verdict in await self._verdicts(validator, window):
-                    if verdict.miner != mining_window.miner and all(
-                        judgement.accepted for judgement in verdict.judgements
-                    ):
-                        try:
+                    is_accepted = all(judgement.accepted for judgement in verdict.judgements)
+                    if is_accepted and verdict.miner != mining_window.miner:
+                        with suppress(StoreError, ProtocolError):
                             return await self._copy(mining_window, indices, window, verdict.miner)
-                        except (StoreError, ProtocolError):
-                            continue
         return []
 
     async def _verdicts(self, validator: bytes, window: int) -> list[Verdict]:
@@ -164,17 +155,12 @@ class Cheater(HonestProducer):
     ) -> list[Group]:
         commitment = (await fetch_record(self._node, Commitment, paths.commitment(other, window))).record
         batch = await self._node.store.get(paths.batch(other, window, commitment.batch), limits.MAX_BATCH_BYTES)
+        place = {"window": mining_window.window, "version": mining_window.version, "miner": mining_window.miner}
         groups = []
         for index in indices:
             offset, size = commitment.extent(index % len(commitment.groups))
             source = open_group(batch[offset : offset + size], commitment, index % len(commitment.groups))
-            changes = {
-                "window": mining_window.window,
-                "version": mining_window.version,
-                "miner": mining_window.miner,
-                "index": index,
-            }
-            groups.append(source.model_copy(update=changes))
+            groups.append(source.model_copy(update={**place, "index": index}))
         return groups
 
 

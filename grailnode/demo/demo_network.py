@@ -1,12 +1,11 @@
 """`grailnode demo`: run the whole network on this machine, show its public state, and write a report."""
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import trio
@@ -28,19 +27,9 @@ from protocol.proof import Arithmetic
 
 CHEAT = "cheat"
 HONEST = ("miner-1", "miner-2")
-_TRAINER: tuple[tuple[str, Kind], ...] = (
-    ("trainer", "beacon"),
-    ("trainer", "training"),
-    ("trainer", "upload"),
-    ("trainer", "download"),
-)
-_COORDINATOR: tuple[tuple[str, Kind], ...] = (("trainer", "beacon"), ("trainer", "coordinator"))
-_FOLLOWERS: tuple[tuple[str, Kind], ...] = (
-    ("validator", "validator"),
-    ("miner-1", "miner"),
-    ("miner-2", "miner"),
-    (CHEAT, "miner"),
-)
+_TRAINER: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
+_COORDINATOR: tuple[Kind, ...] = ("beacon", "coordinator")
+_FOLLOWERS: dict[str, Kind] = {"validator": "validator", **dict.fromkeys((*HONEST, CHEAT), "miner")}
 _VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
 _START_SECONDS = 6.0  # from the creation of the run to the opening of window 0: the processes start meanwhile
 _REFRESH_SECONDS = 0.5
@@ -68,7 +57,6 @@ class DemoSettings:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites; none where the trainer trains alone."""
         return tuple(f"worker-{number + 1}" for number in range(self.trainers)) if self.trainers > 1 else ()
 
     @property
@@ -78,15 +66,21 @@ class DemoSettings:
 
     @property
     def processes(self) -> tuple[tuple[str, Kind], ...]:
-        """Name and kind of each process."""
-        sites: list[tuple[str, Kind]] = [(name, "site") for name in self.sites]
-        return (*(_COORDINATOR if sites else _TRAINER), *sites, *_FOLLOWERS)
+        trainer = [("trainer", kind) for kind in (_COORDINATOR if self.sites else _TRAINER)]
+        sites: dict[str, Kind] = dict.fromkeys(self.sites, "site")
+        return (*trainer, *sites.items(), *_FOLLOWERS.items())
 
 
 async def run_demo(settings: DemoSettings) -> DemoReport:
     """Run the demo and write its report."""
     settings.out.mkdir(parents=True, exist_ok=True)
-    with _directory(settings) as directory:
+    with ExitStack() as stack:
+        if settings.keep:
+            directory = settings.out / "network"
+            directory.mkdir()
+        else:
+            temporary = TemporaryDirectory(prefix="grailnode-demo-", ignore_cleanup_errors=True)
+            directory = Path(stack.enter_context(temporary))
         created = workspace.create(
             directory,
             read_recipe(DEMO, {"trainers": settings.trainers, "miner_arithmetics": settings.miner_arithmetics}),
@@ -95,21 +89,6 @@ async def run_demo(settings: DemoSettings) -> DemoReport:
             begin=time.time() + (_START_SECONDS if settings.python is None else _VLLM_START_SECONDS),
         )
         return await _Demo(settings, created).run()
-
-
-@contextmanager
-def _directory(settings: DemoSettings) -> Iterator[Path]:
-    """Yield the run's directory: inside the output directory, or a temporary one that is deleted at the end."""
-    if settings.keep:
-        directory = settings.out / "network"
-        directory.mkdir()
-        yield directory
-        return
-    directory = Path(tempfile.mkdtemp(prefix="grailnode-demo-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Demo:
@@ -174,14 +153,12 @@ class _Demo:
         newest = state.versions[-1].version if state.versions else -1
         all_judged = bool(state.windows) and state.windows[-1].window >= self._settings.windows - 1
         versions = [version for version, _ in self._logs.serving().values()]
-        return all_judged and len(versions) == 4 and all(version == newest for version in versions)
+        return all_judged and versions == [newest] * len(_FOLLOWERS)
 
     def _state(self) -> NetworkState:
-        rows = []
-        for name in ("trainer", *self._settings.sites, "validator", "miner-1", "miner-2", CHEAT):
-            version, doing = self._logs.doing(name)
-            rows.append(NodeRow(name, version, doing))
-        return replace(self._observer.state(tuple(rows)), full_bytes=self._full_bytes)
+        names = ("trainer", *self._settings.sites, *_FOLLOWERS)
+        rows = tuple(NodeRow(name, *self._logs.doing(name)) for name in names)
+        return replace(self._observer.state(rows), full_bytes=self._full_bytes)
 
     def _report(self) -> DemoReport:
         state = self._state()
@@ -238,13 +215,11 @@ class _Logs:
         if name == "trainer" and (closed := self.last("trainer/coordinator", "round-closed")):
             return closed["version"], f"round {closed['number']}: {closed['counted']} contributions"
         if name == "trainer":
-            publication = self.last("trainer/upload", "published")
+            publication = self.last("trainer/upload", "published") or {}
             step = self.last("trainer/training", "step")
-            words = f"step {step['step']}" if step else "starting"
-            return (publication["version"] if publication else None), words
+            return publication.get("version"), f"step {step['step']}" if step else "starting"
+        version, _ = self.serving().get(name, (None, ""))
         event = self._newest.get(name)
-        serving = self.serving().get(name)
-        version = serving[0] if serving else None
         if event is None:
             return version, "starting"
         window = f" window {event['window']}" if "window" in event else ""

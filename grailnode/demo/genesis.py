@@ -41,7 +41,6 @@ class Recipe:
     """The parameters of a genesis policy and its training.
 
     Attributes:
-        width, layers, heads, key_value_heads, head_size, feed_forward: the transformer's sizes.
         correct_share: share of the corpus' answers that are correct; the others omit the carry.
         learning_rate: AdamW's; it falls linearly to zero after `warmup` steps of linear increase.
     """
@@ -121,9 +120,7 @@ def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
 def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tensor]:
     """Train a policy from random weights, supervised, and return contiguous BF16 tensors on the CPU.
 
-    Args:
-        seed: of the initial weights and the corpus.
-        progress: print a line every 50 steps.
+    The seed gives the initial weights and the corpus. With `progress`, a line is printed every 50 steps.
     """
     config = Qwen3Config.of(recipe.config())
     assert config is not None
@@ -158,9 +155,8 @@ def _initial(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> di
 
 def main() -> None:
     """Write the policy directory that the command line names."""
-    parser = argparse.ArgumentParser(
-        prog="python -m grailnode.demo.genesis", description="Make the demo's genesis policy."
-    )
+    description = "Make the demo's genesis policy."
+    parser = argparse.ArgumentParser(prog="python -m grailnode.demo.genesis", description=description)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -15,7 +15,6 @@ _MODULES: Final[Mapping[TrackerName, str]] = {
     "wandb": "wandb",
     "trackio": "trackio",
 }
-_PROJECT: Final = "grailnode"
 
 
 class TrackerError(UserError):
@@ -52,11 +51,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Writes event files.
-
-    Args:
-        directory: where; it is created.
-    """
+    """Writes event files into a directory, which it creates."""
 
     def __init__(self, module: ModuleType, directory: Path) -> None:
         self._writer: Any = module.SummaryWriter(str(directory))
@@ -80,17 +75,13 @@ class TensorBoard:
 
 
 class ExperimentRun:
-    """A run of Weights & Biases or of Trackio, which has the same interface.
-
-    Args:
-        directory: for the package's own files.
-    """
+    """A run of Weights & Biases or of Trackio, which has the same interface."""
 
     def __init__(self, module: ModuleType, name: str, directory: Path) -> None:
         self._module = module
         directory.mkdir(parents=True, exist_ok=True)
         options = {"dir": str(directory), "resume": "allow"} if module.__name__ == "wandb" else {}
-        self._run: Any = module.init(project=_PROJECT, name=name, **options)
+        self._run: Any = module.init(project="grailnode", name=name, **options)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Implements Tracker.scalars; the step is a value of its own, as versions and windows come between steps."""
@@ -112,11 +103,7 @@ class ExperimentRun:
 
 
 def check_tracker(name: TrackerName) -> ModuleType:
-    """Return the module of a tracker.
-
-    Raises:
-        TrackerError: its package is not installed.
-    """
+    """Return the module of a tracker; TrackerError if its package is not installed."""
     try:
         return importlib.import_module(_MODULES[name])
     except ImportError as error:
@@ -127,11 +114,7 @@ def check_tracker(name: TrackerName) -> ModuleType:
 
 
 def open_tracker(name: TrackerName, run: str, directory: Path) -> Tracker:
-    """Open a tracker.
-
-    Args:
-        run: the name under which it shows the run.
-    """
+    """Open a tracker, which shows the run under this name."""
     module = check_tracker(name)
     return TensorBoard(module, directory) if name == "tensorboard" else ExperimentRun(module, run, directory)
 

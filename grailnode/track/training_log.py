@@ -45,25 +45,21 @@ class LogFollower:
                 data = file.read(_MAX_BYTES)
             end = data.rfind(b"\n") + 1 or (len(data) if len(data) == _MAX_BYTES else 0)
             self._offsets[path] = begin + end
-            yield from _events(data[:end])
-
-
-def _events(data: bytes) -> Iterator[Mapping[str, Any]]:
-    for line in data.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # the end of a line that a killed process began
-        if isinstance(event, dict):
-            yield event
+            for line in data[:end].splitlines():
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # the end of a line that a killed process began
+                if isinstance(event, dict):
+                    yield event
 
 
 def curves(event: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
     """Return the step of an event and its values by the names of their curves; None for an event without any."""
     name = event.get("event")
     if name == "step" and isinstance(event.get("step"), int):
-        numbers = {curve: event[field] for field, curve in _STEP.items() if isinstance(event.get(field), int | float)}
-        return event["step"], {curve: float(number) for curve, number in numbers.items()}
+        fields = {field: curve for field, curve in _STEP.items() if isinstance(event.get(field), int | float)}
+        return event["step"], {curve: float(event[field]) for field, curve in fields.items()}
     if name == "published" and isinstance(event.get("version"), int):
         changed, elements, patch = (event.get(field, 0) for field in ("changed", "elements", "patch_bytes"))
         values = {"version/patch_bytes": float(patch)}

@@ -68,16 +68,12 @@ class Miner:
     async def _pledge(self, groups: int) -> None:
         """Announce how many groups each of the next windows will bring, and of which version, if that changes or has to
         be renewed."""
-        version = self._version_to_pledge(self._node.window() + 1)
-        if (groups, version) != (
-            self._pledged_groups,
-            self._pledged_version,
-        ) or trio.current_time() >= self._renewal_time:
-            arithmetic = self._engine.generating_arithmetic
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, groups, version, arithmetic)
-            schedule = self._node.run.schedule
-            renewal = _RENEWAL_WINDOWS * schedule.rounds * self._node.run.beacon.period_ms / 1000
-            self._pledged_groups, self._pledged_version = groups, version
+        pledge = groups, self._version_to_pledge(self._node.window() + 1)
+        if pledge != (self._pledged_groups, self._pledged_version) or trio.current_time() >= self._renewal_time:
+            run = self._node.run
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.generating_arithmetic)
+            renewal = _RENEWAL_WINDOWS * run.schedule.rounds * run.beacon.period_ms / 1000
+            self._pledged_groups, self._pledged_version = pledge
             self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)
 
     def _version_to_pledge(self, window: int) -> int:
@@ -135,11 +131,12 @@ class Miner:
         node = self._node
         mining_window = MiningWindow(max(0, node.window()), bytes(32), weights.version, node.key.public)
         await serve(node, self._engine, weights)
+        chunk = min(self._settings.chunk, node.run.groups)
         for _ in range(2):
             start = trio.current_time()
-            await self._producer.produce(mining_window, range(min(self._settings.chunk, node.run.groups)))
+            await self._producer.produce(mining_window, range(chunk))
         seconds = trio.current_time() - start
-        self._group_seconds = seconds / min(self._settings.chunk, node.run.groups)
+        self._group_seconds = seconds / chunk
         node.telemetry.event("warmed-up", version=weights.version, chunk_seconds=seconds)
 
     async def _fulfil_pledge(self, window: int, pledged_groups: int) -> bool:
@@ -163,16 +160,12 @@ class Miner:
         opening, deadline = run.opening_time(mining_window.window), run.deadline_time(mining_window.window)
         stop = opening + (deadline - opening) * self._settings.share
         groups: list[Group] = []
-
-        def chunk_seconds() -> float:
-            return self._group_seconds * self._settings.chunk
-
-        while len(groups) < pledged_groups and (not groups or clock.now() + chunk_seconds() < stop):
-            chunk = range(len(groups), min(pledged_groups, len(groups) + self._settings.chunk))
+        size = self._settings.chunk
+        while len(groups) < pledged_groups and (not groups or clock.now() + size * self._group_seconds < stop):
+            chunk = range(len(groups), min(pledged_groups, len(groups) + size))
             start = trio.current_time()
             groups += await self._producer.produce(mining_window, chunk)
-            whole = len(chunk) == self._settings.chunk
-            if whole or not chunk.start:  # the short last chunk of a pledge is no measure of a whole one
+            if len(chunk) == size or not chunk.start:  # the short last chunk of a pledge is no measure of a whole one
                 self._group_seconds = max((trio.current_time() - start) / len(chunk), 0.8 * self._group_seconds)
         return groups
 
@@ -186,7 +179,6 @@ class Miner:
         if scope.cancelled_caught:
             node.telemetry.event("deadline-missed", window=window, groups=len(groups), bytes=len(batch))
             return False
-        node.telemetry.event(
-            "delivered", window=window, version=commitment.version, groups=len(groups), bytes=len(batch)
-        )
+        version = commitment.version
+        node.telemetry.event("delivered", window=window, version=version, groups=len(groups), bytes=len(batch))
         return True

@@ -14,12 +14,7 @@ from roles.ports import Engine, Generation, Request
 
 @dataclass(frozen=True)
 class MiningWindow:
-    """One window of one miner.
-
-    Attributes:
-        randomness: of the round that opened the window.
-        version: the policy version that the engine serves in it.
-    """
+    """One window of one miner, with the randomness of its opening round and the policy version that is served in it."""
 
     window: int
     randomness: bytes
@@ -31,11 +26,7 @@ class Producer(Protocol):
     """Makes groups by their numbers."""
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Return the groups of these numbers, in order.
-
-        Raises:
-            EngineError: the engine broke.
-        """
+        """Return the groups of these numbers, in order; raise EngineError if the engine broke."""
 
 
 class HonestProducer:
@@ -47,10 +38,8 @@ class HonestProducer:
 
     def assignments(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
         """Return the assignments of these group numbers."""
-        return [
-            self.task.assign(mining_window.window, mining_window.randomness, mining_window.miner, index)
-            for index in indices
-        ]
+        window, randomness, miner = mining_window.window, mining_window.randomness, mining_window.miner
+        return [self.task.assign(window, randomness, miner, index) for index in indices]
 
     async def generate(self, assignments: Sequence[Assignment]) -> list[list[Generation]]:
         """Generate one completion for every seed of every assignment."""
@@ -86,11 +75,9 @@ class HonestProducer:
         )
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Return the groups of these numbers, in order."""
         assignments = self.assignments(mining_window, indices)
         groups = []
         for assignment, generations in zip(assignments, await self.generate(assignments), strict=True):
-            groups.append(
-                self.group(mining_window, assignment, await self.rollouts(mining_window, assignment, generations))
-            )
+            rollouts = await self.rollouts(mining_window, assignment, generations)
+            groups.append(self.group(mining_window, assignment, rollouts))
         return groups

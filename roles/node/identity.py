@@ -23,10 +23,6 @@ _READ_BACKS = 3  # tries to get an answer
 _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
 
 
-async def _no_credential(node: "Node") -> bytes:
-    return b""
-
-
 @dataclass(frozen=True)
 class Node:
     """One participant of a run.
@@ -43,8 +39,7 @@ class Node:
         shared_revisions: the revisions of another `Node` object of this process, to share them; without it, the
             history begins with the run manifest's authority.
         revisions: the history of the authority, kept up to date by roles/authority_updates.py.
-        time: what is proven about the time. This node signs nothing, and closes no window for ever, before the time is
-            proven.
+        time: what is proven about the time; this node signs nothing, and closes no window for ever, before it is.
         alarms: those that this node has not published yet; backoff: participants that it need not read yet;
             announcements: those whose signature it has checked; sightings: since when it knows of keys.
     """
@@ -60,7 +55,7 @@ class Node:
     telemetry: Telemetry
     run_sync: Callable[..., Awaitable[Any]]
     space: str = ""
-    credential: Callable[["Node"], Awaitable[bytes]] = _no_credential
+    credential: Callable[["Node"], Awaitable[bytes]] | None = None
     shared_revisions: InitVar[Revisions | None] = None
     revisions: Revisions = field(init=False)
     time: Timekeeper = field(init=False)
@@ -93,8 +88,7 @@ class Node:
         If the clock is put right during the wait, the wait follows it.
 
         Args:
-            after: the last window that was waited for. If it is later than the time allows, because the clock was
-                ahead, it is ignored.
+            after: the last window that was waited for; ignored if it is later than the time allows.
             ahead: seconds before the opening at which to return.
         """
 
@@ -149,9 +143,8 @@ class Node:
         A small object is read whole, of a large one the last byte. If the store does not answer (or this node may not
         read there), its acknowledgment counts.
         """
-        offset = max(0, len(data) - 1) if len(data) > _READ_BACK_BYTES else 0
-        size = len(data) - offset
-        is_shown = True
+        offset = len(data) - 1 if len(data) > _READ_BACK_BYTES else 0
+        size, is_shown = len(data) - offset, True
         for _ in range(_READ_BACKS):
             try:
                 is_shown = await self.store.get(path, size, offset=offset, size=size) == data[offset:]
@@ -167,11 +160,7 @@ class Node:
     async def announce(
         self, role: Role, seconds: float, groups: int = 0, version: int = 0, arithmetic: str = ""
     ) -> bytes:
-        """Publish an announcement that expires after some seconds, a miner's with its pledge.
-
-        Returns:
-            What was published.
-        """
+        """Publish an announcement that expires after some seconds, a miner's with its pledge; return its bytes."""
         expires = await self.time.proven_time() + seconds
         data = sign(await self.announcement(role, expires, groups, version, arithmetic), self.key)
         await self.publish(paths.participant(self.key.public), data)
@@ -182,8 +171,7 @@ class Node:
     ) -> Announcement:
         """Return this node's announcement, with its admission credential if it is a miner's.
 
-        Args:
-            expires: in seconds since the Unix epoch.
+        It expires at a moment in seconds since the Unix epoch.
         """
         return Announcement(
             run=self.run_id,
@@ -195,7 +183,7 @@ class Node:
             version=version,
             arithmetic=arithmetic,
             expires_ms=int(expires * 1000),
-            credential=await self.credential(self) if role == "miner" else b"",
+            credential=await self.credential(self) if self.credential and role == "miner" else b"",
         )
 
     async def keep_announced(self, role: Role, seconds: float) -> None:

@@ -12,7 +12,6 @@ class Pause:
 
     Attributes:
         first, longest: seconds.
-        factor: by which a pause is longer than the one before.
     """
 
     first: float

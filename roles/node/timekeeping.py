@@ -23,6 +23,9 @@ class Timekeeper:
 
     Args:
         chain: whose rounds the beacon gives.
+
+    Attributes:
+        newest_round: the newest round that is proven to be out; 0 before the first.
     """
 
     def __init__(self, beacon: Beacon, chain: ChainInfo, clock: Clock, telemetry: Telemetry) -> None:
@@ -30,7 +33,7 @@ class Timekeeper:
         self._chain = chain
         self._clock = clock
         self._telemetry = telemetry
-        self._newest_round = 0  # the newest that is proven to be out
+        self.newest_round = 0
         self._offset = -float("inf")  # from trio's time to a lower bound of the time since the Unix epoch
         self._next_try = -float("inf")  # trio's time before which `has_come` does not ask the beacon
 
@@ -41,13 +44,8 @@ class Timekeeper:
 
     def record_round(self, round_number: int) -> None:
         """Remember that a round is out: the beacon gave it, or a signature of this node's own rests on it."""
-        self._newest_round = max(self._newest_round, round_number)
+        self.newest_round = max(self.newest_round, round_number)
         self._offset = max(self._offset, self._chain.round_time(round_number) - trio.current_time())
-
-    @property
-    def newest_round(self) -> int:
-        """The newest round that this node has seen; 0 before the first."""
-        return self._newest_round
 
     def now(self) -> float:
         """Return the later of the clock and the proven time, in seconds since the Unix epoch."""
@@ -61,13 +59,13 @@ class Timekeeper:
     async def has_come(self, round_number: int) -> bool:
         """Return whether a round that is due by the clock is proven to be out."""
         current = self._chain.round_at(self._clock.now())
-        if round_number <= self._newest_round:
+        if round_number <= self.newest_round:
             return True
         if round_number > current or trio.current_time() < self._next_try:
             return False
         if not await self._prove(current, _GLANCE) and not await self._prove(round_number, _GLANCE):
             self._next_try = trio.current_time() + _GLANCE
-        return round_number <= self._newest_round
+        return round_number <= self.newest_round
 
     async def wait_for_round(self, round_number: int) -> None:
         """Wait until a round's time has surely come.
@@ -82,10 +80,7 @@ class Timekeeper:
             await trio.sleep(_CLOCK_POLL)
 
     async def proven_time(self) -> float:
-        """Return the time that the beacon proves, in seconds since the Unix epoch.
-
-        If the clock is wrong, this waits until it is right.
-        """
+        """Return the time that the beacon proves, in seconds since the Unix epoch; with a wrong clock this waits."""
         newest = await self.wait_for_newest_round()
         return min(self.now(), self._chain.round_time(newest + 1))
 

@@ -64,12 +64,7 @@ class Task:
     at_once: int = 1
 
     def assign(self, window: int, randomness: bytes, miner: bytes, index: int) -> Assignment:
-        """Return the assignment of a miner's group in a window.
-
-        Args:
-            randomness: of the round that opened the window.
-            index: the group's number.
-        """
+        """Return the assignment of a miner's group, by the randomness of the round that opened the window."""
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self.environment.problem(seed)
         seeds = tuple(challenge.rollout_seed(seed, rollout) for rollout in range(self.run.group_size))
@@ -94,8 +89,5 @@ class Task:
         return tuple(reward for part in rewards for reward in part)
 
     def _rewards(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[float]:
-        return [self._reward(problem, completion) for problem, completion in attempts]
-
-    def _reward(self, problem: Problem, tokens: tuple[int, ...]) -> float:
-        text = self.tokenizer.decode(self.run.sampling.params().without_stop(tokens))
-        return self.environment.reward(problem, text)
+        decode, params = self.tokenizer.decode, self.run.sampling.params()
+        return [self.environment.reward(problem, decode(params.without_stop(tokens))) for problem, tokens in attempts]

@@ -10,9 +10,7 @@ class Cache(Protocol):
     """Keys and values of the tokens computed so far, one row for each sequence."""
 
     def select(self, rows: Tensor) -> "Cache":
-        """Return a cache of these rows: int64 [B'], indices into the rows of this one; an index may occur more than
-        once.
-        """
+        """Return a cache of these rows of this one: int64 [B'], an index may occur more than once."""
 
 
 class CausalModel(Protocol):

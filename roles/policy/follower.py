@@ -7,7 +7,9 @@ goes wrong, the node still has its last good version, and the caller gets the er
 when it has arrived and its digest was compared, while the next ones arrive.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 
 import trio
 
@@ -42,13 +44,15 @@ class Follower:
     """Follows the chain of a run.
 
     Args:
-        node: whose store and state to use.
         chain: the chain that is trusted so far.
         keep: how many versions of weights to keep, the newest included.
         threads: how many tensors of a patch to decode at the same time.
         new_tensors: where the weights lie, if it is not in this process's memory.
         allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
             on it.
+
+    Attributes:
+        chain: the trusted chain.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Follower:
         new_tensors: NewTensors | None = None,
     ) -> None:
         self._node = node
-        self._chain = chain
+        self.chain = chain
         self._keep = keep
         self._allow_expired = allow_expired
         self._threads = threads
@@ -87,8 +91,7 @@ class Follower:
     ) -> "Follower":
         """Return a follower that begins with the trust in this node's state.
 
-        Raises:
-            ProtocolError: the stored trust is damaged; StoreError: it cannot be read. Neither is safe to ignore.
+        Neither a ProtocolError (it is damaged) nor a StoreError (it cannot be read) is safe to ignore.
         """
         try:
             data = await node.state.get(TRUST_PATH, Trust.max_bytes)
@@ -98,11 +101,6 @@ class Follower:
             trust = None
         verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
         return cls(node, verifier, keep, allow_expired=allow_expired, threads=threads, new_tensors=new_tensors)
-
-    @property
-    def chain(self) -> ChainVerifier:
-        """The trusted chain."""
-        return self._chain
 
     @property
     def newest(self) -> VerifiedWeights | None:
@@ -116,67 +114,56 @@ class Follower:
             GapError: no version of the chain serves it yet, or not every manifest has been fetched.
             ExpiredError: the head has expired since it was followed: storage may be hiding a newer one.
         """
-        if self._chain.head is not None and not self._allow_expired:
-            check_expiry(self._chain.head, self._node.clock.now())
-        return self._chain.version_for(window)
+        if self.chain.head is not None and not self._allow_expired:
+            check_expiry(self.chain.head, self._node.clock.now())
+        return self.chain.version_for(window)
 
     async def refresh(self) -> None:
         """Look for a newer head, verify the manifests that it lists, and store the new trust on disk.
 
         Raises:
-            StoreError: the store did not answer. Chain and weights stay as they were.
-            ProtocolError: the store shows a chain that must not be followed. Chain and weights stay as they were.
+            StoreError, ProtocolError: the store did not answer, or shows a chain that must not be followed. Chain and
+                weights stay as they were.
         """
         async with self._refresh_lock:
             await self._apply_rewind()
             chain, trainer = await first_success(self._follow_chain, await self._valid_chains())
-            if chain.trust is not None and chain.trust != self._chain.trust:
+            if chain.trust is not None and chain.trust != self.chain.trust:
                 await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
-            self._chain, self._trainer = chain, trainer
+            self.chain, self._trainer = chain, trainer
             self._drop_other_weights()
 
     async def _apply_rewind(self) -> None:
         """Forget what a stolen key published: on disk first, then in memory."""
-        chain = self._chain.branch()
+        chain = self.chain.branch()
         chain.apply_rewind()
-        if chain.trust is None or chain.trust == self._chain.trust:
+        if chain.trust is None or chain.trust == self.chain.trust:
             return
-        trust = chain.trust
-        self._node.telemetry.event("chain-rewound", version=trust.version, revision=trust.revision)
-        await self._node.state.put(TRUST_PATH, trust.to_bytes())
-        self._chain = chain
-        self._parts = {}
+        self._node.telemetry.event("chain-rewound", version=chain.trust.version, revision=chain.trust.revision)
+        await self._node.state.put(TRUST_PATH, chain.trust.to_bytes())
+        self.chain, self._parts = chain, {}
         self._rebuild_scope.cancel()
         self._drop_other_weights()
 
     def _drop_other_weights(self) -> None:
         """Drop weights that are not those of the chain as it is now."""
-        digests = {manifest.version: manifest.weights for manifest in self._chain.manifests()}
-        newest = self._chain.trust.version if self._chain.trust is not None else -1
+        digests = {manifest.version: manifest.weights for manifest in self.chain.manifests()}
+        newest = self.chain.trust.version if self.chain.trust is not None else -1
         self._weights = {
             version: weights
             for version, weights in self._weights.items()
             if version <= newest and digests.get(version, weights.digest) == weights.digest
         }
 
-    async def _accept_manifest(self, chain: ChainVerifier, version: int, data: bytes) -> None:
+    @contextmanager
+    def _fork_alarm(self, record_type: type[Head | Manifest], data: bytes) -> Iterator[None]:
+        """Raise an alarm at a fork. It names the signers, which were checked, whoever's space the record was in."""
         try:
-            await self._node.run_sync(chain.accept_manifest, version, data)  # seconds, of a model of very many tensors
+            yield
         except ForkError as error:
-            self._report_fork(claimed_signers(data, Manifest), error)
+            names = ", ".join(signer.hex()[:16] for signer in claimed_signers(data, record_type))
+            self._node.alarm(f"trainer {names} signed two histories: {error}")
             raise
-
-    def _accept_head(self, chain: ChainVerifier, data: bytes) -> None:
-        try:
-            chain.accept_head(data, self._node.clock.now(), allow_expired=self._allow_expired)
-        except ForkError as error:
-            self._report_fork(claimed_signers(data, Head), error)
-            raise
-
-    def _report_fork(self, signers: tuple[bytes, ...], error: ForkError) -> None:
-        """Raise an alarm that names the signers, whoever's space it was in; their signatures were checked before."""
-        names = ", ".join(signer.hex()[:16] for signer in signers)
-        self._node.alarm(f"trainer {names} signed two histories: {error}")
 
     async def _valid_chains(self) -> list[tuple[ChainVerifier, bytes]]:
         """Return the chain of each trainer with a valid head, and that trainer; manifests come later.
@@ -185,17 +172,19 @@ class Follower:
         not come soon after the first valid one are left out.
         """
         trainers = self._node.authority.trainers
-        chains: list[tuple[ChainVerifier, bytes]] = []
+        chains: dict[tuple[int, int, int], tuple[ChainVerifier, bytes]] = {}  # by rank, the best one lowest
         failures: dict[bytes, Exception] = {}
 
         async def read_head(trainer: bytes, scope: trio.CancelScope) -> None:
-            chain = self._chain.branch()
+            chain = self.chain.branch()
             try:
-                self._accept_head(chain, await self._fetch_head(trainer))
+                data = await self._fetch_head(trainer)
+                with self._fork_alarm(Head, data):
+                    head = chain.accept_head(data, self._node.clock.now(), allow_expired=self._allow_expired)
             except (StoreError, ProtocolError) as error:
                 failures[trainer] = error
                 return
-            chains.append((chain, trainer))
+            chains[-head.epoch, -head.version, trainers.index(trainer)] = chain, trainer
             scope.deadline = min(scope.deadline, trio.current_time() + _OTHER_HEADS_SECONDS)
 
         async with trio.open_nursery() as nursery:
@@ -203,12 +192,7 @@ class Follower:
                 nursery.start_soon(read_head, trainer, nursery.cancel_scope)
         if not chains:
             raise next(failures[trainer] for trainer in trainers if trainer in failures)
-        return sorted(chains, key=lambda item: (_age(item[0]), trainers.index(item[1])))
-
-    async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
-        """Fetch the manifests of a chain, and return it."""
-        await self._fetch_manifests(*item)
-        return item
+        return [chains[rank] for rank in sorted(chains)]
 
     async def _fetch_head(self, trainer: bytes) -> bytes:
         """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start."""
@@ -218,45 +202,46 @@ class Follower:
             return await fetch_envelope(self._node, Head, path)
         raise StoreError(f"{path}: no answer within {seconds:g} s")
 
-    async def _fetch_manifests(self, chain: ChainVerifier, trainer: bytes) -> None:
-        """Fetch and check the manifests that the head lists, in order, only a few of them in memory unchecked."""
+    async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
+        """Fetch and check the manifests that a trainer's head lists, in order, only a few of them in memory unchecked;
+        return the chain and the trainer.
+        """
+        chain, trainer = item
 
         async def fetch(entry: tuple[int, bytes]) -> bytes:
             return await fetch_envelope(self._node, Manifest, paths.manifest(trainer, *entry))
 
         async def accept(entry: tuple[int, bytes], data: bytes) -> None:
-            await self._accept_manifest(chain, entry[0], data)
+            with self._fork_alarm(Manifest, data):
+                await self._node.run_sync(chain.accept_manifest, entry[0], data)  # seconds, if it has very many tensors
 
         await fetch_ahead(fetch, chain.missing_manifests(), accept, ahead=_FETCH_AHEAD)
+        return item
 
     async def _fetch_object(self, item: VersionObject) -> bytes:
         """Fetch an object of a version, unless it is a part of a patch that is in memory."""
         ref, version = item.ref, item.manifest.version
-        data = None if item.from_anchor else self._parts.pop((version, ref.digest), None)
-        if data is None:
-            path = (paths.anchor if item.from_anchor else paths.patch)(self._trainer, ref.digest)
-            data = await fetch_object(self._node, path, ref)
-        return data
-
-    async def _prefetch_part(self, item: VersionObject) -> None:
-        data = await self._fetch_object(item)
-        self._parts[item.manifest.version, item.ref.digest] = data
+        if item.from_anchor:
+            return await fetch_object(self._node, paths.anchor(self._trainer, ref.digest), ref)
+        data = self._parts.pop((version, ref.digest), None)
+        return data or await fetch_object(self._node, paths.patch(self._trainer, ref.digest), ref)
 
     async def prefetch(self) -> None:
-        """Fetch the patches from the newest weights to the head, so that no window's opening waits for them.
-
-        Raises:
-            StoreError, ProtocolError: one of them cannot be fetched, or is not the patch that its manifest names.
-        """
-        newest, head = self.newest, self._chain.head
+        """Fetch the patches from the newest weights to the head, so that no window's opening waits for them."""
+        newest, head = self.newest, self.chain.head
         if newest is None or head is None or newest.version >= head.version:
             return
+
+        async def prefetch_part(item: VersionObject) -> None:
+            data = await self._fetch_object(item)
+            self._parts[item.manifest.version, item.ref.digest] = data
+
         try:
-            plan = self._chain.plan(newest.version, head.version)
+            plan = self.chain.plan(newest.version, head.version)
         except GapError:
             return  # the next `rebuild` raises it
         if plan.anchor is None:
-            await gather(self._prefetch_part, _objects(plan.patches[:_FETCH_AHEAD], from_anchor=False))
+            await gather(prefetch_part, _objects(plan.patches[:_FETCH_AHEAD], from_anchor=False))
             self._drop_old_parts()
 
     async def rebuild(self, version: int) -> VerifiedWeights:
@@ -266,10 +251,9 @@ class Follower:
             StoreError, ProtocolError: they cannot be rebuilt now. The weights in memory stay.
         """
         async with self._rebuild_lock:
-            weights: VerifiedWeights | None = None
             with trio.CancelScope() as self._rebuild_scope:
                 weights = await self._rebuild(version)
-            if weights is None or self._rebuild_scope.cancel_called:
+            if self._rebuild_scope.cancel_called:
                 self._drop_other_weights()
                 raise ChainError("the chain was rewound meanwhile", f"version {version}")
             return weights
@@ -278,11 +262,11 @@ class Follower:
         if version in self._weights:
             return self._weights[version]
         base = max((older for older in self._weights if older < version), default=None)
-        plan = self._chain.plan(base, version)
+        plan = self.chain.plan(base, version)
         try:
             weights = await self._carry_out(plan, base)
         except (StoreError, ProtocolError) as error:
-            slow = None if plan.anchor is not None else self._chain.slow_plan(version)
+            slow = None if plan.anchor is not None else self.chain.slow_plan(version)
             newest_older = max((older for older in self._weights if older < version), default=-1)
             if slow is None or slow.anchor is None or slow.anchor.version <= newest_older:
                 raise  # the slow path would need the very patch that failed
@@ -293,9 +277,7 @@ class Follower:
 
     async def _remember(self, weights: VerifiedWeights) -> None:
         self._weights[weights.version] = weights
-        old = []
-        while len(self._weights) > self._keep:
-            old.append(self._weights.pop(min(self._weights)))
+        old = [self._weights.pop(version) for version in sorted(self._weights)[: -self._keep]]
         self._drop_old_parts()
         if old:
             await self._node.run_sync(old.clear)  # to give memory back takes long on an event loop
@@ -314,10 +296,10 @@ class Follower:
         items = [*_objects(anchors, from_anchor=True), *_objects(plan.patches, from_anchor=False)]
         weights = self._weights[base] if plan.anchor is None and base is not None else None
         build: WeightsBuild | None = None
-        steps = [*(objects_of(manifest, True) for manifest in anchors), *(objects_of(m, False) for m in plan.patches)]
-        step_sizes = [sum(ref.size for ref in refs) for refs in steps]
-        target = items[-1].manifest.version
-        progress = CatchUpProgress(self._node.clock, self._node.telemetry, target, step_sizes)
+        sizes = [item.ref.size for item in items]
+        steps = groupby(items, key=lambda item: (item.manifest.version, item.from_anchor))
+        step_sizes = [sum(item.ref.size for item in step) for _, step in steps]
+        progress = CatchUpProgress(self._node.clock, self._node.telemetry, items[-1].manifest.version, step_sizes)
 
         async def fetch(item: VersionObject) -> bytes:
             data = await self._fetch_object(item)
@@ -326,8 +308,11 @@ class Follower:
 
         async def add(item: VersionObject, data: bytes) -> None:
             nonlocal weights, build
-            if item.number == 0:
-                build = self._begin(item, weights)
+            if item.from_anchor and item.number == 0:
+                build = AnchorBuild(item.manifest, self._new_tensors)
+            elif item.number == 0:
+                assert weights is not None
+                build = PatchBuild(weights, item.manifest, self._threads, self._new_tensors)
             assert build is not None
             await self._node.run_sync(build.add, data)
             if item.is_last:
@@ -335,7 +320,6 @@ class Follower:
                 progress.finish_step()
 
         try:
-            sizes = [item.ref.size for item in items]
             await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD, sizes=sizes, ahead_bytes=_AHEAD_BYTES)
         except (StoreError, ProtocolError):
             if weights is not None and weights.version not in self._weights:
@@ -343,12 +327,6 @@ class Follower:
             raise
         assert weights is not None
         return weights
-
-    def _begin(self, item: VersionObject, weights: VerifiedWeights | None) -> WeightsBuild:
-        if item.from_anchor:
-            return AnchorBuild(item.manifest, self._new_tensors)
-        assert weights is not None
-        return PatchBuild(weights, item.manifest, self._threads, self._new_tensors)
 
 
 def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[VersionObject]:
@@ -358,9 +336,3 @@ def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[Versio
         for manifest in manifests
         for number in range(len(objects_of(manifest, from_anchor)))
     ]
-
-
-def _age(chain: ChainVerifier) -> tuple[int, int]:
-    """Return a rank of a chain by its head: the lower, the newer."""
-    head = chain.head
-    return (-head.epoch, -head.version) if head is not None else (0, 0)

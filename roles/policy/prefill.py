@@ -49,7 +49,6 @@ def check_completions(
 
     Args:
         forward: of all completions, concatenated: N tokens.
-        seeds: 16 bytes for each completion.
         slack, limit: see `sampling.batch_margins`.
 
     Returns:

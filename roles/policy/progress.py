@@ -34,27 +34,25 @@ class CatchUpProgress:
         self._report()
 
     def _report(self) -> None:
-        now = self._now()
+        now, total_bytes = self._now(), self._total_bytes
         complete = self._finished_steps == len(self._sizes)
         if len(self._sizes) < 2 or not (complete or now - self._last_report >= SECONDS_BETWEEN_REPORTS):
             return
         self._last_report = now
         seconds = max(1e-3, now - self._start)
         if complete:
-            self._telemetry.event(
-                "caught-up", version=self._version, bytes=self._total_bytes, seconds=round(seconds, 3)
-            )
+            self._telemetry.event("caught-up", version=self._version, bytes=total_bytes, seconds=round(seconds, 3))
             return
         # half of the work is to fetch a byte, half is to apply it
         rate = (self._fetched_bytes + self._applied_bytes) / 2 / seconds
-        remaining_bytes = self._total_bytes - (self._fetched_bytes + self._applied_bytes) / 2
+        remaining_bytes = total_bytes - (self._fetched_bytes + self._applied_bytes) / 2
         self._telemetry.event(
             "catching-up",
             version=self._version,
             step=self._finished_steps,
             steps=len(self._sizes),
-            percent=round(100 * self._fetched_bytes / self._total_bytes, 1),
-            bytes=self._total_bytes,
+            percent=round(100 * self._fetched_bytes / total_bytes, 1),
+            bytes=total_bytes,
             bytes_per_second=round(self._fetched_bytes / seconds),
             seconds_left=round(remaining_bytes / rate) if rate > 0 else -1,
         )

@@ -34,11 +34,7 @@ class PaddedBatch:
 
 
 def pad(prompts: Sequence[Tokens], completions: Sequence[Tokens], device: torch.device | None = None) -> PaddedBatch:
-    """Return prompts with their completions as one right-padded batch.
-
-    Raises:
-        ValueError: a prompt without tokens, or not one completion for each prompt.
-    """
+    """Return prompts, none of them empty, with one completion each as one right-padded batch; else ValueError."""
     if not all(prompts):
         raise ValueError("a prompt has at least one token")
     pairs = list(zip(prompts, completions, strict=True))

@@ -65,7 +65,8 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
         if follower.newest is not None:
             await follower.prefetch()
         elif follower.chain.head is not None:
-            await follower.rebuild(_first_version(node, follower))
+            # the version that serves now, before the first window asks for one
+            await follower.rebuild(follower.version_for(max(0, node.window())))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_repeat, node, refresh, partial(trio.sleep, poll_seconds))
@@ -100,8 +101,3 @@ async def _run_unless_revised(node: Node, work: Callable[[], Awaitable[object]])
         while node.revisions.number == number:
             await trio.sleep(_REVISION_POLL_SECONDS)
         tasks.cancel_scope.cancel()
-
-
-def _first_version(node: Node, follower: Follower) -> int:
-    """Return the version that serves now, to rebuild it before the first window asks for one."""
-    return follower.version_for(max(0, node.window()))

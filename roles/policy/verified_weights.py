@@ -68,19 +68,11 @@ class WeightsBuild(Protocol):
         """
 
     def finish(self) -> VerifiedWeights:
-        """Return the version after the last object.
-
-        Raises:
-            ProtocolError: the weights are not those that the manifest names.
-        """
+        """Return the version after the last object; ProtocolError if its weights are not those of the manifest."""
 
 
 class AnchorBuild:
-    """Builds a version from the shards of its anchor (implements WeightsBuild).
-
-    Args:
-        new_tensors: where the weights lie, if it is not in this process's memory.
-    """
+    """Builds a version from the shards of its anchor (implements WeightsBuild)."""
 
     def __init__(self, manifest: Manifest, new_tensors: NewTensors | None = None) -> None:
         self._manifest = manifest
@@ -89,7 +81,6 @@ class AnchorBuild:
         self._digests: dict[str, bytes] = {}
 
     def add(self, data: bytes) -> None:
-        """Take the next shard, and compute the digests of its tensors."""
         shard = safetensors.read(data)
         if not self._tensors.keys().isdisjoint(shard):
             raise MalformedError("a tensor in two shards of its anchor", f"version {self._manifest.version}")
@@ -108,7 +99,6 @@ class PatchBuild:
     """Builds the version after `base` from the parts of its patch (implements WeightsBuild).
 
     Args:
-        threads: how many tensors to decode at the same time.
         new_tensors: where the weights lie, if it is not in this process's memory. In memory both versions share the
             tensors that do not change.
     """
@@ -122,7 +112,6 @@ class PatchBuild:
         self._parts: list[bytes] = []
 
     def add(self, data: bytes) -> None:
-        """Take the next part, and decode the tensors that it completes."""
         self._application.feed(data)
         self._parts.append(data)
 

@@ -12,7 +12,7 @@ from protocol.errors import LimitError, ProtocolError
 from protocol.judging.evidence import CountedWindow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
-from protocol.proof import Arithmetic, Thresholds
+from protocol.proof import Thresholds
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import gather
@@ -41,7 +41,6 @@ class Auditor:
     """Audits the cases of one window.
 
     Args:
-        node: whose store to read from.
         judge: serves the version that `audit` is given cases of.
         roster: the validators among which the groups are dealt, this one among them.
         draw: randomness of the window's second round, which deals and picks the groups.
@@ -78,7 +77,6 @@ class Auditor:
 
         Args:
             share_ppm: millionths of the groups that are picked.
-            is_known: whether the miner is a known one.
             history: the miner's earlier windows, oldest first.
             at_engine: is entered for every use of the engine.
 
@@ -86,46 +84,40 @@ class Auditor:
             The verdict, and the work digest of each rejected group that may be a copy, by the group's index. The
             original may be accepted later in the window, so `name_copies` decides at its end.
         """
-        thresholds = self.thresholds(case.commitment.record)
-        dealt = self.dealt_groups(case)
+        commitment, dealt = case.commitment.record, self.dealt_groups(case)
+        thresholds = self.thresholds(commitment)
         audit_groups = self._picked_groups(case, dealt, share_ppm)
-        first, others = ((), audit_groups) if is_known else (audit_groups[:1], audit_groups[1:])
-        judgements, suspected_copies = await self.judge_groups(case.commitment.record, first, at_engine)
-        if is_known or all(judgement.accepted for judgement in judgements):
-            more_judgements, more_copies = await self.judge_groups(case.commitment.record, others, at_engine)
-            judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
+        judgements: list[Judgement] = []
+        suspected_copies: dict[int, bytes] = {}
+
+        async def judge_more(indices: Sequence[int]) -> None:
+            more_judgements, more_copies = await self.judge_groups(commitment, indices, at_engine)
+            judgements.extend(more_judgements)
+            suspected_copies.update(more_copies)
+
+        if not is_known:
+            await judge_more(audit_groups[:1])
+        if all(judgement.accepted for judgement in judgements):
+            await judge_more(audit_groups if is_known else audit_groups[1:])
         refusal = joint_rejection(judgements, history, thresholds)
         if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
-            rest = tuple(index for index in dealt if index not in audit_groups)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
-                more_judgements, more_copies = await self.judge_groups(case.commitment.record, rest, at_engine)
-                judgements, suspected_copies = judgements + more_judgements, suspected_copies | more_copies
+                await judge_more([index for index in dealt if index not in audit_groups])
             refusal = refusal or joint_rejection(judgements, history, thresholds)
         return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 
     def dealt_groups(self, case: Case) -> tuple[int, ...]:
         """Return the indices of the groups of a case that are dealt to this validator."""
-        node, commitment = self._node, case.commitment.record
+        node, window = self._node, case.commitment.record.window
         return self._roster.dealt_groups(
-            node.run_id,
-            commitment.window,
-            self._draw,
-            commitment.miner,
-            groups=case.submitted_groups,
-            validator=node.key.public,
+            node.run_id, window, self._draw, case.miner, groups=case.submitted_groups, validator=node.key.public
         )
 
     def _picked_groups(self, case: Case, dealt: Sequence[int], share_ppm: int) -> tuple[int, ...]:
         """Return the indices of the dealt groups of a case that the second round picks."""
-        commitment = case.commitment.record
+        run_id, window, groups = self._node.run_id, case.commitment.record.window, case.submitted_groups
         return challenge.audit_indices(
-            self._node.run_id,
-            commitment.window,
-            self._draw,
-            commitment.miner,
-            groups=case.submitted_groups,
-            share_ppm=share_ppm,
-            dealt=dealt,
+            run_id, window, self._draw, case.miner, groups=groups, share_ppm=share_ppm, dealt=dealt
         )
 
     def reject_all(self, case: Case, reason: Reason) -> Verdict:
@@ -147,14 +139,12 @@ class Auditor:
         Returns:
             The judgements, and the work digest of each rejected group that may be a copy, by the group's index.
         """
-        thresholds = self.thresholds(commitment)
         groups, rejections = await self._fetch_groups(commitment, indices)
         if not groups:
             return rejections, {}
+        pairs = [(group, commitment.groups[group.index][0]) for group in groups]
         async with at_engine():
-            judgements = await self._judge.judge(
-                [(group, commitment.groups[group.index][0]) for group in groups], thresholds
-            )
+            judgements = await self._judge.judge(pairs, self.thresholds(commitment))
         suspected_copies: dict[int, bytes] = {}
         for group, judgement in zip(groups, judgements, strict=True):
             work = group.work_digest()
@@ -169,12 +159,23 @@ class Auditor:
         return self._node.run.proof.row(commitment.arithmetic, self._judge.arithmetic)
 
     def make_verdict(self, case: Case, dealt: int, judgements: Sequence[Judgement]) -> Verdict:
-        """Return the verdict on a case with these judgements.
-
-        Args:
-            dealt: how many of its groups are dealt to this validator.
-        """
-        return make_verdict(self._node, case, dealt, judgements, self._judge.arithmetic)
+        """Return the verdict on a case of whose groups `dealt` are dealt to this validator."""
+        commitment = case.commitment.record
+        return Verdict(
+            run=self._node.run_id,
+            window=commitment.window,
+            version=commitment.version,
+            miner=commitment.miner,
+            validator=self._node.key.public,
+            commitment=case.commitment.digest,
+            miner_arithmetic=commitment.arithmetic,
+            validator_arithmetic=self._judge.arithmetic,
+            pledged=case.pledged_groups,
+            submitted=case.submitted_groups,
+            dealt=dealt,
+            judgements=tuple(sorted(judgements, key=lambda judgement: judgement.index)),
+            seen_ms=int(case.read_time * 1000),
+        )
 
     def name_copies(self, verdict: Verdict, suspected_copies: dict[int, bytes]) -> Verdict:
         """Return the verdict with the reason COPIED for each suspected copy whose work was accepted elsewhere."""
@@ -284,30 +285,3 @@ def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> S
         return judgements
     refusal = {"reason": reason.value, "rewards": (), "logprobs": b""}
     return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
-
-
-def make_verdict(
-    node: Node, case: Case, dealt: int, judgements: Sequence[Judgement], arithmetic: Arithmetic
-) -> Verdict:
-    """Return the verdict on a case with these judgements.
-
-    Args:
-        dealt: how many of its groups are dealt to this validator.
-        arithmetic: how this validator computes.
-    """
-    commitment = case.commitment.record
-    return Verdict(
-        run=node.run_id,
-        window=commitment.window,
-        version=commitment.version,
-        miner=commitment.miner,
-        validator=node.key.public,
-        commitment=case.commitment.digest,
-        miner_arithmetic=commitment.arithmetic,
-        validator_arithmetic=arithmetic,
-        pledged=case.pledged_groups,
-        submitted=case.submitted_groups,
-        dealt=dealt,
-        judgements=tuple(sorted(judgements, key=lambda judgement: judgement.index)),
-        seen_ms=int(case.read_time * 1000),
-    )

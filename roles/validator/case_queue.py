@@ -32,7 +32,6 @@ class Reputation(IntEnum):
 
     @property
     def is_known(self) -> bool:
-        """Whether the miner has a clean window since its last rejection."""
         return self <= Reputation.KNOWN
 
 
@@ -69,7 +68,8 @@ class CaseQueue:
     def in_order(self, cases: Iterable[Case]) -> dict[Reputation, list[Case]]:
         """Return the cases of each reputation, in the order in which they are judged."""
         result: dict[Reputation, list[Case]] = {reputation: [] for reputation in Reputation}
-        for case in sorted(cases, key=self._rank):
+        drawn = sorted(cases, key=lambda case: content_digest(self._draw + case.miner))
+        for case in sorted(drawn, key=lambda case: -case.commitment.record.version):
             result[self.reputation(case.miner)].append(case)
         return result
 
@@ -90,6 +90,3 @@ class CaseQueue:
         least are served next.
         """
         return self.engine_seconds[reputation] / SHARES[reputation]
-
-    def _rank(self, case: Case) -> tuple[int, bytes]:
-        return -case.commitment.record.version, content_digest(self._draw + case.miner)

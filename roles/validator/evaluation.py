@@ -8,11 +8,7 @@ from roles.ports import Engine, Request
 
 
 async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
-    """Solve held-out problems with the policy that the engine serves.
-
-    Args:
-        version: of that policy.
-    """
+    """Solve held-out problems with the policy that the engine serves, which is of that version."""
     rule, environment, params = task.run.evaluation, task.environment, task.run.sampling.params()
     count = min(rule.problems, environment.held_out_size or rule.problems)
     problems = [environment.held_out_problem(index) for index in range(count)]

@@ -29,7 +29,6 @@ class GroupCheck:
 
     Attributes:
         reason: why the group is rejected; None if it is accepted.
-        evidence: the statistics of its positions.
         rewards, logprobs: of an accepted group; log-probabilities are float32 little-endian.
     """
 
@@ -40,11 +39,7 @@ class GroupCheck:
 
 
 class Judge:
-    """Checks groups of one window with an engine that serves their version.
-
-    Attributes:
-        arithmetic: how the engine computes.
-    """
+    """Checks groups of one window with an engine that serves their version."""
 
     def __init__(self, task: Task, engine: Engine, window: int, randomness: bytes) -> None:
         self._task = task
@@ -66,7 +61,7 @@ class Judge:
         tokens = 0
         for item in groups:
             part.append(item)
-            tokens += sum(len(rollout.completion) // 4 for rollout in item[0].rollouts)
+            tokens += _token_count(item[0])
             if tokens >= _TOKENS_AT_ONCE:
                 judgements += await self._judge(part, thresholds)
                 part, tokens = [], 0
@@ -85,22 +80,26 @@ class Judge:
             forwards = await self._engine.forward(prompts, completions)
             size = self._task.run.group_size
             parts = [forwards[start : start + size] for start in range(0, len(forwards), size)]
-            pairs = [(groups[index][0], assignments[index]) for index in sound]
-            sound_checks = await self._task.run_sync(self._check_positions, pairs, parts, thresholds)
-            for index, check in zip(sound, sound_checks, strict=True):
+
+            def check_positions() -> list[GroupCheck]:
+                return [
+                    self._check_positions(groups[index][0], assignments[index], part, thresholds)
+                    for index, part in zip(sound, parts, strict=True)
+                ]
+
+            for index, check in zip(sound, await self._task.run_sync(check_positions), strict=True):
                 group, assignment = groups[index][0], assignments[index]
                 checks[index] = check if check.reason else await self._check_rewards(group, assignment, check)
-        return [_judgement(group, digest, check) for (group, digest), check in zip(groups, checks, strict=True)]
+        return [
+            _judgement(group.index, digest, _token_count(group), check)
+            for (group, digest), check in zip(groups, checks, strict=True)
+        ]
 
     def _check_forms(self, groups: Sequence[tuple[Group, bytes]]) -> tuple[list[Assignment], list[Reason | None]]:
         """Return the assignment of each group, and the reason to reject it that needs no engine, if there is one."""
-        assignments = [
-            self._task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups
-        ]
-        reasons = [
-            self._check_form(group, assignment) for (group, _), assignment in zip(groups, assignments, strict=True)
-        ]
-        return assignments, reasons
+        task = self._task
+        assignments = [task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups]
+        return assignments, [self._check_form(group, assignments[place]) for place, (group, _) in enumerate(groups)]
 
     def _check_form(self, group: Group, assignment: Assignment) -> Reason | None:
         if len(group.rollouts) != self._task.run.group_size:
@@ -115,33 +114,16 @@ class Judge:
         return None
 
     def _check_positions(
-        self,
-        groups: Sequence[tuple[Group, Assignment]],
-        parts: Sequence[Sequence[Forward]],
-        thresholds: Thresholds,
-    ) -> list[GroupCheck]:
-        """Check groups against the prefill: one Forward for each rollout of each group."""
-        return [
-            self._check_group_positions(group, assignment, part, thresholds)
-            for (group, assignment), part in zip(groups, parts, strict=True)
-        ]
-
-    def _check_group_positions(
         self, group: Group, assignment: Assignment, forwards: Sequence[Forward], thresholds: Thresholds
     ) -> GroupCheck:
-        """Compare the statistics of a group's positions with the thresholds."""
+        """Compare the statistics of a group's positions with the thresholds; one Forward for each rollout."""
         kind, params = self._task.run.proof.sketch, self._task.run.sampling.params()
         miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
         whole, completions = join_forwards(forwards), [rollout.tokens for rollout in group.rollouts]
         distances = sketch.distances(miner_sketches, sketch.commit(kind, whole.hidden, self._sketch_seed))
+        limits = thresholds.margin, thresholds.margin_limit
         margins, logprobs = check_completions(
-            whole,
-            completions,
-            assignment.seeds,
-            params,
-            self._task.vocabulary,
-            thresholds.margin,
-            thresholds.margin_limit,
+            whole, completions, assignment.seeds, params, self._task.vocabulary, *limits
         )
         evidence = compute_evidence(
             distances, margins.numpy(), list(map(len, completions)), thresholds, repeated_positions(completions)
@@ -161,42 +143,31 @@ class Judge:
         return replace(check, rewards=rewards)
 
 
-def _judgement(group: Group, digest: bytes, check: GroupCheck) -> Judgement:
-    return Judgement(
-        index=group.index,
-        digest=digest,
-        reason=check.reason.value if check.reason else "",
-        tokens=sum(len(rollout.completion) // 4 for rollout in group.rollouts),
-        positions=check.evidence.positions,
-        sketch_misses=check.evidence.sketch_misses,
-        sketch_median=check.evidence.sketch_median,
-        margin_misses=check.evidence.margin_misses,
-        sketch_points=check.evidence.sketch_points,
-        margin_points=check.evidence.margin_points,
-        far_rollouts=check.evidence.far_rollouts,
-        worst_margin=check.evidence.worst_margin,
-        surprisal=max(check.evidence.sketch_surprisal, check.evidence.margin_surprisal),
-        rewards=check.rewards,
-        logprobs=check.logprobs,
-    )
+def _token_count(group: Group) -> int:
+    return sum(len(rollout.completion) // 4 for rollout in group.rollouts)
 
 
 def reject_group(index: int, digest: bytes, reason: Reason) -> Judgement:
     """Return the judgement on a group that is rejected without an engine."""
+    return _judgement(index, digest, 0, GroupCheck(reason))
+
+
+def _judgement(index: int, digest: bytes, tokens: int, check: GroupCheck) -> Judgement:
+    evidence = check.evidence
     return Judgement(
         index=index,
         digest=digest,
-        reason=reason.value,
-        tokens=0,
-        positions=0,
-        sketch_misses=0,
-        sketch_median=0.0,
-        margin_misses=0,
-        sketch_points=0,
-        margin_points=0,
-        far_rollouts=0,
-        worst_margin=0.0,
-        surprisal=0.0,
-        rewards=(),
-        logprobs=b"",
+        reason=check.reason.value if check.reason else "",
+        tokens=tokens,
+        positions=evidence.positions,
+        sketch_misses=evidence.sketch_misses,
+        sketch_median=evidence.sketch_median,
+        margin_misses=evidence.margin_misses,
+        sketch_points=evidence.sketch_points,
+        margin_points=evidence.margin_points,
+        far_rollouts=evidence.far_rollouts,
+        worst_margin=evidence.worst_margin,
+        surprisal=max(evidence.sketch_surprisal, evidence.margin_surprisal),
+        rewards=check.rewards,
+        logprobs=check.logprobs,
     )

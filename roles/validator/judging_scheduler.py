@@ -2,7 +2,7 @@
 the engine.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -56,23 +56,22 @@ class EngineSlot:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._busy:
-            await self._wait((reputation, version, place, trio.Event()))
+            is_next = trio.Event()
+            entry = (reputation, version, place, is_next)
+            self._queue.append(entry)
+            try:
+                await is_next.wait()
+            except trio.Cancelled:
+                if is_next.is_set():
+                    self._pass_on()
+                else:
+                    self._queue.remove(entry)
+                raise
         self._busy, self._version = True, version
         try:
             yield
         finally:
             self._pass_on()
-
-    async def _wait(self, entry: tuple[Reputation, int, int, trio.Event]) -> None:
-        self._queue.append(entry)
-        try:
-            await entry[3].wait()
-        except trio.Cancelled:
-            if entry[3].is_set():
-                self._pass_on()
-            else:
-                self._queue.remove(entry)
-            raise
 
     def _pass_on(self) -> None:
         self._busy = bool(self._queue)
@@ -89,7 +88,6 @@ class JudgingScheduler:
     """Judges the cases of one window.
 
     Args:
-        window: whose cases.
         versions: those that may be used in it, as far as this node knows. A commitment to a newer one makes it refresh;
             what it finds then makes no version too old.
     """
@@ -111,19 +109,14 @@ class JudgingScheduler:
         self._queue = queue
         self._window = window
         self._versions = versions
-        self._refreshed = False
-        self._refresh_error = ""
+        self._tried_to_refresh = self._is_refreshed = False
         self._refresh_lock = trio.Lock()
         self._engine_slot = EngineSlot(queue.debt)
         fetches = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
         self._fetches = max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches))
 
     async def judge(self, cases: Iterable[Case], seconds: float) -> list[tuple[Verdict, dict[int, bytes]]]:
-        """Judge cases within so many seconds.
-
-        Returns:
-            The verdicts that there was time for, each with the suspected copies (`Auditor.audit`).
-        """
+        """Judge cases within so many seconds; return the verdicts, each with the suspected copies (`Auditor.audit`)."""
         verdicts: list[tuple[Verdict, dict[int, bytes]]] = []
         ordered_cases = self._queue.in_order(cases)
 
@@ -151,22 +144,19 @@ class JudgingScheduler:
             tasks.cancel_scope.deadline = start + seconds
             for reputation in Reputation:
                 tasks.start_soon(judge_all, reputation)
-        self._report_all(ordered_cases, {verdict.miner for verdict, _ in verdicts}, trio.current_time() - start)
-        return verdicts
-
-    def _report_all(self, cases: Mapping[Reputation, Sequence[Case]], judged: Set[bytes], seconds: float) -> None:
-        """Report how many cases were judged, and how many of each reputation were left."""
+        seconds = round(trio.current_time() - start, 3)
+        judged = {verdict.miner for verdict, _ in verdicts}
         left = {
-            f"left_{reputation.name.lower()}": sum(case.miner not in judged for case in cases[reputation])
-            for reputation in Reputation
+            f"left_{reputation.name.lower()}": sum(case.miner not in judged for case in left_cases)
+            for reputation, left_cases in ordered_cases.items()
         }
-        self._node.telemetry.event("judged", window=self._window, cases=len(judged), seconds=round(seconds, 3), **left)
+        self._node.telemetry.event("judged", window=self._window, cases=len(judged), seconds=seconds, **left)
+        return verdicts
 
     def _report(self, case: Case, error: str) -> None:
         self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
 
     async def _judge(self, case: Case, reputation: Reputation, place: int) -> tuple[Verdict, dict[int, bytes]]:
-        """Return the verdict on one case, and its suspected copies."""
         node, commitment = self._node, case.commitment.record
         await self._look_for(commitment.version)
         refusal = self._versions.refusal(commitment.version, was_allowed=case.version_was_allowed)
@@ -197,17 +187,16 @@ class JudgingScheduler:
                 self._queue.engine_seconds[reputation] += trio.current_time() - start
 
     async def _look_for(self, version: int) -> None:
-        """Refresh the chain if a commitment names a version that is newer than all that this node knows."""
-        async with self._refresh_lock:
-            if version > self._versions.newest and not self._refreshed:
-                await self._refresh()
-            if version > self._versions.newest and self._refresh_error:
-                raise StoreError(self._refresh_error)
+        """Refresh the chain if a commitment names a version that is newer than all that this node knows.
 
-    async def _refresh(self) -> None:
-        """Refresh the chain, once in a window: miners may have seen a version that came out since the last time."""
-        self._refreshed, self._refresh_error = True, "newer versions cannot be read now"
-        await self._follower.refresh()
-        newest = max(self._versions.newest, self._follower.version_for(self._window))
-        self._versions = ServingVersions(self._versions.oldest, newest)
-        self._refresh_error = ""
+        That is done once in a window: miners may have seen a version that came out since the last time.
+        """
+        async with self._refresh_lock:
+            if version > self._versions.newest and not self._tried_to_refresh:
+                self._tried_to_refresh = True
+                await self._follower.refresh()
+                newest = max(self._versions.newest, self._follower.version_for(self._window))
+                self._versions = ServingVersions(self._versions.oldest, newest)
+                self._is_refreshed = True
+            if version > self._versions.newest and not self._is_refreshed:
+                raise StoreError("newer versions cannot be read now")

@@ -6,6 +6,7 @@ storage. Otherwise it is given up, with the windows after it: they are never sea
 
 import itertools
 from collections.abc import Set
+from contextlib import suppress
 
 from protocol import paths
 from protocol.digest import content_digest
@@ -18,14 +19,11 @@ from roles.records import fetch_record, open_record
 from roles.validator.ledger_state import FLOOR_PATH, LEDGER, ledger_path
 from roles.validator.reveal import PENDING, SEALED_VERDICTS, WITNESS
 
+_FOREIGN = (NotFoundError, TooLargeError, ProtocolError)  # nothing, a record of another run, or bytes of somebody else
+
 
 class LedgerRepair:
-    """The repair of one validator's ledger.
-
-    Args:
-        node: whose state has lost some objects, or is older than what it published.
-        lost_paths: the paths of these objects.
-    """
+    """The repair of the ledger of a node whose state has lost some objects, or is older than what it published."""
 
     def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter) -> None:
         self._node = node
@@ -40,12 +38,12 @@ class LedgerRepair:
         entries = self._local | self._published
         cut = await self._first_lost_window(entries)
         valid_entries = {window: entry for window, entry in entries.items() if window < cut}
-        self._check_links(valid_entries)
         newest = max(valid_entries, default=-1)
         oldest = newest - self._node.run.scoring.windows + 1
-        for window in sorted(self._local.keys() - {window for window in valid_entries if window >= oldest}):
+        counting_windows = {window for window in valid_entries if window >= oldest}
+        for window in sorted(self._local.keys() - counting_windows):
             await self._node.state.delete(ledger_path(window))
-        for window in sorted(window for window in valid_entries if window >= oldest):
+        for window in sorted(counting_windows):
             if self._local.get(window) != valid_entries[window]:
                 await self._node.state.put(ledger_path(window), valid_entries[window].to_bytes())
                 self._say(f"{ledger_path(window)}: as this validator has published it")
@@ -63,10 +61,8 @@ class LedgerRepair:
         newest = max([*windows, *self._local], default=-1)
         for window in windows:
             if window > newest - 2 * node.run.scoring.windows:
-                try:
+                with suppress(*_FOREIGN):
                     self._published[window] = (await fetch_record(node, Summary, paths.summary(key, window))).record
-                except (NotFoundError, TooLargeError, ProtocolError):
-                    continue  # of another run, or bytes of somebody else
 
     async def _first_lost_window(self, entries: dict[int, Summary]) -> int:
         """Return the first window from which on the ledger cannot be kept; one more than all if all can."""
@@ -96,19 +92,11 @@ class LedgerRepair:
         node, own_path = self._node, _verdict_path(window, miner)
         public_path = paths.verdict(node.key.public, window, miner)
         for store, path in ((node.state, own_path), (node.store, public_path)):
-            try:
+            with suppress(*_FOREIGN):
                 data = await store.get(path, Verdict.max_signed_bytes())
                 if open_record(node, Verdict, public_path, data).digest == digest:
                     return data
-            except (NotFoundError, TooLargeError, ProtocolError):
-                continue
         return None
-
-    def _check_links(self, valid_entries: dict[int, Summary]) -> None:
-        for before, after in itertools.pairwise(sorted(valid_entries)):
-            assert valid_entries[after].previous == content_digest(
-                valid_entries[before].to_bytes()
-            )  # see _first_lost_window
 
     async def _write_floor(self, newest: int, newest_entry: int) -> None:
         """Remember the windows that may be sealed although the ledger does not have them."""
@@ -117,11 +105,9 @@ class LedgerRepair:
         async for item in node.store.list(paths.kind_prefix(node.key.public, "seals")):
             window = paths.window_of(item.path)
             if window > newest:
-                try:
+                with suppress(*_FOREIGN):
                     await fetch_record(node, Seal, item.path)
                     sealed.append(window)
-                except (NotFoundError, TooLargeError, ProtocolError):
-                    continue
         floor = max(sealed)
         if floor > newest:
             await node.state.put(FLOOR_PATH, str(floor).encode())

@@ -16,7 +16,6 @@ FLOOR_PATH = "ledger-floor"
 
 
 def ledger_path(window: int) -> str:
-    """Return the path of a window's summary in the state."""
     return f"{LEDGER}{window:010d}"
 
 
@@ -106,11 +105,7 @@ class Ledger:
         return self._entries[window].dealing
 
     async def record(self, summary: Summary) -> Summary:
-        """Add the scores to a window's summary and store it; drop the summaries that are too old to count.
-
-        Returns:
-            The summary with its scores.
-        """
+        """Add the scores to a window's summary, store and return it; drop the summaries that are too old to count."""
         earlier = [entry for entry in self.entries() if entry.window > summary.window - self._scoring.windows]
         entry = summary.model_copy(update={"scores": scores([*earlier, summary], self._scoring, self._proof)})
         data = entry.to_bytes()

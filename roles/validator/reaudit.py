@@ -18,7 +18,7 @@ from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.ports import Engine, StoreError
-from roles.records import fetch_record
+from roles.records import P, fetch_record
 from roles.validator.audit import Auditor, reject_accepted
 from roles.validator.judge import Judge
 from roles.validator.ledger_state import Ledger
@@ -53,8 +53,18 @@ class Reaudit:
 
         Args:
             is_busy: whether something more urgent waits; the other rows are left for the next call.
+
+        Raises:
+            BeaconError, EngineError: the rows cannot be judged now.
         """
-        for window, row in await self._pending_rows():
+        rejections = self._ledger.rejections(await self._newest_sealed_window())
+        pending_rows = [
+            (window, row)
+            for miner, rejection in rejections.items()
+            for window, row in self._ledger.unaudited(miner)
+            if window < rejection and (window, miner) not in self._amendments
+        ]
+        for window, row in pending_rows:
             if is_busy():
                 return
             verdict = None
@@ -64,15 +74,6 @@ class Reaudit:
                 except (StoreError, ProtocolError) as error:
                     self._node.telemetry.event("reaudit-failed", window=window, miner=row.miner.hex(), error=str(error))
             self._amendments[window, row.miner] = _amendment(window, row, verdict)
-
-    async def _pending_rows(self) -> list[tuple[int, LedgerRow]]:
-        newest_sealed = await self._newest_sealed_window()
-        return [
-            (window, row)
-            for miner, rejection in self._ledger.rejections(newest_sealed).items()
-            for window, row in self._ledger.unaudited(miner)
-            if window < rejection and (window, miner) not in self._amendments
-        ]
 
     async def _newest_sealed_window(self) -> int:
         """Return the newest window of the ledger for which no seal counts any more; -1 for none."""
@@ -84,8 +85,11 @@ class Reaudit:
     async def _judge(self, window: int, row: LedgerRow) -> Verdict:
         """Judge the groups of a row that were not audited, publish the verdict, and return it."""
         node, schedule = self._node, self._node.run.schedule
-        first_verdict = await self._fetch_first_verdict(window, row)
-        commitment = await self._fetch_commitment(first_verdict)
+        path = paths.verdict(node.key.public, window, row.miner)  # of this validator's own verdict of the window
+        first_verdict = (await self._fetch(Verdict, path, row.verdict, "not the verdict that the ledger names")).record
+        path = paths.commitment(row.miner, window)
+        error = "not the commitment that was judged"
+        commitment = await self._fetch(Commitment, path, first_verdict.commitment, error)
         await serve(node, self._engine, await self._follower.rebuild(first_verdict.version))
         judge = Judge(self._task, self._engine, window, await node.randomness(schedule.opening(window)))
         draw = await node.randomness(schedule.audit(window))
@@ -101,19 +105,10 @@ class Reaudit:
         await node.publish(verdict.path, sign(verdict, node.key))
         return verdict
 
-    async def _fetch_first_verdict(self, window: int, row: LedgerRow) -> Verdict:
-        """Fetch this validator's own verdict of the window from storage."""
-        path = paths.verdict(self._node.key.public, window, row.miner)
-        signed = await fetch_record(self._node, Verdict, path)
-        if signed.digest != row.verdict:
-            raise ProtocolError("not the verdict that the ledger names", path)
-        return signed.record
-
-    async def _fetch_commitment(self, verdict: Verdict) -> Signed[Commitment]:
-        path = paths.commitment(verdict.miner, verdict.window)
-        signed = await fetch_record(self._node, Commitment, path)
-        if signed.digest != verdict.commitment:
-            raise ProtocolError("not the commitment that was judged", path)
+    async def _fetch(self, record_type: type[P], path: str, digest: bytes, error: str) -> Signed[P]:
+        signed = await fetch_record(self._node, record_type, path)
+        if signed.digest != digest:
+            raise ProtocolError(error, path)
         return signed
 
 

@@ -27,10 +27,6 @@ WITNESS = "witness/"
 _POLL_SECONDS = 0.2
 
 
-def _number(window: int) -> str:
-    return f"{window:010d}"
-
-
 class Revealer:
     """Seals and reveals this validator's summaries and verdicts, several windows at a time."""
 
@@ -42,9 +38,9 @@ class Revealer:
     async def store_verdicts(self, window: int, verdicts: Sequence[Verdict]) -> None:
         """Store a window's verdicts. A restart drops them unless the ledger has the window's entry by then."""
         for verdict in verdicts:
-            path = f"{SEALED_VERDICTS}{_number(window)}-{verdict.miner.hex()}"
+            path = f"{SEALED_VERDICTS}{window:010d}-{verdict.miner.hex()}"
             await self._node.state.put(path, sign(verdict, self._node.key))
-        await self._node.state.put(PENDING + _number(window), b"")
+        await self._node.state.put(f"{PENDING}{window:010d}", b"")
 
     async def add_window(self, summary: Summary) -> None:
         """Have `run` seal a window that is in the ledger, and reveal it later."""
@@ -55,7 +51,7 @@ class Revealer:
         entries = {summary.window: summary for summary in self._ledger.entries()}
         pending = [paths.window_of(item.path) async for item in self._node.state.list(PENDING)]
         witnesses = [item.path async for item in self._node.state.list(WITNESS)]
-        for path in set(witnesses) - {WITNESS + _number(window) for window in pending}:
+        for path in set(witnesses) - {f"{WITNESS}{window:010d}" for window in pending}:
             await self._node.state.delete(path)
         async with trio.open_nursery() as nursery:
             for window in pending:
@@ -71,7 +67,7 @@ class Revealer:
         seal = Seal(run=node.run_id, window=window, validator=own_key, summary=content_digest(summary.to_bytes()))
         await node.publish(paths.seal(own_key, window), sign(seal, node.key))
         await node.publish(paths.witness(own_key, window), await self._make_witness(window))
-        async for item in node.state.list(f"{SEALED_VERDICTS}{_number(window)}-"):
+        async for item in node.state.list(f"{SEALED_VERDICTS}{window:010d}-"):
             verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
             await node.publish(paths.verdict(own_key, window, paths.key_at_end(item.path)), verdict)
         await node.publish(paths.summary(own_key, window), sign(summary, node.key))
@@ -83,7 +79,7 @@ class Revealer:
 
         The witness is stored before it is returned.
         """
-        node, path = self._node, WITNESS + _number(window)
+        node, path = self._node, f"{WITNESS}{window:010d}"
         with suppress(NotFoundError):
             return await node.state.get(path, Witness.max_signed_bytes())
         seals = await self._wait_for_seals(window)
@@ -98,10 +94,10 @@ class Revealer:
         The witness goes last: while the window is pending, a restart publishes the same witness again.
         """
         state = self._node.state
-        for path in [item.path async for item in state.list(f"{SEALED_VERDICTS}{_number(window)}-")]:
+        for path in [item.path async for item in state.list(f"{SEALED_VERDICTS}{window:010d}-")]:
             await state.delete(path)
-        await state.delete(PENDING + _number(window))
-        await state.delete(WITNESS + _number(window))
+        await state.delete(f"{PENDING}{window:010d}")
+        await state.delete(f"{WITNESS}{window:010d}")
 
     async def _wait_for_seals(self, window: int) -> dict[bytes, bytes]:
         """Wait until all other validators have sealed, or no seal counts any more; return the seals by validator.
@@ -110,12 +106,11 @@ class Revealer:
         """
         node = self._node
         last_round = node.run.schedule.seal(window)
-        others = set(node.authority.validators) - {node.key.public}
         seals: dict[bytes, bytes] = {}
 
         async def wait_for_all() -> None:
             async with trio.open_nursery() as waits:
-                for validator in sorted(others):
+                for validator in sorted({*node.authority.validators} - {node.key.public}):
                     waits.start_soon(self._wait_for_seal, window, validator, seals)
             nursery.cancel_scope.cancel()
 
@@ -133,8 +128,7 @@ class Revealer:
         )
         while True:
             try:
-                seal = await find_seal(self._node, window, validator)
-                if seal is not None:
+                if (seal := await find_seal(self._node, window, validator)) is not None:
                     seals[validator] = seal.data
                     return
             except (StoreError, ProtocolError) as error:

@@ -6,8 +6,6 @@ if it was read before the second round was out, so reading never waits for judgi
 round after which nobody waits for a verdict. Results are sealed first and revealed later (roles/validator/reveal.py).
 """
 
-from collections.abc import Callable
-
 import trio
 
 from protocol.errors import ProtocolError
@@ -72,7 +70,10 @@ class Validator:
             nursery.start_soon(self._read_windows, send_cases, nursery)
             async for cases in receive_cases:
                 await self._process_window(cases, evaluate=not is_busy())
-                await self._run_reaudit(is_busy)
+                try:
+                    await self._reaudit.run_while_idle(is_busy)
+                except (BeaconError, EngineError) as error:
+                    node.telemetry.event("reaudit-failed", error=str(error))
 
     async def _read_windows(self, send_cases: "trio.MemorySendChannel[WindowCases]", tasks: trio.Nursery) -> None:
         """Read every window's pledges, roster and commitments in time. A window that cannot be read in time is left
@@ -145,12 +146,6 @@ class Validator:
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
 
-    async def _run_reaudit(self, is_busy: Callable[[], bool]) -> None:
-        try:
-            await self._reaudit.run_while_idle(is_busy)
-        except (BeaconError, EngineError) as error:
-            self._node.telemetry.event("reaudit-failed", error=str(error))
-
     async def _judge(
         self, cases: WindowCases, version: int, roster: Roster, opening: bytes, draw: bytes
     ) -> list[Verdict]:
@@ -162,7 +157,8 @@ class Validator:
         scheduler = JudgingScheduler(node, self._follower, self._engine, auditor, queue, window, versions)
         results = await scheduler.judge(cases.cases, self._seconds_for_judging(window))
         verdicts = [auditor.name_copies(verdict, suspected_copies) for verdict, suspected_copies in results]
-        self._drop_old_work()
+        for work in list(self._accepted_work)[: max(0, len(self._accepted_work) - _MAX_ACCEPTED_WORK)]:
+            del self._accepted_work[work]
         for verdict in verdicts:
             self._report(verdict)
         return verdicts
@@ -173,11 +169,6 @@ class Validator:
         seal, now = node.run.beacon.round_time(schedule.seal(window)), node.time.now()
         sealing = seal - _SEALING * (seal - node.run.beacon.round_time(schedule.audit(window)))
         return max(0.0, (sealing if now < sealing else node.run.beacon.round_time(schedule.verdict(window))) - now)
-
-    def _drop_old_work(self) -> None:
-        excess = len(self._accepted_work) - _MAX_ACCEPTED_WORK
-        for work in list(self._accepted_work)[: max(0, excess)]:
-            del self._accepted_work[work]
 
     async def _evaluate(self, weights: VerifiedWeights) -> None:
         """Solve held-out problems by the run's rule, once for each version."""

@@ -63,9 +63,7 @@ class Pledge:
     Attributes:
         groups: how many groups it will deliver, within the run's quota.
         version: of the policy by which it generates them.
-        arithmetic: how it computes.
-        was_allowed: whether that version could be used in the window as far as this validator knew when it read the
-            pledge.
+        was_allowed: whether that version could be used in the window, as far as was known when the pledge was read.
     """
 
     groups: int
@@ -79,7 +77,6 @@ class Case:
     """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged.
 
     Attributes:
-        pledged_groups: how many groups the miner had pledged.
         read_time: when this validator read the commitment, in seconds since the Unix epoch.
         version_was_allowed: `Pledge.was_allowed`.
     """
@@ -91,7 +88,6 @@ class Case:
 
     @property
     def miner(self) -> bytes:
-        """The miner's key."""
         return self.commitment.record.miner
 
     @property
@@ -102,12 +98,7 @@ class Case:
 
 @dataclass(frozen=True)
 class WindowCases:
-    """A window's cases.
-
-    Attributes:
-        undelivered: the pledge of each miner that delivered nothing, or groups of another version or arithmetic than it
-            had pledged.
-    """
+    """A window's cases, and the pledges of miners that delivered nothing, or with another version or arithmetic."""
 
     window: int
     cases: tuple[Case, ...]
@@ -139,11 +130,10 @@ class Pledges:
         """
         announcements = {item.key: item for item in await find_participants(self._node, "miner", history_keys)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
-        newest = {
+        self._current = {
             miner: max(item, self._current.get(miner, item), key=lambda announcement: announcement.expires_ms)
             for miner, item in announcements.items()
         }
-        self._current = newest
         return {
             miner: Pledge(
                 min(self._node.run.groups, item.groups),
@@ -151,7 +141,7 @@ class Pledges:
                 item.arithmetic,
                 versions is not None and versions.refusal(item.version, was_allowed=False) is None,
             )
-            for miner, item in newest.items()
+            for miner, item in self._current.items()
             if item.groups and item.expires_ms > self._void.get(miner, -1)
             if versions is None or item.version >= versions.oldest
             if item.arithmetic in self._node.run.proof.miners
@@ -173,7 +163,6 @@ async def read_window_cases(
     delivered nothing: it could otherwise withhold the windows that it does not like at no cost.
 
     Args:
-        pledges: by miner.
         history_keys: miners with a history, for which places are kept if there are too many.
     """
     schedule, beacon = node.run.schedule, node.run.beacon
@@ -196,14 +185,7 @@ async def read_window_cases(
 
 
 class _CommitmentReader:
-    """Reads the commitments of one window.
-
-    Args:
-        seconds: until the second round.
-
-    Attributes:
-        cases, undelivered: what was read so far.
-    """
+    """Reads the commitments of one window, as many seconds as there are until the second round."""
 
     def __init__(self, node: Node, window: int, pledges: Mapping[bytes, Pledge], seconds: float) -> None:
         self._node = node

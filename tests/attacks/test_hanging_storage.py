@@ -57,7 +57,7 @@ async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
     await testbed.revise(validators=(SECOND_TRAINER.public,), revoked=(VALIDATOR.public,))
     store.hangs = lambda path: path.startswith(f"{VALIDATOR.public.hex()}/revisions/")
     with trio.move_on_after(60.0):
-        await poll_authority(testbed.node, 5.0)
+        await poll_authority(testbed.node)
     assert testbed.node.revisions.number == 1
 
 

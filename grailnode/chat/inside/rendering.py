@@ -36,10 +36,7 @@ class GenerationBlocks(Extension):
 def environment() -> ImmutableSandboxedEnvironment:
     """Return the environment of transformers without its clock, and without jinja2's sources of randomness."""
     result = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-        extensions=[GenerationBlocks, loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[GenerationBlocks, loopcontrols]
     )
     result.filters["tojson"] = to_json
     result.globals["raise_exception"] = refuse
@@ -53,11 +50,7 @@ def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def refuse(message: object) -> None:
-    """Raise what a template refuses a conversation with.
-
-    Raises:
-        TemplateError: always.
-    """
+    """Raise what a template refuses a conversation with."""
     raise TemplateError(str(message))
 
 
