@@ -16,13 +16,7 @@ from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
-from grailnode.node.node_makers import (
-    engine_directory,
-    make_spectator,
-    open_trainer_state,
-    read_key,
-)
-from grailnode.node.outer_settings import coordinator_settings, site_settings
+from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key
 from grailnode.node.process_launch import Kind, Launch, Seat
 from grailnode.node.run_model import (
     DTYPES,
@@ -32,7 +26,7 @@ from grailnode.node.run_model import (
     publish_run_base,
     trainer_model,
 )
-from grailnode.node.settings import TrainerSettings, trainer_settings
+from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
 from grailnode.node.tracking import track
 from grailnode.node.wiring import (
     MINER_VERSIONS,

@@ -16,11 +16,8 @@ import trio
 from grailnode.config import Config
 from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site
 from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
-from grailnode.node.metrics_server import serve_metrics
-from grailnode.node.node_makers import (
-    make_canary,
-    make_node,
-)
+from grailnode.node.metrics import serve_metrics
+from grailnode.node.node_makers import make_canary, make_node
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans

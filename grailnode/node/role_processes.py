@@ -42,11 +42,7 @@ PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
-    """Run a node until it is interrupted.
-
-    Args:
-        name: of the node.
-    """
+    """Run a node until it is interrupted."""
     specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
     run_until_interrupted(partial(Supervisor(report).keep, specs))
     report(f"{name}: stopped")
@@ -77,11 +73,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     """Refuse what cannot work, before any process starts; create the key of a new miner.
 
     Raises:
-        ConfigError, KeyFileError, RequirementError, SandboxError: the configuration, the key, or what the run requires
-            cannot be used.
-        TrackerError: the package of the trainer's tracker is not installed.
-        StartError, DiskError: the node could not do its work: its space, the meeting point, its admission or its disk
-            is wrong.
+        UserError, SandboxError: the node could not do its work here, or in this run; the message says what to change.
         StoreError, ProtocolError: the run's authority cannot be read.
     """
     if config.store.kind == "https":

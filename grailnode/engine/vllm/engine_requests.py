@@ -9,9 +9,8 @@ import torch
 
 from grailnode.engine.vllm.vllm_client import BrokenEngineError
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.sequences import Tokens
 from roles.ports import Generation
-
-Tokens = tuple[int, ...]
 
 ARGUMENT: Final = "grailnode"
 
@@ -55,10 +54,10 @@ def completion_body(call: GenerationCall) -> dict[str, object]:
 
 
 def prefill_body(call: PrefillCall) -> dict[str, object]:
-    # The prompt is computed together with the completion, in one request.
     """Return the body of a request that computes the states of a completion; the one token that it samples is dropped.
 
-    The cache of prefixes must not be read, because the states of cached tokens are not computed again.
+    The prompt is computed in the same request. The cache of prefixes must not be read, because the states of cached
+    tokens are not computed again.
     """
     sampling = {"max_tokens": 1, "ignore_eos": True, "skip_reading_prefix_cache": True}
     # The last token is no input: nothing is drawn after it.
@@ -86,17 +85,17 @@ def collect(
     if record["versions"] != [str(version)]:
         versions = ", ".join(record["versions"])
         raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
-    prefill = isinstance(call, PrefillCall)
-    recorded = list(call.completion) if isinstance(call, PrefillCall) else record["tokens"]
-    # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
-    if not prefill and recorded != tokens:
-        raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
+    if isinstance(call, PrefillCall):
+        recorded, likely, has_states = call.completion, (), True
+    else:
+        recorded, likely, has_states = tuple(record["tokens"]), tuple(record["log_probabilities"]), call.states
+        # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
+        if list(recorded) != tokens:
+            raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
     states = base64.b64decode(record["states"])
     # A bytearray, because torch refuses memory that cannot be written.
     flat = torch.frombuffer(bytearray(states), dtype=torch.float32) if states else torch.empty(0)
-    expected = prefill or (isinstance(call, GenerationCall) and call.states)
     # Whole rows of states, and none where none were asked for.
-    if not recorded or len(flat) % len(recorded) or bool(len(flat)) != expected:
+    if not recorded or len(flat) % len(recorded) or bool(len(flat)) != has_states:
         raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
-    likely = () if prefill else tuple(record["log_probabilities"])
-    return Generation(tuple(recorded), flat.view(len(recorded), len(flat) // len(recorded)), likely)
+    return Generation(recorded, flat.view(len(recorded), len(flat) // len(recorded)), likely)

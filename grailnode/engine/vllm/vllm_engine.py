@@ -15,24 +15,24 @@ import trio
 from torch import Tensor
 
 from grailnode.engine.models import check_fit
+from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.vllm.checkpoints import Checkpoints
-from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.engine_requests import GenerationCall, PrefillCall, collect, completion_body, prefill_body
-from grailnode.engine.vllm.engine_weights import EngineWeights, RunSync, restore
+from grailnode.engine.vllm.engine_weights import EngineWeights, restore
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
+from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
-from protocol.proof import Arithmetic, arithmetic_of
+from protocol.proof import arithmetic_of
 from protocol.rollout import sampling
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.policy.causal_model import CausalModel
+from roles.policy.sequences import Tokens
 from roles.ports import EngineError, Forward, Generation, Request
-
-Tokens = tuple[int, ...]
 
 _ATTEMPTS: Final = 3
 _COLLECT: Final = 64  # records in one answer
@@ -51,6 +51,8 @@ class VllmEngine:
         report: gets an event when the engine is restarted, patched or verified.
     """
 
+    takes_patches = True
+
     def __init__(
         self,
         model: CausalModel,
@@ -63,6 +65,7 @@ class VllmEngine:
         run_sync: RunSync = trio.to_thread.run_sync,
         report: EventReport = lambda event, **fields: None,
     ) -> None:
+        self.generating_arithmetic = self.checking_arithmetic = arithmetic_of("vllm", str(dtype).removeprefix("torch."))
         self._model = model
         self._dtype = dtype
         self._states = states
@@ -77,36 +80,20 @@ class VllmEngine:
 
     @property
     def version(self) -> int | None:
-        """The version that is served; None before the first commit."""
         return self._weights.version
 
     async def close(self) -> None:
         """Stop the server, if it is a child."""
         await self._server.close()
 
-    @property
-    def takes_patches(self) -> bool:
-        return True
-
-    @property
-    def generating_arithmetic(self) -> Arithmetic:
-        return self.checking_arithmetic
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
-        return arithmetic_of("vllm", str(self._dtype).removeprefix("torch."))
-
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare a policy beside the one that is served; whole weights travel through a file."""
         check_fit(self._model, weights)
         await self._weights.stage(version, weights)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Prepare the version that a patch leads to; it is decoded inside of vLLM, beside the serving."""
         await self._weights.stage_patch(version, patch, manifest)
 
     async def commit(self) -> None:
-        """Serve the staged policy from the next request on."""
         await self._weights.commit()
 
     async def verify(self) -> Verification:
@@ -114,10 +101,9 @@ class VllmEngine:
         return await self._weights.verify()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Sample one completion for each request, in order; vLLM batches them as they come.
+        """Implements Engine.generate; vLLM batches the requests as they come.
 
         Raises:
-            EngineError: no policy is served, or vLLM failed again after a restart.
             ValueError: a prompt without tokens, a seed that is not 16 bytes, or a token id outside the vocabulary.
         """
         self._check_ids([request.prompt for request in requests])
@@ -127,13 +113,11 @@ class VllmEngine:
         return await self._answered(calls)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Return the most likely completion of each prompt, in order."""
         self._check_ids(prompts)
         calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
         return [generation.tokens for generation in await self._answered(calls)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Prefill each prompt with its completion, in order."""
         self._check_ids(prompts)
         self._check_ids(completions, empty=True)
         calls = [PrefillCall(self._id(), *pair) for pair in zip(prompts, completions, strict=True)]
@@ -141,7 +125,7 @@ class VllmEngine:
             nonempty = [call for call in calls if call.completion]
             states = iter(await self._attempts(serving.version, nonempty, prefill_body))
             project = partial(self._project, await self._output_projection(serving.digest))
-        width = self._width()
+        width = self._model.shapes[self._head_names()[0]][-1]
         return [Forward(next(states).hidden if call.completion else torch.empty(0, width), project) for call in calls]
 
     async def _answered(self, calls: list[GenerationCall]) -> list[Generation]:
@@ -198,9 +182,6 @@ class VllmEngine:
         """Return the names of the tensors from which the output projection computes logits."""
         own = [name for name in self._model.shapes if name in ("lm_head.weight", "lm_head.bias")]
         return own or [name for name in self._model.shapes if name.endswith("embed_tokens.weight")]
-
-    def _width(self) -> int:
-        return self._model.shapes[self._head_names()[0]][-1]
 
     async def _output_projection(self, digest: bytes) -> dict[str, Tensor]:
         """Return the output projection of the served version, read back from the engine once for each version.

@@ -5,7 +5,6 @@ argument are not changed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,21 +14,10 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
 from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
 
-
-@dataclass(frozen=True)
-class BatchRow:
-    """A request in vLLM's batch.
-
-    Attributes:
-        generated: token ids of its completion so far: vLLM's own list, to which vLLM appends.
-    """
-
-    arguments: RequestArguments
-    generated: Sequence[int]
-
-
-rows: dict[int, BatchRow] = {}
-"""Our requests of this worker's batch by their row; the hidden states of prefills are found by it."""
+rows: dict[int, tuple[RequestArguments, Sequence[int]]] = {}
+"""Our requests of this worker's batch by their row, each with the tokens of its completion so far: vLLM's own list, to
+which vLLM appends. The hidden states of prefills are found by it.
+"""
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
@@ -66,7 +54,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
             # The row may have belonged to a request of ours before.
             rows.pop(row, None)
             if arguments is not None:
-                rows[row] = BatchRow(arguments, generated)
+                rows[row] = arguments, generated
         for source, target, direction in batch_update.moved:
             # Both rows are taken out before either is put back, so that a swap loses none.
             source_row, target_row = rows.pop(source, None), rows.pop(target, None)
@@ -81,10 +69,10 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         Args:
             logits: float32 [B, V]; changed in place.
         """
-        # `generated` is vLLM's own list, so its length is the position of the token that is drawn now.
+        # The length of vLLM's own list is the position of the token that is drawn now.
         sampled = [
-            SampledRow(row, len(item.generated), item.arguments)
-            for row, item in sorted(rows.items())
-            if item.arguments.begin is None
+            SampledRow(row, len(generated), arguments)
+            for row, (arguments, generated) in sorted(rows.items())
+            if arguments.begin is None
         ]
         return draw(logits, sampled, records)
