@@ -107,11 +107,7 @@ class _BaseAndAdapters(PartialWeights):
 
 
 class LowRankLinear(nn.Module):
-    """A linear module with an adapter; its parameters have the names of PEFT's.
-
-    Args:
-        linear: whose parameters it takes over.
-    """
+    """A linear module with an adapter, whose parameters have PEFT's names; it takes over those of the linear module."""
 
     def __init__(self, linear: nn.Linear, lora: LoraSpec) -> None:
         super().__init__()
@@ -195,11 +191,7 @@ def check_base_digest(base: Weights, lora: LoraSpec, where: str) -> None:
 
 
 def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero.
-
-    Args:
-        shapes: by PEFT's names, as `LoraModel.shapes`.
-    """
+    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero."""
     # A fixed seed: all founders of a run with the same base get the same version 0.
     generator = torch.Generator().manual_seed(_SEED)
     adapters: dict[str, Tensor] = {}
@@ -213,11 +205,7 @@ def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
 
 
 def merged_weights(base: Weights, adapters: Weights, scale: float) -> dict[str, Tensor]:
-    """Return weights W + scale * B A of the base's dtype, computed in float32 and rounded once.
-
-    Args:
-        adapters: by PEFT's names.
-    """
+    """Return weights W + scale * B A of the base's dtype, computed in float32 and rounded once."""
     weights = dict(base)
     for name in (name for name in adapters if name.endswith(DOWN)):
         module = name.removesuffix(DOWN)

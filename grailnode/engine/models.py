@@ -74,11 +74,7 @@ def build_exact(policy: Policy) -> CausalModel:
 
 
 def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
-    """Refuse a policy that this program cannot compute. The weights' names and shapes are read, not their values.
-
-    Args:
-        lora: where the run has adapters; None for a run that trains all weights.
-    """
+    """Refuse a policy that this program cannot compute. The weights' names and shapes are read, not their values."""
     model = build(policy)
     _check_names(policy.directory, file_shapes(policy.directory), model.shapes)
     _try(policy.directory, model if lora is None else build(policy, lora=lora))

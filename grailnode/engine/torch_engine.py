@@ -149,7 +149,7 @@ class TorchEngine:
     ) -> list[Generation]:
         policy = self._policy()
         self._check_ids(prompts)
-        results: list[Generation | None] = [None] * len(prompts)
+        results: dict[int, Generation] = {}
         # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
         # memory.
         lengths = [len(prompt) + params.max_tokens for prompt in prompts]
@@ -157,9 +157,8 @@ class TorchEngine:
             # `split` sorts by length, so seeds and results are carried by index.
             own_seeds = None if seeds is None else [seeds[i] for i in batch]
             generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_seeds, params)
-            for index, generation in zip(batch, generations, strict=True):
-                results[index] = generation
-        return [result for result in results if result is not None]
+            results.update(zip(batch, generations, strict=True))
+        return [results[index] for index in range(len(prompts))]
 
     def _policy(self) -> _Policy:
         if self._serving is None:

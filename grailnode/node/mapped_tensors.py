@@ -19,11 +19,7 @@ _ALIGNMENT: Final = 64  # bytes, at which each tensor begins
 
 
 def mapped_tensors(directory: Path, like: Weights) -> dict[str, torch.Tensor]:
-    """Return tensors of the names, dtypes and shapes of others, in one new file; their elements are zeros.
-
-    Args:
-        directory: on whose disk the file lies.
-    """
+    """Return zeros in tensors of the names, dtypes and shapes of others, all of them in one new file."""
     places, end = {}, 0
     for name, tensor in like.items():
         places[name] = end

@@ -32,11 +32,7 @@ _PLAIN_TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Metrics:
-    """Implements StoreMeter, and counts events. Every process has a registry of its own.
-
-    Args:
-        process: the value of the label `node` of every sample, such as 'trainer/upload'.
-    """
+    """Implements StoreMeter, and counts events. Every process has a registry, and its name in the label `node`."""
 
     def __init__(self, process: str) -> None:
         self._process = process

@@ -198,11 +198,10 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
 def _arithmetic_refusal(
     who: str, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
 ) -> str:
-    """Return why a node cannot take part, and the commands that measure what a run that admits it needs.
+    """Return why a node cannot take part, and the commands that measure the missing pairs of arithmetics.
 
     Args:
         who: "miners" or "validators", of whom the run admits some arithmetics.
-        missing: the pairs of arithmetics for which the run has no thresholds.
     """
     own = missing[0][who == "validators"]
     commands = " and ".join(f"`{proof_file.calibration_command(*pair)}`" for pair in missing)

@@ -95,12 +95,7 @@ async def publish_run_base(node: Node, directory: Path) -> None:
 
 
 async def follower_model(node: Node, config: Config, policy: Policy, directory: Path, device: str) -> CausalModel:
-    """Return the model that a miner or a validator computes.
-
-    Args:
-        directory: of the node's state, to which the base is fetched.
-        device: of torch.
-    """
+    """Return the model that a miner or a validator computes; the base of a LoRA run is fetched to the directory."""
     lora = node.run.lora
     check_run_settings(config, node.run, trains=False)
     model = models.build(policy, torch.device(device), lora=lora)

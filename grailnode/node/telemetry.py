@@ -74,11 +74,7 @@ def _short(value: Field) -> str:
 
 
 class DownloadReport:
-    """Implements the cache's `Progress`: sends an event for each long download, at most one every few seconds.
-
-    Args:
-        now: seconds of a clock that never goes back.
-    """
+    """Implements the cache's `Progress`: sends an event for each long download, at most one every few seconds."""
 
     def __init__(self, telemetry: Telemetry, now: Callable[[], float] = time.monotonic) -> None:
         self._telemetry = telemetry

@@ -198,7 +198,6 @@ def date_reader(urls: Sequence[str]) -> ReadClockError:
 def _difference(start: float, end: float, date: float) -> float:
     """Return how far a clock is at least ahead of a server's (negative: behind), all in seconds since the Unix epoch.
 
-    Args:
-        start, end: of the request, by the clock; date: of the answer, without its fraction of a second.
+    `start` and `end` of the request are by the clock, and the answer's date has lost its fraction of a second.
     """
     return max(0.0, start - (date + 1.0)) + min(0.0, end - date)

@@ -48,12 +48,7 @@ _MAX_CONCURRENT_PROGRAMS = 8  # in sandboxes; each may use a gigabyte of memory
 
 
 def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sandbox | None = None) -> Task:
-    """Return the task that the run sets its miners and validators.
-
-    Args:
-        data: the run's data file, for an environment that reads one.
-        sandbox: for an environment that runs programs.
-    """
+    """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox."""
     try:
         environment = environments.get(node.run.environment, data, sandbox)
     except ProtocolError as error:
@@ -110,11 +105,7 @@ async def run_training(
     settings: TrainerSettings,
     make_learner: Callable[[], PolicyLearner] | None = None,
 ) -> None:
-    """Train until cancelled: the training process of a trainer.
-
-    Args:
-        make_learner: returns the learner; None for one in this process.
-    """
+    """Train until cancelled, with a learner of this process if none is given: the training process of a trainer."""
 
     def local_learner() -> PolicyLearner:
         device = torch.device(compute.device)

@@ -93,10 +93,8 @@ class ServerSupervisor:
         raise AssertionError
 
     async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
-        """Kill the server with all its processes, start it again, and bring the weights back into it.
-
-        Args:
-            failing_client: the client that failed; nothing is done if another call has replaced it meanwhile.
+        """Kill the server with all its processes, start it again, and bring the weights back into it. Do nothing if
+        another call has replaced the client that failed meanwhile.
         """
         async with self._connecting:
             # Another call has restarted it already.

@@ -48,11 +48,7 @@ class Server(Protocol):
         """End what a server was started with, too. This may be called outside of an event loop."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Return an HTTP client for the server.
-
-        Args:
-            seconds: how long to wait for an answer; connections: at the same time.
-        """
+        """Return an HTTP client for the server, with so many seconds for an answer and connections at the same time."""
 
 
 def write_modules(directory: Path) -> Path:

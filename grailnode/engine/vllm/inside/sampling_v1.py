@@ -21,11 +21,7 @@ which vLLM appends. The hidden states of prefills are found by it.
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
-    """Implements vLLM's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
-
-    Args:
-        vllm_config, device, is_pin_memory: arguments that vLLM passes; they are not used.
-    """
+    """Implements vLLM's `LogitsProcessor`: the largest logit of our requests becomes that of the required token."""
 
     def __init__(
         self, vllm_config: Any = None, device: torch.device | None = None, is_pin_memory: bool = False
@@ -64,11 +60,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
                 rows[source] = target_row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Draw the tokens of our rows.
-
-        Args:
-            logits: float32 [B, V]; changed in place.
-        """
+        """Draw the tokens of our rows: logits float32 [B, V], changed in place."""
         # The length of vLLM's own list is the position of the token that is drawn now.
         sampled = [
             SampledRow(row, len(generated), arguments)

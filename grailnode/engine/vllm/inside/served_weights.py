@@ -100,12 +100,7 @@ class StagedVersion:
 
 
 class ServedWeights:
-    """The weights of a serving model.
-
-    Args:
-        tensor_map: where each tensor lies.
-        gather: with tensor parallelism, see `Gather`.
-    """
+    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`)."""
 
     def __init__(self, tensor_map: TensorMap, gather: Gather | None = None) -> None:
         self.placements = tensor_map
@@ -237,11 +232,7 @@ def _narrow(bits: Tensor) -> tuple[Tensor, bool]:
 
 
 def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list[ElementChange]:
-    """Return the changes from one tensor to another, for the parts of it that lie on this rank.
-
-    Args:
-        before, after: BF16 on the CPU, of the checkpoint's shape.
-    """
+    """Return the changes from one tensor to another, BF16 on the CPU, for the parts of it that lie on this rank."""
     old, new = before.reshape(-1).view(torch.int16), after.reshape(-1).view(torch.int16)
     # Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals itself.
     indices = (old != new).nonzero().squeeze(1)

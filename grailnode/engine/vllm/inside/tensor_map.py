@@ -59,10 +59,7 @@ class Piece:
         return tensor.view(-1).as_strided(self.shape, self.source_strides, self.source_offset)
 
     def locate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Find elements of the checkpoint tensor in the parameter.
-
-        Args:
-            indices: int64 [N], places in the flat checkpoint tensor.
+        """Find elements of the flat checkpoint tensor, int64 [N], in the parameter.
 
         Returns:
             bool [N], which of them belong to this part, and int64 [M], the places of those in `target`.

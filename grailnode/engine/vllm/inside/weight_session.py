@@ -29,11 +29,7 @@ Values = dict[str, Any]
 
 
 class Job:
-    """Work in a thread.
-
-    Attributes:
-        result: what it returned, when it is finished; error: what went wrong.
-    """
+    """Work in a thread, with its result when it is finished, or the error that ended it."""
 
     def __init__(self, work: Callable[[Cancelled], Values]) -> None:
         self._cancelled = threading.Event()
