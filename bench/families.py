@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from grailnode import UserError
-from grailnode.engine.model_check import check_model
+from grailnode.engine.models import check_model
 from tests.support.builders.families import FAMILIES, difference, write_family
 
 

@@ -32,8 +32,8 @@ from grailnode.calibration import proof_file
 from grailnode.engine import models
 from grailnode.engine.compute import Compute, make_engine
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.node.clock import SystemClock
 from grailnode.node.settings import TrainerSettings
+from grailnode.node.time_check import SystemClock
 from grailnode.node.wiring import make_task, run_publisher, run_training, run_validator
 from grailnode.run import creation
 from grailnode.store.decorators.metering import MeteredStore

@@ -21,10 +21,9 @@ from bench.engines.setting import directory, report, requests_of, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
-from grailnode.engine.vllm.vllm_settings import VllmSettings
+from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode

@@ -11,6 +11,7 @@ import ctypes
 import gc
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from grailnode.node.mapped_tensors import MappedTensors
+from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.processes import FOLLOWER_BLOCK, return_large_blocks
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
@@ -102,7 +103,7 @@ async def _follow(python: Path, chain: PublishedChain, place: Path, name: str) -
     engine = VllmEngine(model, server, place / f"engine-{name}", dtype=torch.bfloat16)
     node = make_node(chain.run_id, chain.run, LocalStore(chain.directory), MemoryStore(), Log("miner"))
     node = replace(node, run_sync=trio.to_thread.run_sync)
-    new_tensors = MappedTensors(place / f"versions-{name}") if name == "files" else None
+    new_tensors = partial(mapped_tensors, place / f"versions-{name}") if name == "files" else None
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         follower = await Follower.open(node, new_tensors=new_tensors)

@@ -62,11 +62,11 @@ class CheckpointNames:
     def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the modules' tensors from the files' tensors; gradients flow to these.
 
-        # The same weights as in the last call are known by identity: comparing them would cost more than fusing.
         Fused experts are copies. Without gradients, the copies of the last weights are kept for the next call.
         """
         if self._experts is None and self._head is None:
             return weights
+        # The same weights as in the last call are known by identity: comparing them would cost more than fusing.
         if self._last is not None and self._last[0] is weights:
             return self._last[1]
         result = self.module_part(weights, self._parts)

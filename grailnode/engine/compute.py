@@ -1,14 +1,13 @@
 """The device and the dtype of a node, and the engine that uses them."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.proof import Arithmetic, arithmetic_of
 from roles.policy.causal_model import CausalModel
@@ -38,11 +37,7 @@ class Compute:
 
 
 def exact_refusal(kind: str, device: str, dtype: str) -> str:
-    """Return why an engine does not compute in exact arithmetic; empty if it does.
-
-    Args:
-        kind, device, dtype: of run.toml's section `engine`.
-    """
+    """Return why an engine of these settings does not compute in exact arithmetic; empty if it does."""
     if kind == "torch" and device == "cpu" and dtype == "float32":
         return ""
     refusal = (
@@ -58,20 +53,12 @@ def exact_refusal(kind: str, device: str, dtype: str) -> str:
 
 
 def config_arithmetics(kind: str, dtype: str, states: str) -> tuple[Arithmetic, Arithmetic]:
-    """Return the arithmetics in which an engine generates and checks.
-
-    Args:
-        kind, dtype, states: of run.toml's section `engine`.
-    """
+    """Return the arithmetics in which an engine of these settings generates and checks."""
     return arithmetic_of(kind, dtype), arithmetic_of("torch" if states == "torch" else kind, dtype)
 
 
-def make_engine(compute: Compute, run_sync: Callable[..., Awaitable[Any]]) -> TorchEngine:
-    """Return the torch engine that samples completions and checks them.
-
-    Args:
-        run_sync: runs a function that computes for long, off the event loop's thread.
-    """
+def make_engine(compute: Compute, run_sync: RunSync) -> TorchEngine:
+    """Return the torch engine that samples completions and checks them."""
     with_torch = compute.vllm is None or compute.vllm.states == "torch"
     return TorchEngine(
         compute.model,
@@ -83,15 +70,12 @@ def make_engine(compute: Compute, run_sync: Callable[..., Awaitable[Any]]) -> To
 
 
 @asynccontextmanager
-async def open_engine(
-    compute: Compute, run_sync: Callable[..., Awaitable[Any]], report: Callable[..., None]
-) -> AsyncIterator[Engine]:
+async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[..., None]) -> AsyncIterator[Engine]:
     """Yield the engine that a node's settings name; a server that belongs to it ends with the context.
 
     An engine of vLLM is also verified when `grailnode engine verify` asks for it.
 
     Args:
-        run_sync: runs a function that computes for long, off the event loop's thread.
         report: `report(event, **fields)`, as Telemetry.event.
     """
     if compute.vllm is None:

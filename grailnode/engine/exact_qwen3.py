@@ -24,19 +24,6 @@ _PI_DIGITS: Final = Decimal("3.1415926535897932384626433832795028841971693993751
 _TERMS: Final = 13  # of the series of sine and cosine, for an angle below one
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x @ weight.T: [..., J] from [..., K] and [J, K]."""
-    # The kernels add in one fixed order (protocol/kernels/exact.py). Padding completes their blocks with zeros, which
-    # add nothing.
-    return torch.from_numpy(exact.products(exact.padded(x), exact.padded(weight))).view(*x.shape[:-1], len(weight))
-
-
-def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Compute x / rms(x) * gain over the last dimension."""
-    sums = torch.from_numpy(exact.square_sums(exact.padded(x))).view(*x.shape[:-1], 1)
-    return gain * (x / torch.sqrt(sums / x.shape[-1] + eps))
-
-
 @functools.cache
 def _frequencies(theta: float, head_size: int) -> tuple[int, ...]:
     """Return the angle between two positions for each pair of dimensions, in units of 2**-64 turns."""
@@ -81,16 +68,13 @@ def _series(angles: np.ndarray, odd: int) -> np.ndarray:
 class ExactQwen3(Qwen3):
     """A CausalModel (roles/policy/causal_model.py) for weights in float32 on a CPU, without gradients."""
 
+    exact = True
+
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
         self._positions = 1024
 
-    @property
-    def exact(self) -> bool:
-        return True
-
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine [B, 1, S, E] for positions [B, S]."""
         # The table grows by doubling, so that it is computed seldom; its rows do not depend on its size.
         while int(positions.max()) >= self._positions:
             self._positions *= 2
@@ -98,10 +82,13 @@ class ExactQwen3(Qwen3):
         return cosine[positions][:, None], sine[positions][:, None]
 
     def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
-        return _rms_norm(x, gain, self._config.rms_norm_eps)
+        sums = torch.from_numpy(exact.square_sums(exact.padded(x))).view(*x.shape[:-1], 1)
+        return gain * (x / torch.sqrt(sums / x.shape[-1] + self._config.rms_norm_eps))
 
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _linear(x, weight)
+        # The kernels add in one fixed order (protocol/kernels/exact.py). Padding completes their blocks with zeros,
+        # which add nothing.
+        return torch.from_numpy(exact.products(exact.padded(x), exact.padded(weight))).view(*x.shape[:-1], len(weight))
 
     def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
         return torch.from_numpy(exact.silu(gate.contiguous().numpy())) * up
@@ -117,5 +104,4 @@ class ExactQwen3(Qwen3):
         return torch.from_numpy(mixed)[..., :width]
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
-        return _linear(hidden, weights[name])
+        return self._project(hidden, weights[self._head])

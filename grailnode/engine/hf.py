@@ -17,7 +17,6 @@ from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.policy import PolicyError
-from grailnode.engine.table_lookup import insert_lookup
 from protocol.lora import DOWN, LoraSpec
 from roles.policy.layer_weights import PartialWeights, TableWeights, compute_part
 
@@ -50,6 +49,8 @@ class TransformersModel:
             for such adapters.
     """
 
+    exact = False
+
     def __init__(
         self,
         directory: Path,
@@ -78,34 +79,20 @@ class TransformersModel:
         # Names of the module, which differ from those in files for some families; `CheckpointNames` translates.
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         self._names = CheckpointNames(config.model_type, shapes)
+        self.shapes = self._names.shapes
+        self.vocabulary = int(config.vocab_size)
         self._layers = _recompute_layers(directory, module, self._names) if recompute else {}
+        # Without layers that are computed again, all weights are one part.
+        self.layers = tuple(self._layers)
         # 1. With gradients, or with weights that come in parts, each decoder layer takes its own weights while it
         # computes.
-        inside = tuple(self._layers)
         # 2. All others are handed over at once.
         self._body = [name for name in shapes if name.startswith(module.base_model_prefix + ".")]
-        self._outside_layers = [name for name in self._body if not (inside and name.startswith(inside))]
+        self._outside_layers = [name for name in self._body if not name.startswith(self.layers)]
         table = module.get_input_embeddings().weight
         # Tied weights have one parameter under two names, so the table is found by identity.
         self._table = next(name for name, parameter in module.named_parameters() if parameter is table)
-        self._lookup = insert_lookup(module, self._names.file_of(self._table))
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._names.shapes
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Implements CausalModel.layers: those that are computed again; without these, all weights are one part."""
-        return tuple(self._layers)
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self._config.vocab_size)
+        self._lookup = _insert_lookup(module, self._names.file_of(self._table))
 
     def cache(self) -> _Cache:
         return _Cache(DynamicCache(config=self._config))
@@ -181,7 +168,70 @@ def _insert_adapters(module: Any, lora: LoraSpec) -> None:
             module.set_submodule(target, LowRankLinear(linears[target], lora))
 
 
-class _RecomputedLayer(torch.nn.Module):
+class _Replacement(torch.nn.Module):
+    """A module in the place of another, whose children and parameters it takes over under the same names.
+
+    The other attributes of the original are shown beside its own.
+    """
+
+    def __init__(self, original: torch.nn.Module) -> None:
+        super().__init__()
+        for name, child in original.named_children():
+            self.add_module(name, child)
+        for name, parameter in original.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        # The original itself is not a child, or its parameters would have two names.
+        object.__setattr__(self, "_original", original)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_original"), name)
+
+
+class _TableLookup(_Replacement):
+    """An embedding whose table a trainer's weights look up themselves: it is never rounded as a whole, and has no
+    gradient of the whole table (roles/policy/layer_weights.py). The parameter keeps its name.
+
+    Args:
+        name: of the table in the files.
+
+    Attributes:
+        weights: set while a model computes with weights that look up a table themselves; None for the parameter.
+    """
+
+    def __init__(self, embedding: torch.nn.Embedding, name: str) -> None:
+        super().__init__(embedding)
+        self._name = name
+        self.weights: TableWeights | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return rows of the table, as the embedding does: [..., D] for ids int64 [...]."""
+        embedding = self._original
+        if self.weights is None:
+            result: Tensor = functional_call(embedding, {"weight": self.weight}, (ids,))
+            return result
+        rows = self.weights.rows(self._name, ids)
+        if embedding.padding_idx is not None:  # that row has no gradient
+            rows = torch.where((ids == embedding.padding_idx)[..., None], rows.detach(), rows)
+        scale = getattr(embedding, "embed_scale", None)
+        return rows if scale is None else rows * scale.to(rows.dtype)
+
+
+def _insert_lookup(module: Any, name: str) -> _TableLookup | None:
+    """Replace a model's embedding, whose table has this name in the files; None if it computes something else."""
+    embedding = module.get_input_embeddings()
+    is_scaled = isinstance(getattr(embedding, "embed_scale", None), Tensor)  # Gemma's
+    if not (is_scaled or type(embedding) is torch.nn.Embedding):
+        return None
+    path = next(path for path, child in module.named_modules() if child is embedding)
+    lookup = _TableLookup(embedding, name)
+    module.set_submodule(path, lookup)
+    return lookup
+
+
+class _RecomputedLayer(_Replacement):
     """A decoder layer whose activations are computed again in the backward pass.
 
     It reads its weights when it computes, so that they can be rounded or gathered for it, and once more for the
@@ -195,31 +245,18 @@ class _RecomputedLayer(torch.nn.Module):
     """
 
     def __init__(self, layer: torch.nn.Module, names: CheckpointNames, prefix: str) -> None:
-        super().__init__()
-        for name, child in layer.named_children():
-            self.add_module(name, child)
-        for name, parameter in layer.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        # The layer itself is not a child, or its parameters would have two names.
-        object.__setattr__(self, "_layer", layer)  # not registered as a child
+        super().__init__(layer)
         self._parameter_names = [name for name, _ in layer.named_parameters()]
         self._names = names
         self._prefix = prefix
         self.weights: Mapping[str, Tensor] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the layer that is none of this wrapper."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(object.__getattribute__(self, "_layer"), name)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """Compute the layer."""
         weights = self.weights
         # Without weights of its own, the layer computes with the parameters that functional_call put in place.
         if weights is None:
-            return object.__getattribute__(self, "_layer")(*arguments, **options)
+            return self._original(*arguments, **options)
         # Sampling and checking compute each layer once; the gathering of its weights is all that is left to do.
         if not torch.is_grad_enabled():
             return compute_part(weights, self._prefix, self._compute, weights, *arguments, **options)
@@ -232,7 +269,7 @@ class _RecomputedLayer(torch.nn.Module):
     def _compute(self, weights: Mapping[str, Tensor], *arguments: Any, **options: Any) -> Any:
         tensors = self._names.module_part(weights, [self._prefix + name for name in self._parameter_names])
         own = {name.removeprefix(self._prefix): tensor for name, tensor in tensors.items()}
-        return functional_call(object.__getattribute__(self, "_layer"), own, arguments, options)
+        return functional_call(self._original, own, arguments, options)
 
 
 def _recompute_layers(directory: Path, module: torch.nn.Module, names: CheckpointNames) -> dict[str, _RecomputedLayer]:

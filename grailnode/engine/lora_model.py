@@ -4,21 +4,30 @@
 
 is computed as it stands, in the dtype of computing, and as PEFT computes it. W + alpha / rank * B A would have to be
 rounded to BF16, in which most of a small change is lost: it is another function (docs/adr/0420-lora-runs.md).
+
+As files, adapters are a directory in the layout of PEFT, whose tensors are those of the chain under the same names.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from grailnode.engine.policy import PolicyError
+from protocol.chain import safetensors
 from protocol.digest import Weights, digest_weights
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
 from roles.policy.causal_model import Cache, CausalModel
 from roles.policy.layer_weights import PartialWeights, compute_part
 
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
 _SEED: Final = 0
 _LISTED: Final = 8
 
@@ -43,23 +52,13 @@ class LoraModel:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model = model
+        self.exact, self.vocabulary = model.exact, model.vocabulary
+        self.layers = tuple(PREFIX + layer for layer in model.layers)
         self.shapes = {PREFIX + name: shape for name, shape in model.shapes.items() if name.endswith((DOWN, UP))}
         # Before anything is copied: a base with other tensors would fail in the middle of a forward pass.
         check_base(base, model.shapes)
         self._base = {name: tensor.to(device, dtype) for name, tensor in base.items()}
         self._last: _BaseAndAdapters | None = None
-
-    @property
-    def exact(self) -> bool:
-        return self._model.exact
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(PREFIX + layer for layer in self._model.layers)
-
-    @property
-    def vocabulary(self) -> int:
-        return self._model.vocabulary
 
     def cache(self) -> Cache:
         return self._model.cache()
@@ -71,7 +70,6 @@ class LoraModel:
         return self._model.logits(self._with_base(weights), hidden)
 
     def _with_base(self, adapters: Mapping[str, Tensor]) -> "_BaseAndAdapters":
-        """Return all weights: the same object for the same adapters, because a model may keep what it computed."""
         # A model keeps what it made of weights by their identity (checkpoint_names.py), so the same adapters must
         # give the same object.
         if self._last is None or self._last.adapters is not adapters:
@@ -109,11 +107,7 @@ class _BaseAndAdapters(PartialWeights):
 
 
 class LowRankLinear(nn.Module):
-    """A linear module with an adapter; its parameters have the names of PEFT's.
-
-    Args:
-        linear: whose parameters it takes over.
-    """
+    """A linear module with an adapter, whose parameters have PEFT's names; it takes over those of the linear module."""
 
     def __init__(self, linear: nn.Linear, lora: LoraSpec) -> None:
         super().__init__()
@@ -197,11 +191,7 @@ def check_base_digest(base: Weights, lora: LoraSpec, where: str) -> None:
 
 
 def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero.
-
-    Args:
-        shapes: by PEFT's names, as `LoraModel.shapes`.
-    """
+    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero."""
     # A fixed seed: all founders of a run with the same base get the same version 0.
     generator = torch.Generator().manual_seed(_SEED)
     adapters: dict[str, Tensor] = {}
@@ -215,11 +205,7 @@ def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
 
 
 def merged_weights(base: Weights, adapters: Weights, scale: float) -> dict[str, Tensor]:
-    """Return weights W + scale * B A of the base's dtype, computed in float32 and rounded once.
-
-    Args:
-        adapters: by PEFT's names.
-    """
+    """Return weights W + scale * B A of the base's dtype, computed in float32 and rounded once."""
     weights = dict(base)
     for name in (name for name in adapters if name.endswith(DOWN)):
         module = name.removesuffix(DOWN)
@@ -228,3 +214,36 @@ def merged_weights(base: Weights, adapters: Weights, scale: float) -> dict[str, 
         # The order of base and product is that of the forward pass; the sum is rounded once, to the dtype of the base.
         weights[matrix] = (base[matrix].to(torch.float32) + up @ down * scale).to(base[matrix].dtype)
     return weights
+
+
+def adapter_files(lora: LoraSpec, adapters: Weights) -> dict[str, bytes]:
+    """Return the files of a run's adapters by name. PEFT needs no more in the config than is here."""
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": list(lora.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    return {CONFIG: (json.dumps(config, indent=2) + "\n").encode(), WEIGHTS: safetensors.write(adapters)}
+
+
+def read_adapters(directory: Path) -> dict[str, Tensor]:
+    """Return the adapters of a directory: BF16, by PEFT's names.
+
+    Raises:
+        PolicyError: the file is missing, broken or of another dtype.
+    """
+    path = directory / WEIGHTS
+    try:
+        adapters = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f"{path}: cannot be read as safetensors ({error}); `grailnode init` wrote it") from error
+    for name, tensor in adapters.items():
+        if tensor.dtype != torch.bfloat16:
+            raise PolicyError(f"{path}: {name} has dtype {tensor.dtype}, and adapters of a run are BF16")
+    return {name: adapters[name] for name in sorted(adapters)}

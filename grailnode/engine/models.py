@@ -1,17 +1,25 @@
 """Chooses the model of a policy: `qwen3.Qwen3`, which does not need transformers; `hf.TransformersModel`, any other
 causal language model of transformers; or `exact_qwen3.ExactQwen3` in exact arithmetic.
+
+`check_model` tries a policy before a run is created with it: a model that fails only at its first use would leave a run
+that is published and that no miner can work in.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from grailnode.engine.policy import Policy, PolicyError
+from grailnode.engine.policy import Policy, PolicyError, published_names, weight_files
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
+
+_LISTED: Final = 3
 
 
 def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
@@ -63,3 +71,69 @@ def build_exact(policy: Policy) -> CausalModel:
     from grailnode.engine.exact_qwen3 import ExactQwen3  # noqa: PLC0415 - numba takes half a second to import
 
     return ExactQwen3(config)
+
+
+def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
+    """Refuse a policy that this program cannot compute. The weights' names and shapes are read, not their values."""
+    model = build(policy)
+    _check_names(policy.directory, file_shapes(policy.directory), model.shapes)
+    _try(policy.directory, model if lora is None else build(policy, lora=lora))
+
+
+def file_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's tensors by name, without those that are not published.
+
+    Raises:
+        PolicyError: a file is missing or broken.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, "pt") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise PolicyError(f"{path}: cannot be read as safetensors ({error})") from error
+    return {name: shapes[name] for name in published_names(directory, shapes)}
+
+
+def _check_names(
+    directory: Path, shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    missing, unknown = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
+    if missing or unknown:
+        texts = [
+            f"{len(names)} {what}: {', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
+            for what, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        raise PolicyError(
+            f"{directory}: the tensors in the files are not those of the model ({'; '.join(texts)}); "
+            "docs/guide/models.md lists the families that work"
+        )
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise PolicyError(
+                f"{directory}: {name} has shape {list(shape)}, and config.json says {list(expected[name])}"
+            )
+
+
+def _try(directory: Path, model: CausalModel) -> None:
+    """Compute a prompt and one more token with zeros that take no memory."""
+    weights = {name: torch.zeros(()).expand(shape) for name, shape in model.shapes.items()}
+    ids, mask = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[True, True], [False, True]])
+    try:
+        with torch.inference_mode():
+            cache = model.cache()
+            model.hidden(weights, ids, mask, cache)
+            cache = cache.select(torch.tensor([1]))
+            longer = torch.tensor([[False, True, True]])
+            states = model.hidden(weights, ids[:1, :1], longer, cache)
+            logits: Tensor = model.logits(weights, states[:, -1])
+    except Exception as error:  # whatever an architecture's own code raises
+        raise PolicyError(
+            f"{directory}: this program cannot compute the model ({type(error).__name__}: {error})"
+        ) from error
+    if logits.shape != (1, model.vocabulary):
+        raise PolicyError(
+            f"{directory}: the model gives logits of shape {list(logits.shape)} for {model.vocabulary} tokens"
+        )

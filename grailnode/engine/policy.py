@@ -59,14 +59,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class Tokenizer:
-    """Converts text to token ids and back.
-
-    Args:
-        text: the contents of a tokenizer.json.
-
-    Raises:
-        PolicyError: the text is no tokenizer.
-    """
+    """Converts text to token ids and back, as a tokenizer.json says; a text that is no tokenizer raises PolicyError."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -100,14 +93,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy without its weights.
-
-    Attributes:
-        directory: the checkpoint directory.
-        config: config.json.
-        tokenizer: tokenizer.json.
-        stops: the token ids that end a completion, ascending.
-    """
+    """A policy without its weights; `stops` are the token ids that end a completion, ascending."""
 
     directory: Path
     config: Mapping[str, Any]
@@ -192,8 +178,7 @@ def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Ma
     """Write a policy directory; create it if it is missing.
 
     Args:
-        config: config.json, with `eos_token_id`.
-        tokenizer: the contents of tokenizer.json.
+        config: config.json, with `eos_token_id`; tokenizer: the contents of tokenizer.json.
         weights: contiguous CPU tensors.
     """
     directory.mkdir(parents=True, exist_ok=True)

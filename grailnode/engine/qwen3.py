@@ -104,14 +104,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Compute x / rms(x) * gain over the last dimension, the division in float32 at least."""
-    # The mean of squares and the division are in float32 even for BF16 weights, as in transformers; the gain is applied
-    # in the dtype of the weights.
-    wide = x.to(_wide(x.dtype))
-    return gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to [B, H, S, E] with cos, sin [B, 1, S, E]."""
     # Dimension i turns together with i + E/2, as checkpoints of this family store them.
@@ -157,6 +149,8 @@ class Qwen3:
         PolicyError: the model has no place for such adapters.
     """
 
+    exact = False
+
     def __init__(
         self,
         config: Qwen3Config,
@@ -166,68 +160,61 @@ class Qwen3:
         recompute: bool = False,
         lora: LoraSpec | None = None,
     ) -> None:
+        self.vocabulary = config.vocab_size
+        self.layers = tuple(f"model.layers.{layer}." for layer in range(config.num_hidden_layers))
         self._config = config
+        # Tied weights: the table of the vocabulary is also the output projection.
+        self._head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._recompute = recompute
         self._attention_kind = attention
         # To the bit as in transformers: integers, converted to float32, divided by the size of a head.
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
         self._frequencies = (1.0 / config.rope_theta**exponents).to(device)
-        self._shapes = _shapes(config)
+        self.shapes = _shapes(config)
         self._adapters: dict[str, tuple[int, ...]] = {}
         self._adapter_scale = 0.0
         if lora is not None:
             # Adapters are for the linear modules of layers; the embedding and the output projection have none.
-            linears = {n.removesuffix(".weight"): s for n, s in self._shapes.items() if n.endswith("_proj.weight")}
+            linears = {n.removesuffix(".weight"): s for n, s in self.shapes.items() if n.endswith("_proj.weight")}
             self._adapters, self._adapter_scale = adapter_shapes(lora, linears), lora.scale
-            self._shapes |= self._adapters
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(f"model.layers.{layer}." for layer in range(self._config.num_hidden_layers))
-
-    @property
-    def vocabulary(self) -> int:
-        return self._config.vocab_size
+            self.shapes |= self._adapters
 
     def cache(self) -> KeyValueCache:
         return KeyValueCache()
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        config, new = self._config, ids.shape[1]
+        new = ids.shape[1]
         x = look_up(weights, "model.embed_tokens.weight", ids)
         # A token's position counts real tokens only, so that padding on the left does not move it.
         cosine, sine = self._rotations((mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:])
         rotation = cosine.to(x.dtype), sine.to(x.dtype)
         visible = _visible(mask, new)
-        for layer in range(config.num_hidden_layers):
+        for layer, prefix in enumerate(self.layers):
             # One call for each layer, so that partial weights are gathered for a layer and freed behind it.
             arguments = weights, layer, x, rotation, visible, cache
             if self._recompute and torch.is_grad_enabled():
                 # The forward pass keeps what enters a layer, and the backward pass computes the layer once more.
-                x = compute_part(weights, self.layers[layer], checkpoint, self._layer, *arguments, use_reentrant=False)
+                x = compute_part(weights, prefix, checkpoint, self._layer, *arguments, use_reentrant=False)
             else:
-                x = compute_part(weights, self.layers[layer], self._layer, *arguments)
+                x = compute_part(weights, prefix, self._layer, *arguments)
         return self._norm(x, weights["model.norm.weight"])
 
     # The operations that exact arithmetic replaces (exact_qwen3.py).
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        # Angles in float32: BF16 has too few digits for positions beyond 256.
         """Return cosine and sine [B, 1, S, E] for positions [B, S]."""
+        # Angles in float32: BF16 has too few digits for positions beyond 256.
         angles = positions[:, None, :, None].to(torch.float32) * self._frequencies
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos(), angles.sin()
 
     def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
-        return _rms_norm(x, gain, self._config.rms_norm_eps)
+        """Compute x / rms(x) * gain over the last dimension."""
+        # The mean of squares and the division are in float32 even for BF16 weights, as in transformers; the gain is
+        # applied in the dtype of the weights.
+        wide = x.to(_wide(x.dtype))
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._config.rms_norm_eps)
+        return gain * (wide * scale).to(x.dtype)
 
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight)
@@ -251,7 +238,7 @@ class Qwen3:
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Compute a layer: [B, S, D] from [B, S, D]."""
-        prefix = f"model.layers.{layer}."
+        prefix = self.layers[layer]
         # x + attention(norm(x)), then x + mlp(norm(x)): the residual stream x itself is never normed before the end.
         normed = self._norm(x, weights[prefix + "input_layernorm.weight"])
         x = x + self._attention(weights, layer, normed, rotation, visible, cache)
@@ -277,7 +264,7 @@ class Qwen3:
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Compute grouped-query attention with normed queries and keys: [B, S, D] from [B, S, D]."""
-        config, prefix = self._config, f"model.layers.{layer}.self_attn."
+        config, prefix = self._config, f"{self.layers[layer]}self_attn."
         B, S, _ = x.shape
 
         def heads(name: str) -> Tensor:
@@ -295,9 +282,7 @@ class Qwen3:
         return self._linear(weights, prefix + "o_proj", mixed.transpose(1, 2).reshape(B, S, -1))
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:
-        # Tied weights: the table of the vocabulary is also the output projection.
-        name = "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
-        return project_by(weights, name, hidden)
+        return project_by(weights, self._head, hidden)
 
 
 def _shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:

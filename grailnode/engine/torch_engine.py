@@ -34,7 +34,7 @@ _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
 
 RunSync = Callable[..., Awaitable[Any]]
-"""`await run_sync(function, *arguments)` returns what the function returns."""
+"""`await run_sync(function, *arguments)` runs a function off the event loop's thread, and returns what it returns."""
 
 DEFAULT_BATCH_TOKENS: Final = 8192
 """Padded tokens of one batch: bounds the memory of activations and cache."""
@@ -83,6 +83,8 @@ class TorchEngine:
         max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
         run_sync: RunSync = trio.to_thread.run_sync,
     ) -> None:
+        arithmetic: Arithmetic = "exact" if model.exact else arithmetic_of("torch", str(dtype).removeprefix("torch."))
+        self.generating_arithmetic = self.checking_arithmetic = arithmetic
         self._model = model
         self._device = torch.device(device)
         self._dtype = dtype
@@ -93,7 +95,6 @@ class TorchEngine:
 
     @property
     def version(self) -> int | None:
-        """The version that is served; None before the first commit."""
         return self._serving.version if self._serving is not None else None
 
     @property
@@ -102,27 +103,14 @@ class TorchEngine:
         # On a CPU, BF16 weights are served as they are: there a whole version costs no copy, and a patch saves nothing.
         return not is_quantized and (self._device.type != "cpu" or self._dtype != torch.bfloat16)
 
-    @property
-    def generating_arithmetic(self) -> Arithmetic:
-        return self.checking_arithmetic
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
-        return "exact" if self._model.exact else arithmetic_of("torch", str(self._dtype).removeprefix("torch."))
-
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare a policy beside the one that is served."""
         # The scales of codes are no tensors of the model; `dequantize` takes them together with their codes.
         check_fit(self._model, {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)})
         is_quantized = any(map(is_code, weights.values()))
         self._staged = _Policy(version, await self._compute(self._convert, weights), is_quantized)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Prepare the version that a patch leads to; tensors that it does not change are shared.
-
-        Raises:
-            EngineError: the patch is for other weights, or does not lead to those of the manifest.
-        """
+        """Implements Engine.stage_patch; tensors that the patch does not change are shared."""
         policy = self._policy()
         # If the patch is refused, nothing is staged: a later commit must not serve an older stage.
         self._staged = None
@@ -133,11 +121,6 @@ class TorchEngine:
         self._staged = _Policy(version, weights, is_quantized=False)
 
     async def commit(self) -> None:
-        """Serve the staged policy.
-
-        Raises:
-            EngineError: nothing is staged.
-        """
         if self._staged is None:
             raise EngineError("nothing is staged")
         # A call that is under way keeps its own policy, so the swap is one assignment and no call sees two versions.
@@ -146,15 +129,13 @@ class TorchEngine:
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Sample one completion for each request, in order."""
         return await self._decode([request.prompt for request in requests], [r.seed for r in requests], params)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Return the most likely completion of each prompt, in order."""
         return [generation.tokens for generation in await self._decode(prompts, None, params)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Prefill each prompt with its completion, in order; a repeated prompt is computed once."""
+        """Implements Engine.forward; a repeated prompt is computed once."""
         policy = self._policy()
         self._check_ids([*prompts, *completions])
         results: list[Forward] = []
@@ -168,7 +149,7 @@ class TorchEngine:
     ) -> list[Generation]:
         policy = self._policy()
         self._check_ids(prompts)
-        results: list[Generation | None] = [None] * len(prompts)
+        results: dict[int, Generation] = {}
         # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
         # memory.
         lengths = [len(prompt) + params.max_tokens for prompt in prompts]
@@ -176,9 +157,8 @@ class TorchEngine:
             # `split` sorts by length, so seeds and results are carried by index.
             own_seeds = None if seeds is None else [seeds[i] for i in batch]
             generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_seeds, params)
-            for index, generation in zip(batch, generations, strict=True):
-                results[index] = generation
-        return [result for result in results if result is not None]
+            results.update(zip(batch, generations, strict=True))
+        return [results[index] for index in range(len(prompts))]
 
     def _policy(self) -> _Policy:
         if self._serving is None:
@@ -195,7 +175,6 @@ class TorchEngine:
             return await self._run_sync(function, *arguments)
 
     def _patched(self, policy: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
-        """Return the weights of a patch's version in the dtype of the engine."""
         # The patch is for BF16 bits. A float32 copy has them in its upper half, so the old version needs no copy of its
         # own.
         before = {name: _bf16_bits(tensor.cpu()) for name, tensor in policy.weights.items()}
@@ -207,7 +186,6 @@ class TorchEngine:
         return policy.weights | self._convert(changed)
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
-        """Return the tensors of a version as the model has them."""
         try:
             return dequantize(weights, self._dtype, self._device)
         except MalformedError as error:
@@ -218,7 +196,7 @@ class TorchEngine:
         """Compute each prompt once, then its completions in a batch."""
         # 1. All distinct prompts in one pass, padded on the left: the last state of each row predicts the first token.
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-        ids, mask = _left_padded(list(distinct), self._device)
+        ids, mask = _padded(list(distinct), self._device, left=True)
         shared = self._model.cache()
         last = self._model.hidden(policy.weights, ids, mask, shared)[:, -1]
         # 2. One place in `states` for each completion token, completions one after the other.
@@ -238,7 +216,7 @@ class TorchEngine:
                     cache = cache.select(torch.arange(ended_rows, ended_rows + len(rows), device=self._device))
                 # A row that is shorter than this pass gets pads at its end, which no real token can see.
                 inputs = [completions[row][:-1][begin:end] for row in rows]
-                ids, own = _right_padded(inputs, end - begin, self._device)
+                ids, own = _padded(inputs, self._device, width=end - begin)
                 visible = torch.cat([visible, own], dim=1)
                 computed = self._model.hidden(policy.weights, ids, visible, cache)
                 # State number t comes from the input token t, and token t + 1 is drawn from it.
@@ -258,7 +236,7 @@ class TorchEngine:
     ) -> list[Generation]:
         """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
         # Prompts end at the same column, so that each step appends one column for all rows.
-        ids, mask = _left_padded(prompts, self._device)
+        ids, mask = _padded(prompts, self._device, left=True)
         cache = self._model.cache()
         stops = torch.tensor(params.stops, device=self._device)
         words = None if seeds is None else seed_words(seeds, self._device)
@@ -285,9 +263,7 @@ class TorchEngine:
                 break
             if len(going) < len(next_tokens):
                 active = _Decoding(
-                    active.rows[going],
-                    active.mask[going],
-                    None if active.seeds is None else active.seeds[going],
+                    active.rows[going], active.mask[going], None if active.seeds is None else active.seeds[going]
                 )
                 cache = cache.select(going)
             # Each drawn token becomes a real one that later tokens attend to.
@@ -371,24 +347,23 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             begin = end
 
 
-def _right_padded(sequences: Sequence[Tokens], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S], the sequences at the beginning of their rows."""
+def _padded(
+    sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return ids int64 [B, S] and mask bool [B, S].
+
+    Args:
+        width: S; None for that of the longest sequence.
+        left: whether pads stand before a sequence, which continues at the end of its row, and not behind it.
+    """
+    if left and not all(sequences):
+        raise ValueError("a prompt has at least one token")
+    if width is None:
+        width = max(map(len, sequences), default=0)
     ids = torch.zeros(len(sequences), width, dtype=torch.int64)
     mask = torch.zeros(len(sequences), width, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-        mask[row, : len(sequence)] = True
-    return ids.to(device), mask.to(device)
-
-
-def _left_padded(prompts: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S], the prompts at the end of their rows, where it continues."""
-    if not all(prompts):
-        raise ValueError("a prompt has at least one token")
-    width = max(map(len, prompts), default=0)
-    ids = torch.zeros(len(prompts), width, dtype=torch.int64)
-    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
-        mask[row, width - len(prompt) :] = True
+        begin = width - len(sequence) if left else 0
+        ids[row, begin : begin + len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+        mask[row, begin : begin + len(sequence)] = True
     return ids.to(device), mask.to(device)

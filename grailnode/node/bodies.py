@@ -16,13 +16,7 @@ from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
-from grailnode.node.node_makers import (
-    engine_directory,
-    make_spectator,
-    open_trainer_state,
-    read_key,
-)
-from grailnode.node.outer_settings import coordinator_settings, site_settings
+from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key
 from grailnode.node.process_launch import Kind, Launch, Seat
 from grailnode.node.run_model import (
     DTYPES,
@@ -32,7 +26,7 @@ from grailnode.node.run_model import (
     publish_run_base,
     trainer_model,
 )
-from grailnode.node.settings import TrainerSettings, trainer_settings
+from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
 from grailnode.node.tracking import track
 from grailnode.node.wiring import (
     MINER_VERSIONS,
@@ -69,12 +63,9 @@ ProcessBody = Callable[[Node, Launch], Awaitable[None]]
 
 
 async def join_run(node: Node, config: Config, name: str, versions: int = MINER_VERSIONS) -> tuple[Task, Compute]:
-    """Wait for the run's files in the store, and return the run's task and model.
+    """Wait for the run's files in the store, and return the run's task and model for a node with so many versions.
 
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
-
-    Args:
-        versions: of the weights, that the node keeps.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     reporter = ChangeReporter(node.telemetry, "files-missing")
@@ -128,8 +119,7 @@ def data_file(config: Config) -> Path | None:
 async def publish_beacon(node: Node, launch: Launch) -> None:
     """Publish the rounds of the run's own beacon until cancelled."""
     config = launch.config
-    secret = key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}")
-    key = LocalKey.from_seed(secret)
+    key = LocalKey.from_seed(key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}"))
     keep, telemetry = config.beacon.keep_rounds, node.telemetry
     await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=keep, telemetry=telemetry)
 
@@ -138,10 +128,8 @@ async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     """Train, on one device or as rank 0 of several."""
     genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
     compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
-    if seat is None:
-        await run_training(node, genesis, compute, settings)
-        return
-    await run_training(node, genesis, compute, settings, _rank_0(compute, settings, genesis, seat))
+    make_learner = None if seat is None else _rank_0(compute, settings, genesis, seat)
+    await run_training(node, genesis, compute, settings, make_learner)
 
 
 def _rank_0(

@@ -33,10 +33,8 @@ class DiskError(UserError):
 
 
 def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
-    """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer.
-
-    Args:
-        lora: the adapters of a LoRA run, which are then all that the state has.
+    """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer; in a LoRA run it
+    has only adapters.
     """
     return _SMALL_BYTES + _TRAINER_BYTES * _parameters(policy, lora)
 

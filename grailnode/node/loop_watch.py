@@ -44,11 +44,7 @@ class LoopWatch(trio.abc.Instrument):
 
 
 class StepReporter:
-    """Says in the log that steps were long: at once, and then for all of a minute together.
-
-    Args:
-        now: returns seconds of a clock that never goes back.
-    """
+    """Says in the log that steps were long: at once, and then for all of a minute together. `now` never goes back."""
 
     def __init__(self, telemetry: Telemetry, now: Callable[[], float] = time.monotonic) -> None:
         self._telemetry = telemetry

@@ -10,9 +10,9 @@ import trio
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.config import Config, ConfigError
 from grailnode.node import admission_credential
-from grailnode.node.clock import SystemClock
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.time_check import SystemClock
 from grailnode.run import creation, key_files
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.draft import StateDraft
@@ -41,9 +41,6 @@ def make_canary(config: Config, name: str, telemetry: NodeTelemetry, *, repairin
     """Return the node of a trainer's newest canary: a miner's node, with a key that only this trainer can recognize.
 
     When the run invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite beside the keys.
-
-    Raises:
-        OSError, ProtocolError, KeyFileError, ConfigError, CredentialsError, StoreError: as for `make_node`.
     """
     number = config.trainer.canaries - 1
     key = canary_key(read_key(config, name), number)
@@ -70,16 +67,18 @@ def open_trainer_state(config: Config, name: str, canary: Node) -> ObjectStore:
 
 def make_spectator(config: Config) -> Node:
     """Return a node that only reads: its key is random and its state is in memory."""
-    telemetry = NodeTelemetry("spectator")
-    storage = Storage(config, telemetry, writes=False)
-    return _node(config, "spectator", SigningKey(secrets.token_bytes(32)), _no_state, storage, telemetry)
+    return _stateless_node(config, "spectator", writes=False)
 
 
 def make_root_publisher(config: Config) -> Node:
     """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory."""
-    telemetry = NodeTelemetry("root-publisher")
-    key = SigningKey(secrets.token_bytes(32))
-    return _node(config, "root-publisher", key, _no_state, Storage(config, telemetry), telemetry)
+    return _stateless_node(config, "root-publisher", writes=True)
+
+
+def _stateless_node(config: Config, name: str, *, writes: bool) -> Node:
+    telemetry = NodeTelemetry(name)
+    key, storage = SigningKey(secrets.token_bytes(32)), Storage(config, telemetry, writes=writes)
+    return _node(config, name, key, lambda run_id: MemoryStore(), storage, telemetry)
 
 
 def run_id_of(config: Config) -> bytes:
@@ -110,10 +109,6 @@ def read_key(config: Config, name: str) -> SigningKey:
 def _open_state(directory: Path, run_id: bytes, *, repairing: bool) -> ObjectStore:
     state = StateStore(directory, run_id, repairing=repairing)
     return StateDraft(state) if repairing else state
-
-
-def _no_state(_run_id: bytes) -> ObjectStore:
-    return MemoryStore()
 
 
 def _open_run(config: Config) -> Signed[RunManifest]:

@@ -25,8 +25,6 @@ class Launch:
     """What a process needs to start; picklable.
 
     Attributes:
-        config: the node's configuration.
-        kind: which of the node's processes it is.
         name: the node's name, which names its key and its state directory.
         echo: whether events also go to the terminal.
     """

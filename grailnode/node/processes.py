@@ -16,11 +16,8 @@ import trio
 from grailnode.config import Config
 from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site
 from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
-from grailnode.node.metrics_server import serve_metrics
-from grailnode.node.node_makers import (
-    make_canary,
-    make_node,
-)
+from grailnode.node.metrics import serve_metrics
+from grailnode.node.node_makers import make_canary, make_node
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
@@ -28,14 +25,8 @@ from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_proces
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 
-_ORPHAN_SWEEPERS: tuple[Kind, ...] = (
-    "upload",
-    "canary",
-    "coordinator",
-    "site",
-    "miner",
-    "validator",
-)  # one for each space
+_ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
+"""One for each space."""
 TRAINER_BLOCK = 128 << 10
 """Bytes of a block of memory that a trainer's process gives back when it is freed."""
 FOLLOWER_BLOCK = 1 << 20
@@ -45,11 +36,7 @@ _FOLLOWERS = ("canary", "miner", "validator")
 
 
 def main(launch: Launch, body: ProcessBody | None = None) -> None:
-    """Run a node's process until it is stopped.
-
-    Args:
-        body: replaces the body of the process's kind; a module-level function.
-    """
+    """Run a node's process until it is stopped. A `body`, a module-level function, replaces that of its kind."""
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
     run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or BODIES[launch.kind]))

@@ -19,11 +19,7 @@ from roles.trainer.learn.sharded.sharded_learner import follow_reads, follow_ste
 
 
 def join_ranks(seat: Seat, device: str) -> RankGroup:
-    """Return the group of all ranks, when all of them have called this.
-
-    Args:
-        device: "cpu" or "cuda".
-    """
+    """Return the group of all ranks, when all of them have called this; the device is "cpu" or "cuda"."""
     backend = "gloo" if device == "cpu" else "nccl"
     dist.init_process_group(backend, init_method=seat.meeting, rank=seat.rank, world_size=seat.count)
     return RankGroup.of(torch.device(device))

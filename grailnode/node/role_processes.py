@@ -42,11 +42,7 @@ PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
-    """Run a node until it is interrupted.
-
-    Args:
-        name: of the node.
-    """
+    """Run a node until it is interrupted."""
     specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
     run_until_interrupted(partial(Supervisor(report).keep, specs))
     report(f"{name}: stopped")
@@ -77,11 +73,7 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     """Refuse what cannot work, before any process starts; create the key of a new miner.
 
     Raises:
-        ConfigError, KeyFileError, RequirementError, SandboxError: the configuration, the key, or what the run requires
-            cannot be used.
-        TrackerError: the package of the trainer's tracker is not installed.
-        StartError, DiskError: the node could not do its work: its space, the meeting point, its admission or its disk
-            is wrong.
+        UserError, SandboxError: the node could not do its work here, or in this run; the message says what to change.
         StoreError, ProtocolError: the run's authority cannot be read.
     """
     if config.store.kind == "https":
@@ -206,11 +198,10 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
 def _arithmetic_refusal(
     who: str, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
 ) -> str:
-    """Return why a node cannot take part, and the commands that measure what a run that admits it needs.
+    """Return why a node cannot take part, and the commands that measure the missing pairs of arithmetics.
 
     Args:
         who: "miners" or "validators", of whom the run admits some arithmetics.
-        missing: the pairs of arithmetics for which the run has no thresholds.
     """
     own = missing[0][who == "validators"]
     commands = " and ".join(f"`{proof_file.calibration_command(*pair)}`" for pair in missing)

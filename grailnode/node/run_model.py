@@ -12,8 +12,7 @@ import torch
 
 from grailnode.config import Config, ConfigError
 from grailnode.engine import models
-from grailnode.engine.adapter_files import read_adapters
-from grailnode.engine.lora_model import LoraModel, check_base_digest
+from grailnode.engine.lora_model import LoraModel, check_base_digest, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.run.base_files import fetch_base, publish_base
 from protocol.digest import Weights
@@ -43,54 +42,33 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
     Raises:
         ConfigError: they cannot be used.
     """
-    check_lora(config, run, trains=trains)
-    if run.precision == "bf16":
+    if run.lora is not None:
+        kind, arithmetic = "which trains LoRA adapters", "add an adapter"
+    elif run.precision != "bf16":
+        kind, arithmetic = f"whose weights are quantized ({run.precision})", "compute with codes"
+    else:
         return
     if config.engine.kind == "vllm" and not trains:
         raise ConfigError(
-            f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): its kernels '
-            'compute with codes in another order of roundings, and nobody has measured thresholds for it; use "torch"'
+            f'engine.kind: "vllm" cannot serve this run, {kind}: its kernels {arithmetic} in another order of '
+            'roundings, and nobody has measured thresholds for it; use "torch"'
         )
-    if trains and config.trainer.outer is not None:
-        raise ConfigError(f"trainer.outer: {run.sites_refusal}")
-    if trains and config.trainer.gpus > 1:
-        raise ConfigError(
-            f"trainer.gpus: a trainer on several GPUs publishes BF16 weights, and those of this run are quantized "
-            f"({run.precision}); set it to 1"
-        )
-
-
-def check_lora(config: Config, run: RunManifest, *, trains: bool) -> None:
-    """Refuse settings that cannot be used in a LoRA run.
-
-    Args:
-        trains: whether the node is a trainer, whose engine is torch whatever it says.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
-    if run.lora is None:
-        return
-    if config.engine.kind == "vllm" and not trains:
-        raise ConfigError(
-            'engine.kind: "vllm" cannot serve this run, which trains LoRA adapters: its kernels add an adapter in '
-            'another order of roundings, and nobody has measured thresholds for it; use "torch"'
-        )
-    if trains and config.trainer.adapters is None:
+    if trains and run.lora is not None and config.trainer.adapters is None:
         raise ConfigError(
             "trainer.adapters: missing; this run trains LoRA adapters, and run.toml does not say where those of "
             "version 0 are"
         )
     if trains and config.trainer.outer is not None:
         raise ConfigError(f"trainer.outer: {run.sites_refusal}")
+    if trains and run.precision != "bf16" and config.trainer.gpus > 1:
+        raise ConfigError(
+            f"trainer.gpus: a trainer on several GPUs publishes BF16 weights, and those of this run are quantized "
+            f"({run.precision}); set it to 1"
+        )
 
 
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
-    """Return the model that a trainer computes.
-
-    Args:
-        directory: of the policy.
-    """
+    """Return the model that a trainer computes, of the policy in a directory."""
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
     model = models.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
     if run.lora is None:
@@ -117,12 +95,7 @@ async def publish_run_base(node: Node, directory: Path) -> None:
 
 
 async def follower_model(node: Node, config: Config, policy: Policy, directory: Path, device: str) -> CausalModel:
-    """Return the model that a miner or a validator computes.
-
-    Args:
-        directory: of the node's state, to which the base is fetched.
-        device: of torch.
-    """
+    """Return the model that a miner or a validator computes; the base of a LoRA run is fetched to the directory."""
     lora = node.run.lora
     check_run_settings(config, node.run, trains=False)
     model = models.build(policy, torch.device(device), lora=lora)

@@ -1,13 +1,29 @@
-"""The settings of a trainer, from the sections of run.toml and the run's sampling."""
+"""The settings of a trainer, a coordinator and a site, from the sections of run.toml and from the run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from grailnode.config import Config
+from grailnode.config import Config, ConfigError, OuterMethod, OuterSection
+from protocol.outer.round_records import RoundRules
+from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Kind, Method
 from protocol.rollout.sampling import SamplingParams
+from protocol.run import RunManifest
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
+from roles.trainer.outer.coordinator import CoordinatorSettings
+from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
+
+_POLLS: Final = 40
+_METHODS: Final[Mapping[OuterMethod, Method]] = {
+    "pulseloco": PULSELOCO_GRID,
+    "pulseloco-exact": PULSELOCO_EXACT,
+    "sparseloco": SPARSELOCO,
+    "diloco": DILOCO,
+    "averaging": AVERAGING,
+}
 
 
 @dataclass(frozen=True)
@@ -51,4 +67,62 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
         ),
         collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
         seed=section.seed,
+    )
+
+
+def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
+    """Return a coordinator's settings.
+
+    Raises:
+        ConfigError: run.toml has no [trainer.outer].
+    """
+    section = config.trainer.outer
+    if section is None:
+        raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
+    return CoordinatorSettings(
+        rules=_round_rules(section),
+        beacon_rounds=section.round_windows * run.schedule.rounds,
+        payload_seconds=section.payload_seconds,
+        state_interval=section.state_interval,
+        poll_seconds=_poll_seconds(config, section, run),
+    )
+
+
+def _poll_seconds(config: Config, section: OuterSection, run: RunManifest) -> float:
+    """Return how often storage is asked for contributions and manifests: some dozens of times in a round, since each
+    question may cost money.
+    """
+    round_seconds = section.round_windows * run.schedule.rounds * run.beacon.period_ms / 1000
+    return max(config.trainer.poll_seconds, round_seconds / _POLLS)
+
+
+def _round_rules(section: OuterSection) -> RoundRules:
+    method = _METHODS[section.method]
+    values = method.coding.kind.name.lower()
+    return RoundRules.model_validate(
+        {
+            "values": values,
+            "fraction": section.fraction if method.coding.kind is Kind.GRID else 0,
+            "chosen": section.chosen if method.coding.kind is Kind.CHUNKED else 0,
+            "feedback_decay": method.feedback_decay,
+            "frozen_steps": section.frozen_rounds,
+            "momentum": method.momentum if section.momentum is None else section.momentum,
+            "outer_rate": method.outer_rate if section.outer_rate is None else section.outer_rate,
+            "local_steps": section.local_steps,
+            "quorum": section.quorum,
+            "delay": section.delay,
+            "streams": section.streams,
+        }
+    )
+
+
+def site_settings(config: Config, run: RunManifest) -> SiteSettings:
+    """Return a site's settings: those of a run.toml without [trainer.outer] are the defaults."""
+    trainer = config.trainer
+    section = trainer.outer or OuterSection()
+    return SiteSettings(
+        groups_per_step=trainer.groups_per_step,
+        max_staleness=trainer.max_staleness,
+        upload_seconds=section.upload_seconds,
+        poll_seconds=_poll_seconds(config, section, run),
     )

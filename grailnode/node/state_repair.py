@@ -37,11 +37,7 @@ def repair_node(config: Config, name: str, say: LineReporter) -> None:
 
 
 async def repair_state(node: Node, say: LineReporter) -> None:
-    """Rebuild what the state of a node has lost.
-
-    Args:
-        node: its state is a draft, which is written at the end.
-    """
+    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end."""
     draft = node.state
     assert isinstance(draft, StateDraft)
     damages = await draft.scan()

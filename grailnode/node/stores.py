@@ -14,8 +14,7 @@ import httpx
 from grailnode.beacon.public_chains import RELAYS
 from grailnode.beacon.relays import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
-from grailnode.node.download_progress import DownloadReport
-from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
@@ -42,6 +41,10 @@ STRANGER: Final = PlaceSection(
 )
 """The limits for spaces of keys that the authority does not name: a host that hangs delays a node only a little."""
 
+_LIMIT_NAMES: Final = {
+    *("concurrency", "requests_per_second", "attempts", "connect_seconds"),
+    *("silence_seconds", "deadline_seconds", "min_bytes_per_second"),
+}
 _CONNECTIONS: Final = 64
 _LOOPBACK_HOSTS: Final = {"127.0.0.1", "localhost"}
 _ORPHAN_SECONDS: Final = 86_400.0  # a younger upload may be one that this writer's next put resumes after a crash
@@ -99,7 +102,6 @@ class Storage:
     """Opens the stores of one node.
 
     Args:
-        config: the node's configuration.
         telemetry: its metrics count the operations of the stores.
         writes: whether the node writes. A node that does not, and has no credentials, reads its bucket by URL.
     """
@@ -112,26 +114,22 @@ class Storage:
         self._writes = writes
         self._clients: dict[bool, httpx.AsyncClient] = {}
 
-    def shared(self) -> ObjectStore:
-        """Open the store that all nodes of a run share."""
-        return self._place("store", self._config.store, self._writes)
-
     def routed(
         self, run: RunManifest, revisions: Revisions, key: bytes, state: ObjectStore, clock: Clock
     ) -> ObjectStore:
         """Open the store of a node: the shared one, or one that routes each path to its writer's store.
 
         Args:
-            revisions: who may act now.
             key: the node's public key.
             state: the node's own durable storage.
         """
         section = self._config.store
+        own = self._place("store", section, self._writes)
         if section.meeting is None:
-            return self.shared() if section.kind == "local" else self._cached(self.shared())
+            return own if section.kind == "local" else self._cached(own)
         stores = KnownStores(
             key=key,
-            own=self.shared(),
+            own=own,
             meeting=self._place("store.meeting", section.meeting, self._writes),
             beacon=run.beacon.chain_hash.hex(),
             peers={
@@ -166,7 +164,8 @@ class Storage:
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):
             try:
-                store = HttpsStore(url, self._client(public_only=False), plain_http=_is_loopback(url))
+                is_loopback = urlsplit(url).hostname in _LOOPBACK_HOSTS
+                store = HttpsStore(url, self._client(public_only=False), plain_http=is_loopback)
             except ValueError as error:
                 raise ConfigError(f"beacon.relays: {error}") from None
             relays.append(Relay(url, MeteredStore(store, self._meter)))
@@ -178,8 +177,8 @@ class Storage:
 
     def _space(self, url: str, *, is_stranger: bool) -> ObjectStore:
         section = self._config.store
-        limits_section = STRANGER if is_stranger else section
-        place = PlaceSection.model_validate({**_limits_of(limits_section), "kind": "https", "url": url})
+        section_limits = (STRANGER if is_stranger else section).model_dump(include=_LIMIT_NAMES)
+        place = PlaceSection.model_validate({**section_limits, "kind": "https", "url": url})
         if url.startswith("http://") and not section.private_addresses:
             raise PermanentError(f"{url}: plain http to this machine; store.private_addresses = true allows it")
         return self._decorated(self._https(place, public_only=not section.private_addresses), place)
@@ -228,14 +227,6 @@ class Storage:
         return BoundedStore(RetryingStore(limited, self._rng, policy))
 
 
-def _limits_of(section: PlaceSection) -> dict[str, object]:
-    names = (
-        *("concurrency", "requests_per_second", "attempts", "connect_seconds"),
-        *("silence_seconds", "deadline_seconds", "min_bytes_per_second"),
-    )
-    return {name: getattr(section, name) for name in names}
-
-
 def _location(section: PlaceSection) -> S3Location:
     return S3Location(
         bucket=section.bucket,
@@ -248,7 +239,3 @@ def _location(section: PlaceSection) -> S3Location:
         base_seconds=min(60.0, section.deadline_seconds),
         connections=section.concurrency,
     )
-
-
-def _is_loopback(url: str) -> bool:
-    return urlsplit(url).hostname in _LOOPBACK_HOSTS

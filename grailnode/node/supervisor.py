@@ -66,11 +66,7 @@ class ProcessSpec:
 
 
 class Supervisor:
-    """Keeps processes running.
-
-    Args:
-        report: receives one line for each restart.
-    """
+    """Keeps processes running, and reports a line for each restart."""
 
     def __init__(self, report: LineReporter) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -203,10 +199,8 @@ def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | Non
 def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
     """Run a child process's async main until it returns or SIGTERM arrives, then exit with the code it returned.
 
-    The process also ends when its supervisor ends. It ignores Ctrl-C, which the supervisor handles.
-
-    Args:
-        name: shown by `ps -o comm` (its first 15 bytes).
+    The process also ends when its supervisor ends. It ignores Ctrl-C, which the supervisor handles. `ps -o comm` shows
+    the first 15 bytes of its name.
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     sys.exit(trio.run(_run_until_terminated, main))

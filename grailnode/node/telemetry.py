@@ -2,13 +2,16 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from grailnode.node.metrics import Metrics
+from roles.ports import Telemetry
 
 Field = str | int | float
 _MAX_LIST_CHARACTERS = 40  # on the terminal; the file has the whole list
+_DOWNLOAD_REPORT_SECONDS: Final = 3.0  # from one report of a download to the next
 
 
 class NodeTelemetry:
@@ -68,3 +71,31 @@ def _short(value: Field) -> str:
     if isinstance(value, str) and len(value) > _MAX_LIST_CHARACTERS and value.count(",") > 1:
         return f"{value[:_MAX_LIST_CHARACTERS]}..."
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class DownloadReport:
+    """Implements the cache's `Progress`: sends an event for each long download, at most one every few seconds."""
+
+    def __init__(self, telemetry: Telemetry, now: Callable[[], float] = time.monotonic) -> None:
+        self._telemetry = telemetry
+        self._now = now
+        # By path: when it began or was resumed, the bytes that had arrived then, and the time of the last event.
+        self._downloads: dict[str, tuple[float, int, float]] = {}
+
+    def __call__(self, path: str, arrived_bytes: int, total_bytes: int) -> None:
+        now = self._now()
+        start, start_bytes, last_report = self._downloads.pop(path, (now, arrived_bytes, now))
+        is_due = now - last_report >= _DOWNLOAD_REPORT_SECONDS
+        if arrived_bytes < total_bytes:
+            self._downloads[path] = start, start_bytes, now if is_due else last_report
+        if not is_due:
+            return
+        rate = (arrived_bytes - start_bytes) / (now - start)
+        self._telemetry.event(
+            "downloading",
+            object=path,
+            percent=round(100 * arrived_bytes / total_bytes, 1),
+            bytes=total_bytes,
+            bytes_per_second=round(rate),
+            seconds_left=round((total_bytes - arrived_bytes) / rate) if rate > 0 else -1,
+        )

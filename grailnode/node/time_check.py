@@ -25,6 +25,24 @@ _PATIENCE_SECONDS: Final = 10.0  # for a round that is due
 _GLANCE_SECONDS: Final = 1.0  # for one that is not
 _PAUSE_SECONDS: Final = 2.0
 _HTTP_SECONDS: Final = 5.0
+_MAX_SLEEP_SECONDS: Final = 1.0
+
+
+class SystemClock:
+    """Wall-clock time, for deadlines that nodes must agree on."""
+
+    def now(self) -> float:
+        """Return the seconds since the Unix epoch."""
+        return time.time()
+
+    async def sleep_until(self, moment: float) -> None:
+        """Return at or after a moment (seconds since the Unix epoch).
+
+        The clock is read at least once a second, because an operator may set it meanwhile.
+        """
+        while (remaining := moment - self.now()) > 0:
+            await trio.sleep(min(remaining, _MAX_SLEEP_SECONDS))
+        await trio.lowlevel.checkpoint()
 
 
 @dataclass(frozen=True)
@@ -44,19 +62,6 @@ ReadClockError = Callable[[], Awaitable[ClockError | None]]
 """Compares this machine's clock with another one; None if that one does not answer."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why a node cannot start now.
-
-    Attributes:
-        kind: the same for as long as the operator sees nothing new.
-        text: what is wrong, and what to do.
-    """
-
-    kind: str
-    text: str
-
-
 class ShiftedClock:
     """A clock that is some seconds ahead of another one."""
 
@@ -72,10 +77,7 @@ class ShiftedClock:
 
 
 async def wait_for_time(
-    node: Node,
-    make_beacon: Callable[[Clock], Beacon] | None,
-    read_clock_error: ReadClockError,
-    report: LineReporter,
+    node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError, report: LineReporter
 ) -> None:
     """Wait until the clock is right and the beacon answers.
 
@@ -83,19 +85,25 @@ async def wait_for_time(
         make_beacon: returns a beacon of the run by a clock; None for the node that runs the beacon itself.
         report: takes a line for each new cause of the wait, and one at its end.
     """
-    kind = ""
+    last_kind = ""
     while (problem := await _find_problem(node, make_beacon, read_clock_error)) is not None:
-        if problem.kind != kind:
-            report(f"{problem.text}; waiting, and nothing is pledged meanwhile (Ctrl-C ends this)")
-        kind = problem.kind
+        kind, text = problem
+        if kind != last_kind:
+            report(f"{text}; waiting, and nothing is pledged meanwhile (Ctrl-C ends this)")
+        last_kind = kind
         await trio.sleep(_PAUSE_SECONDS)
-    if kind:
+    if last_kind:
         report("clock and beacon are right now")
 
 
 async def _find_problem(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError
-) -> Problem | None:
+) -> tuple[str, str] | None:
+    """Return why the node cannot start now; None if it can.
+
+    Returns:
+        A kind, which is the same for as long as the operator sees nothing new, and what is wrong and what to do.
+    """
     if make_beacon is None:
         error = await read_clock_error()
         wrong = error is not None and abs(error.seconds) > TOLERANCE_SECONDS
@@ -106,7 +114,7 @@ async def _find_problem(
         if error is not None and error.seconds > TOLERANCE_SECONDS:
             return _wrong_clock(error)
         agreement = f" ({error.source} agrees with this machine's clock)" if error is not None else ""
-        return Problem(
+        return (
             "beacon",
             f"the beacon does not answer{agreement}: {cause}; is the node that runs it up, or can its relays be "
             "reached?",
@@ -119,9 +127,9 @@ async def _find_problem(
     return None
 
 
-def _wrong_clock(error: ClockError) -> Problem:
+def _wrong_clock(error: ClockError) -> tuple[str, str]:
     side = "ahead of" if error.seconds > 0 else "behind"
-    return Problem(
+    return (
         f"clock {side}",
         f"this machine's clock is at least {abs(error.seconds):.0f} s {side} {error.source}: set it right (NTP)",
     )
@@ -190,7 +198,6 @@ def date_reader(urls: Sequence[str]) -> ReadClockError:
 def _difference(start: float, end: float, date: float) -> float:
     """Return how far a clock is at least ahead of a server's (negative: behind), all in seconds since the Unix epoch.
 
-    Args:
-        start, end: of the request, by the clock; date: of the answer, without its fraction of a second.
+    `start` and `end` of the request are by the clock, and the answer's date has lost its fraction of a second.
     """
     return max(0.0, start - (date + 1.0)) + min(0.0, end - date)

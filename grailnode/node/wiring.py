@@ -2,19 +2,19 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import trio
 
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.policy import Policy
-from grailnode.node.mapped_tensors import MappedTensors
+from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.settings import TrainerSettings
 from protocol import environments
 from protocol.digest import Weights, digest_weights
 from protocol.environments import Sandbox
 from protocol.errors import ChainError, MalformedError, ProtocolError
-from protocol.patch import NewTensors
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
 from roles.miner.miner import Miner
@@ -48,12 +48,7 @@ _MAX_CONCURRENT_PROGRAMS = 8  # in sandboxes; each may use a gigabyte of memory
 
 
 def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sandbox | None = None) -> Task:
-    """Return the task that the run sets its miners and validators.
-
-    Args:
-        data: the run's data file, for an environment that reads one.
-        sandbox: for an environment that runs programs.
-    """
+    """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox."""
     try:
         environment = environments.get(node.run.environment, data, sandbox)
     except ProtocolError as error:
@@ -69,9 +64,7 @@ def validator_versions(run: RunManifest) -> int:
 
 async def _open_follower(node: Node, compute: Compute, versions: int) -> Follower:
     """Return a follower that keeps some versions: on the disk, if the engine has the weights in its own memory."""
-    new_tensors: NewTensors | None = None
-    if compute.vllm is not None:
-        new_tensors = MappedTensors(compute.directory / "versions")
+    new_tensors = None if compute.vllm is None else partial(mapped_tensors, compute.directory / "versions")
     return await Follower.open(node, keep=versions, threads=torch.get_num_threads(), new_tensors=new_tensors)
 
 
@@ -112,11 +105,7 @@ async def run_training(
     settings: TrainerSettings,
     make_learner: Callable[[], PolicyLearner] | None = None,
 ) -> None:
-    """Train until cancelled: the training process of a trainer.
-
-    Args:
-        make_learner: returns the learner; None for one in this process.
-    """
+    """Train until cancelled, with a learner of this process if none is given: the training process of a trainer."""
 
     def local_learner() -> PolicyLearner:
         device = torch.device(compute.device)

@@ -12,8 +12,8 @@ from grailnode import UserError
 from grailnode.beacon import public_chains
 from grailnode.calibration import proof_file
 from grailnode.config import TrainerSection
-from grailnode.engine.adapter_files import adapter_files
-from grailnode.engine.model_check import check_model, file_shapes
+from grailnode.engine.lora_model import adapter_files
+from grailnode.engine.models import check_model, file_shapes
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.run import creation, key_files, requirements, run_toml
 from grailnode.run.base_files import start_lora

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from grailnode.config import load
-from grailnode.node.metrics_server import serve_metrics
+from grailnode.node.metrics import serve_metrics
 from grailnode.node.processes import metrics_port
 from grailnode.node.role_processes import PROCESSES, Role
 from grailnode.node.state_locks import lock_state

@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grailnode.demo import genesis
 from grailnode.engine.hf import TransformersModel
-from grailnode.engine.model_check import check_model
-from grailnode.engine.models import build
+from grailnode.engine.models import build, check_model
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.quantization import is_matrix

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grailnode.engine.adapter_files import adapter_files, read_adapters
-from grailnode.engine.lora_model import LoraModel, initial_adapters, merged_weights
+from grailnode.engine.lora_model import LoraModel, adapter_files, initial_adapters, merged_weights, read_adapters
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.run.base_files import lora_spec

@@ -148,13 +148,13 @@ def test_patches_are_applied_to_the_checkpoint_when_there_are_many(
         files.stage(RecoveryStep("stage_patch", version, digest_weights(target), path))
         files.commit()
         weights = target
-        assert len(files.steps()) <= 5
-        assert len(list(tmp_path.iterdir())) == len(files.steps())
-        if len(files.steps()) == 1:
-            assert digest_weights(load_file(files.steps()[0].path)) == files.steps()[0].digest
+        assert len(files.steps) <= 5
+        assert len(list(tmp_path.iterdir())) == len(files.steps)
+        if len(files.steps) == 1:
+            assert digest_weights(load_file(files.steps[0].path)) == files.steps[0].digest
     monkeypatch.setattr(checkpoints, "MAX_PATCHES", 0)
     files.compact()
-    (step,) = files.steps()
+    (step,) = files.steps
     assert (step.command, step.version, step.digest) == ("stage_weights", 9, digest_weights(weights))
     assert digest_weights(load_file(step.path)) == digest_weights(weights)
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_replaces_what_lies_before_it(tmp_path: Path) -> None:
         path = files.write_weights(version, WEIGHTS)
         files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), path))
         files.commit()
-    assert [step.version for step in files.steps()] == [2]
+    assert [step.version for step in files.steps] == [2]
     assert len(list(tmp_path.iterdir())) == 1
 
 

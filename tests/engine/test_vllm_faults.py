@@ -12,10 +12,9 @@ import trio
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_settings import VllmSettings
+from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel

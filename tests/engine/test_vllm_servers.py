@@ -10,11 +10,10 @@ import pytest
 import torch
 import trio
 
-from grailnode.engine.vllm.engine_limits import EngineLimits
-from grailnode.engine.vllm.server_check import check_description
-from grailnode.engine.vllm.server_supervisor import ServerSupervisor
+from grailnode.engine.vllm.server_supervisor import ServerSupervisor, check_description
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import ExternalServer
+from grailnode.engine.vllm.vllm_settings import EngineLimits
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
 

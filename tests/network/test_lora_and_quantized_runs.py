@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from grailnode.cli.actions.model_export import export_version
 from grailnode.config import Config, ConfigError
-from grailnode.engine.adapter_files import read_adapters
-from grailnode.engine.lora_model import merged_weights
+from grailnode.engine.lora_model import merged_weights, read_adapters
 from grailnode.engine.policy import PolicyError, load_weights
 from grailnode.node.bodies import join_run
 from grailnode.node.run_model import follower_model, publish_run_base

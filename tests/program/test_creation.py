@@ -9,7 +9,7 @@ import pytest
 
 from grailnode.config import ConfigError, TrainerSection, load
 from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.node.outer_settings import coordinator_settings, site_settings
+from grailnode.node.settings import coordinator_settings, site_settings
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace

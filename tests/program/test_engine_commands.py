@@ -12,7 +12,7 @@ import trio
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.vllm.installation import CPU_LOCK
-from grailnode.engine.vllm.server_check import SUPPORTED
+from grailnode.engine.vllm.server_supervisor import SUPPORTED
 from grailnode.engine.vllm.verify_requests import Verification, serve_verifications
 from roles.ports import EngineError
 from tests.support.processes.command_line import CommandResult, run_command

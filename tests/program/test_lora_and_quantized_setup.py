@@ -11,12 +11,11 @@ from grailnode.calibration import proof_file
 from grailnode.calibration.copies import ADAPTER_SHARE
 from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, ConfigError, load
-from grailnode.engine.adapter_files import read_adapters
-from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.lora_model import LoraModel, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
 from grailnode.node.role_processes import check_start
-from grailnode.node.run_model import check_lora, check_run_settings, genesis_reader, trainer_model
+from grailnode.node.run_model import check_run_settings, genesis_reader, trainer_model
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
@@ -122,9 +121,9 @@ def test_settings_that_do_not_go_with_adapters_are_refused(
     config, manifest = run
     changed = with_settings(config, section, changes)
     with pytest.raises(ConfigError, match=message):
-        check_lora(changed, manifest, trains=trains)
-    check_lora(changed, manifest.model_copy(update={"lora": None}), trains=trains)
-    check_lora(config, manifest, trains=trains)
+        check_run_settings(changed, manifest, trains=trains)
+    check_run_settings(changed, manifest.model_copy(update={"lora": None}), trains=trains)
+    check_run_settings(config, manifest, trains=trains)
 
 
 @pytest.mark.parametrize(

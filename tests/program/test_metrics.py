@@ -11,7 +11,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from grailnode.config import ConfigError
-from grailnode.node.metrics_server import serve_metrics
+from grailnode.node.metrics import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow

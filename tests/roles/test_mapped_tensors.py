@@ -4,6 +4,7 @@ import gc
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from grailnode.node import wiring
-from grailnode.node.mapped_tensors import MappedTensors
+from grailnode.node.mapped_tensors import mapped_tensors
 from protocol.digest import digest_weights
 from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import AttackedFollower
@@ -45,7 +46,7 @@ def mapped_files(directory: Path) -> int:
 
 
 def test_tensors_have_the_form_of_others_and_memory_of_their_own(tmp_path: Path) -> None:
-    tensors = MappedTensors(tmp_path)(TENSORS)
+    tensors = mapped_tensors(tmp_path, TENSORS)
     assert {name: (t.dtype, t.shape) for name, t in tensors.items()} == {
         name: (t.dtype, t.shape) for name, t in TENSORS.items()
     }
@@ -61,7 +62,7 @@ def test_tensors_have_the_form_of_others_and_memory_of_their_own(tmp_path: Path)
 
 
 def test_a_file_has_no_name_and_is_gone_with_its_last_tensor(tmp_path: Path) -> None:
-    tensors = MappedTensors(tmp_path / "versions")(TENSORS)
+    tensors = mapped_tensors(tmp_path / "versions", TENSORS)
     assert list((tmp_path / "versions").iterdir()) == []
     assert mapped_files(tmp_path) == 1
     last = tensors.pop("z")
@@ -73,26 +74,26 @@ def test_a_file_has_no_name_and_is_gone_with_its_last_tensor(tmp_path: Path) -> 
 
 
 def test_tensors_without_elements_need_no_file(tmp_path: Path) -> None:
-    tensors = MappedTensors(tmp_path)({"empty": TENSORS["empty"]})
+    tensors = mapped_tensors(tmp_path, {"empty": TENSORS["empty"]})
     assert tensors["empty"].shape == (0, 3)
-    assert MappedTensors(tmp_path)({}) == {}
+    assert mapped_tensors(tmp_path, {}) == {}
 
 
 def test_a_disk_without_room_is_an_error_of_the_store(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(StoreError, match="no room for the weights"):
-        MappedTensors(tmp_path)(TENSORS)
+        mapped_tensors(tmp_path, TENSORS)
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="no room for the weights"):
-        MappedTensors(tmp_path / "file" / "versions")(TENSORS)
+        mapped_tensors(tmp_path / "file" / "versions", TENSORS)
 
 
 async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
     testbed = AttackedFollower()
     await testbed.publish(4)
-    follower = await testbed.new_follower(new_tensors=MappedTensors(tmp_path))
+    follower = await testbed.new_follower(new_tensors=partial(mapped_tensors, tmp_path))
     await follower.refresh()
     for version in (0, 1, 3):
         weights = await follower.rebuild(version)
@@ -105,7 +106,7 @@ async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:
 async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -> None:
     testbed = AttackedFollower()
     await testbed.publish(2)
-    follower = await testbed.new_follower(new_tensors=MappedTensors(tmp_path))
+    follower = await testbed.new_follower(new_tensors=partial(mapped_tensors, tmp_path))
     await follower.refresh()
     await follower.rebuild(0)
     with full_disk(), pytest.raises(StoreError, match="no room for the weights"):

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from grailnode import UserError
 from grailnode.cli.options import RunOptions
 from grailnode.engine import models
-from grailnode.engine.adapter_files import adapter_files
-from grailnode.engine.lora_model import merged_weights
+from grailnode.engine.lora_model import adapter_files, merged_weights
 from grailnode.engine.policy import Policy
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.model_card import model_card

@@ -44,6 +44,10 @@ class Checkpoints:
 
     Args:
         directory: of these files alone.
+
+    Attributes:
+        steps: to the served version, in order.
+        staged: the step that is staged; None if there is none.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -52,14 +56,14 @@ class Checkpoints:
         for path in (*directory.glob("weights-*"), *directory.glob("patch-*")):
             path.unlink()
         self._directory = directory
-        self._steps: list[RecoveryStep] = []
-        self._staged: RecoveryStep | None = None
+        self.steps: list[RecoveryStep] = []
+        self.staged: RecoveryStep | None = None
         self._number = 0
 
     @property
     def serving(self) -> RecoveryStep | None:
         """The step to the served version; None before the first commit."""
-        return self._steps[-1] if self._steps else None
+        return self.steps[-1] if self.steps else None
 
     def write_weights(self, version: int, weights: Weights) -> Path:
         """Write whole weights; the file is complete when this returns."""
@@ -75,41 +79,32 @@ class Checkpoints:
 
     def stage(self, step: RecoveryStep) -> None:
         """Note that a version is staged; what was staged before is dropped."""
-        if self._staged is not None:
-            self._staged.path.unlink(missing_ok=True)
-        self._staged = step
-
-    @property
-    def staged(self) -> RecoveryStep | None:
-        """The step that is staged; None if there is none."""
-        return self._staged
+        if self.staged is not None:
+            self.staged.path.unlink(missing_ok=True)
+        self.staged = step
 
     def commit(self) -> None:
         """Note that the staged version serves; a checkpoint makes what lies before it superfluous."""
-        assert self._staged is not None
-        step, self._staged = self._staged, None
+        assert self.staged is not None
+        step, self.staged = self.staged, None
         # A patch needs its predecessors for a restart, a checkpoint needs none.
         if step.command == "stage_weights":
-            for old in self._steps:
+            for old in self.steps:
                 old.path.unlink(missing_ok=True)
-            self._steps.clear()
-        self._steps.append(step)
+            self.steps.clear()
+        self.steps.append(step)
 
     def compact(self) -> None:
         """Apply the patches to the checkpoint, if there are many."""
-        if len(self._steps) <= MAX_PATCHES:
+        if len(self.steps) <= MAX_PATCHES:
             return
-        last = self._steps[-1]
+        last = self.steps[-1]
         path = self._path("weights", last.version)
         # The new file is complete before the old ones go, so a restart always finds a way to the version.
-        _write_patched(path, self._steps[0].path, [step.path.read_bytes() for step in self._steps[1:]])
-        for old in self._steps:
+        _write_patched(path, self.steps[0].path, [step.path.read_bytes() for step in self.steps[1:]])
+        for old in self.steps:
             old.path.unlink()
-        self._steps = [RecoveryStep("stage_weights", last.version, last.digest, path)]
-
-    def steps(self) -> tuple[RecoveryStep, ...]:
-        """Return the steps to the served version, in order."""
-        return tuple(self._steps)
+        self.steps = [RecoveryStep("stage_weights", last.version, last.digest, path)]
 
     def _path(self, kind: str, version: int) -> Path:
         # The number keeps the name apart from that of the same version staged before.

@@ -16,7 +16,7 @@ version); weights that were damaged (restarted with the same); a full disk at st
 a server that fails while it takes a version (restarted, and asked once more).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
@@ -25,19 +25,19 @@ from typing import Any, TypeVar
 import trio
 from safetensors import SafetensorError
 
+from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
-from grailnode.engine.vllm.engine_limits import EngineLimits
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.version_gate import VersionGate
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
+from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ProtocolError
 from roles.ports import EngineError
 
 T = TypeVar("T")
-RunSync = Callable[..., Awaitable[Any]]
 
 
 class EngineWeights:
@@ -88,7 +88,7 @@ class EngineWeights:
             yield serving
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare whole weights, which travel through a file."""
+        """Implements Engine.stage; the weights travel through a file."""
         async with self._control:
             # Whatever was staged before is gone now, even if this call fails: a commit may only follow its own stage.
             self._staged = None
@@ -98,11 +98,7 @@ class EngineWeights:
             await self._stage(RecoveryStep("stage_weights", version, digest, path))
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Prepare the version that a patch leads to; it is decoded inside of vLLM, beside the serving.
-
-        Raises:
-            EngineError: the patch is for other weights, or vLLM refuses it; the current policy still serves.
-        """
+        """Implements Engine.stage_patch; the patch is decoded inside of vLLM, beside the serving."""
         async with self._control:
             if self.version is None:
                 raise EngineError("a patch needs a version that serves")
@@ -113,11 +109,6 @@ class EngineWeights:
             await self._stage(RecoveryStep("stage_patch", version, manifest.weights, path))
 
     async def commit(self) -> None:
-        """Serve the staged version from the next request on.
-
-        Raises:
-            EngineError: nothing is staged, or the swap failed and the old policy still serves.
-        """
         async with self._control:
             if self._staged is None:
                 raise EngineError("nothing is staged")
@@ -209,7 +200,6 @@ class EngineWeights:
         )
 
     async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:
-        """Read or write files of this engine."""
         try:
             result: T = await self._run_sync(function, *arguments)
         except (OSError, SafetensorError, ProtocolError) as error:
@@ -224,10 +214,10 @@ async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
         The served version; None if none has been committed.
     """
     # In the order in which they were committed: the checkpoint first, then each patch that follows it.
-    for step in checkpoints.steps():
+    for step in checkpoints.steps:
         await _stage(client, step)
         await _commit(client, step)
-    if checkpoints.steps():
+    if checkpoints.steps:
         await client.post("/reset_prefix_cache")
     if checkpoints.staged is not None:
         await _stage(client, checkpoints.staged)

@@ -22,14 +22,22 @@ from typing import Any, Final, TypeVar
 import torch
 import trio
 
-from grailnode.engine.vllm.engine_limits import EngineLimits
-from grailnode.engine.vllm.server_check import check_description
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
+from grailnode.engine.vllm.vllm_settings import EngineLimits
+from protocol.rollout import sampling
+from roles.ports import EngineError
 
 T = TypeVar("T")
 EventReport = Callable[..., None]
 """`report(event, **fields)`, as Telemetry.event."""
+
+SUPPORTED: Final = ((0, 29), (0, 33))
+"""The versions of vLLM that fit: from the first, and below the second."""
+
+INVARIANT_CAPABILITY: Final = (8, 0)
+"""The least compute capability of a GPU that vLLM's batch-invariant mode is for. On a CPU a server starts with it, and
+fails at the first request."""
 
 _SIGN_OF_LIFE_SECONDS: Final = 2.0
 
@@ -85,10 +93,8 @@ class ServerSupervisor:
         raise AssertionError
 
     async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
-        """Kill the server with all its processes, start it again, and bring the weights back into it.
-
-        Args:
-            failing_client: the client that failed; nothing is done if another call has replaced it meanwhile.
+        """Kill the server with all its processes, start it again, and bring the weights back into it. Do nothing if
+        another call has replaced the client that failed meanwhile.
         """
         async with self._connecting:
             # Another call has restarted it already.
@@ -157,3 +163,43 @@ async def _describe(client: VllmClient) -> list[dict[str, Any]]:
             f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
             "prints: without our code it cannot draw the tokens that a run's seeds require"
         ) from error
+
+
+def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
+    """Check what a worker of a server says of itself.
+
+    Raises:
+        EngineError: its version, dtype, quantization, logits processor, or the bits of its noise do not fit.
+    """
+    numbers = str(description["vllm"]).split(".")
+    version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
+    low, high = SUPPORTED
+    expected = str(dtype).removeprefix("torch.")
+    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
+    words = sampling.seed_words([bytes(range(16))] * 4)
+    probe = sampling.choose(logits, words, torch.arange(4), 1.0).tolist()
+    fault = ""
+    if not low <= version < high:
+        fault = f"vLLM {description['vllm']}; versions from {low[0]}.{low[1]} to below {high[0]}.{high[1]} fit"
+    elif description["dtype"] != expected:
+        fault = f"it computes in {description['dtype']}, and engine.dtype is {expected}"
+    elif description["head"] != "float32":
+        fault = (
+            f"it computes logits in {description['head']}, and margins need float32: start it with "
+            """--hf-overrides '{"head_dtype": "float32"}'"""
+        )
+    elif description["quantization"]:
+        fault = f"it serves {description['quantization']}-quantized weights, which cannot be patched in place"
+    elif not description["processor"]:
+        fault = "it has not loaded our logits processor; start it as `grailnode engine flags` prints"
+    elif description["speculative"]:
+        fault = "speculative decoding gives a request several rows a step, which is not supported"
+    elif description["batch_invariant"] and tuple(description["capability"] or ()) < INVARIANT_CAPABILITY:
+        fault = (
+            f"VLLM_BATCH_INVARIANT is set, and it computes on {description['device']}: vLLM has that mode for GPUs of "
+            f"compute capability {INVARIANT_CAPABILITY[0]}.{INVARIANT_CAPABILITY[1]} and more"
+        )
+    elif description["probe"] != probe:
+        fault = f"its noise has other bits: it drew {description['probe']} where {probe} is right"
+    if fault:
+        raise EngineError(f"this server of vLLM does not fit: {fault}")

@@ -12,11 +12,9 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.version_gate import VersionGate
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
-from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.sequences import Tokens
 from roles.ports import Engine, EngineError, Forward, Generation, Request
-
-Tokens = tuple[int, ...]
 
 
 class TorchPrefill:
@@ -32,24 +30,17 @@ class TorchPrefill:
         self._prefill = prefill
         self._staged: int | None = None  # in both engines
         self._gate = VersionGate()
+        # The sampler's arithmetic decides the tokens.
+        self.generating_arithmetic = sampler.generating_arithmetic
+        self.checking_arithmetic = prefill.checking_arithmetic
 
     @property
     def version(self) -> int | None:
-        """The version that both serve; None before the first commit."""
         return self._sampler.version
 
     @property
     def takes_patches(self) -> bool:
         return self._prefill.takes_patches or self._sampler.takes_patches
-
-    @property
-    def generating_arithmetic(self) -> Arithmetic:
-        """Implements Engine.generating_arithmetic: the sampler's, which decides the tokens."""
-        return self._sampler.generating_arithmetic
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
-        return self._prefill.checking_arithmetic
 
     async def stage(self, version: int, weights: Weights) -> None:
         self._staged = None
@@ -64,11 +55,7 @@ class TorchPrefill:
         self._staged = version
 
     async def commit(self) -> None:
-        """Implements Engine.commit. The torch engine swaps one reference, which cannot fail after the sampler's commit.
-
-        Raises:
-            EngineError: nothing is staged, or the sampler's commit failed; the old version still serves in both.
-        """
+        # The torch engine swaps one reference, which cannot fail after the sampler's commit.
         if self._staged is None:
             raise EngineError("nothing is staged")
         self._staged = None

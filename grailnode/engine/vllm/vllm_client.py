@@ -18,6 +18,7 @@ from roles.ports import EngineError
 
 _CHUNK_BYTES: Final = 4 << 20
 _POLL_SECONDS: Final = 0.02
+_REQUEST_SECONDS: Final = 3600.0  # of a completion, which may wait for others before it
 _ATTEMPTS: Final = 5  # a kept connection may have been closed by the server
 
 
@@ -44,16 +45,13 @@ class VllmClient:
 
     Args:
         control_seconds: deadline of a control call.
-        request_seconds: deadline of a completion, which may wait for others before it.
         connections: completions under way at the same time.
     """
 
-    def __init__(
-        self, server: Server, *, control_seconds: float = 60.0, request_seconds: float = 3600.0, connections: int = 512
-    ) -> None:
+    def __init__(self, server: Server, *, control_seconds: float = 60.0, connections: int = 512) -> None:
         self._shares_files = server.shares_files
         self._control = server.client(control_seconds, 4)
-        self._data = server.client(request_seconds, connections)
+        self._data = server.client(_REQUEST_SECONDS, connections)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -118,12 +116,7 @@ class VllmClient:
         await self._post(self._control, f"{path}?{httpx.QueryParams(query)}" if query else path, None, None)
 
     async def generate(self, body: Mapping[str, object]) -> tuple[list[int], str]:
-        """Generate one completion; return its token ids, and why it ended.
-
-        Raises:
-            BrokenEngineError: vLLM does not answer.
-            RefusedCommandError: vLLM refuses the request.
-        """
+        """Generate one completion; return its token ids, and why it ended."""
         answer = await self._post(self._data, "/inference/v1/generate", body, None)
         try:
             choice = answer["choices"][0]

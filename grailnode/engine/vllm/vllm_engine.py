@@ -1,11 +1,12 @@
 """The engine of a node that computes with vLLM (implements roles.ports.Engine); the package's docstring has its rules.
 
-Here are the calls: completions and prefills, sent to vLLM all at once and compared with its records. The server's life
-is in server_supervisor.py, the weights in engine_weights.py.
+Here are the calls: completions and prefills, sent to vLLM all at once, whose answers are checked against the engine's
+own records. The server's life is in server_supervisor.py, the weights in engine_weights.py.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,27 +16,53 @@ import trio
 from torch import Tensor
 
 from grailnode.engine.models import check_fit
+from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.vllm.checkpoints import Checkpoints
-from grailnode.engine.vllm.engine_limits import EngineLimits
-from grailnode.engine.vllm.engine_requests import GenerationCall, PrefillCall, collect, completion_body, prefill_body
-from grailnode.engine.vllm.engine_weights import EngineWeights, RunSync, restore
+from grailnode.engine.vllm.engine_weights import EngineWeights, restore
+from grailnode.engine.vllm.inside.request_records import ARGUMENT
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
+from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
-from protocol.proof import Arithmetic, arithmetic_of
+from protocol.proof import arithmetic_of
 from protocol.rollout import sampling
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.policy.causal_model import CausalModel
+from roles.policy.sequences import Tokens
 from roles.ports import EngineError, Forward, Generation, Request
-
-Tokens = tuple[int, ...]
 
 _ATTEMPTS: Final = 3
 _COLLECT: Final = 64  # records in one answer
+
+
+@dataclass(frozen=True)
+class _GenerationCall:
+    """A completion to generate.
+
+    Attributes:
+        request: the id of its record inside of vLLM.
+        seed: 16 bytes; None for the most likely tokens.
+        states: whether the hidden states are recorded.
+    """
+
+    request: str
+    prompt: Tokens
+    seed: bytes | None
+    params: SamplingParams
+    states: bool = True
+
+
+@dataclass(frozen=True)
+class _PrefillCall:
+    """A completion to prefill; it has at least one token."""
+
+    request: str
+    prompt: Tokens
+    completion: Tokens
 
 
 class VllmEngine:
@@ -51,6 +78,8 @@ class VllmEngine:
         report: gets an event when the engine is restarted, patched or verified.
     """
 
+    takes_patches = True
+
     def __init__(
         self,
         model: CausalModel,
@@ -63,6 +92,7 @@ class VllmEngine:
         run_sync: RunSync = trio.to_thread.run_sync,
         report: EventReport = lambda event, **fields: None,
     ) -> None:
+        self.generating_arithmetic = self.checking_arithmetic = arithmetic_of("vllm", str(dtype).removeprefix("torch."))
         self._model = model
         self._dtype = dtype
         self._states = states
@@ -77,36 +107,20 @@ class VllmEngine:
 
     @property
     def version(self) -> int | None:
-        """The version that is served; None before the first commit."""
         return self._weights.version
 
     async def close(self) -> None:
         """Stop the server, if it is a child."""
         await self._server.close()
 
-    @property
-    def takes_patches(self) -> bool:
-        return True
-
-    @property
-    def generating_arithmetic(self) -> Arithmetic:
-        return self.checking_arithmetic
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
-        return arithmetic_of("vllm", str(self._dtype).removeprefix("torch."))
-
     async def stage(self, version: int, weights: Weights) -> None:
-        """Prepare a policy beside the one that is served; whole weights travel through a file."""
         check_fit(self._model, weights)
         await self._weights.stage(version, weights)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        """Prepare the version that a patch leads to; it is decoded inside of vLLM, beside the serving."""
         await self._weights.stage_patch(version, patch, manifest)
 
     async def commit(self) -> None:
-        """Serve the staged policy from the next request on."""
         await self._weights.commit()
 
     async def verify(self) -> Verification:
@@ -114,39 +128,38 @@ class VllmEngine:
         return await self._weights.verify()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Sample one completion for each request, in order; vLLM batches them as they come.
+        """Implements Engine.generate; vLLM batches the requests as they come.
 
         Raises:
-            EngineError: no policy is served, or vLLM failed again after a restart.
             ValueError: a prompt without tokens, a seed that is not 16 bytes, or a token id outside the vocabulary.
         """
         self._check_ids([request.prompt for request in requests])
         if any(len(request.seed) != sampling.SEED_BYTES for request in requests):
             raise ValueError(f"a seed has {sampling.SEED_BYTES} bytes")
-        calls = [GenerationCall(self._id(), request.prompt, request.seed, params, self._states) for request in requests]
+        calls = [
+            _GenerationCall(self._id(), request.prompt, request.seed, params, self._states) for request in requests
+        ]
         return await self._answered(calls)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        """Return the most likely completion of each prompt, in order."""
         self._check_ids(prompts)
-        calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
+        calls = [_GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
         return [generation.tokens for generation in await self._answered(calls)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Prefill each prompt with its completion, in order."""
         self._check_ids(prompts)
         self._check_ids(completions, empty=True)
-        calls = [PrefillCall(self._id(), *pair) for pair in zip(prompts, completions, strict=True)]
+        calls = [_PrefillCall(self._id(), *pair) for pair in zip(prompts, completions, strict=True)]
         async with self._weights.in_use() as serving:
             nonempty = [call for call in calls if call.completion]
-            states = iter(await self._attempts(serving.version, nonempty, prefill_body))
+            states = iter(await self._attempts(serving.version, nonempty, _prefill_body))
             project = partial(self._project, await self._output_projection(serving.digest))
-        width = self._width()
+        width = self._model.shapes[self._head_names()[0]][-1]
         return [Forward(next(states).hidden if call.completion else torch.empty(0, width), project) for call in calls]
 
-    async def _answered(self, calls: list[GenerationCall]) -> list[Generation]:
+    async def _answered(self, calls: list[_GenerationCall]) -> list[Generation]:
         async with self._weights.in_use() as serving:
-            return await self._attempts(serving.version, calls, completion_body)
+            return await self._attempts(serving.version, calls, _completion_body)
 
     async def _attempts(
         self, version: int, calls: Sequence[Any], body: Callable[[Any], dict[str, object]]
@@ -178,7 +191,7 @@ class VllmEngine:
             part = slice(begin, begin + _COLLECT)
             records = (await client.call("take", requests=[call.request for call in calls[part]]))[0]
             results += [
-                collect(call, tokens, records.get(call.request), version)
+                _collect(call, tokens, records.get(call.request), version)
                 for call, tokens in zip(calls[part], answers[part], strict=True)
             ]
         return results
@@ -199,15 +212,8 @@ class VllmEngine:
         own = [name for name in self._model.shapes if name in ("lm_head.weight", "lm_head.bias")]
         return own or [name for name in self._model.shapes if name.endswith("embed_tokens.weight")]
 
-    def _width(self) -> int:
-        return self._model.shapes[self._head_names()[0]][-1]
-
     async def _output_projection(self, digest: bytes) -> dict[str, Tensor]:
-        """Return the output projection of the served version, read back from the engine once for each version.
-
-        Args:
-            digest: of the version's weights.
-        """
+        """Return the output projection of the version with this digest, read back once for each version."""
         if self._head[0] != digest:
             self._head = digest, await self._server.repeat(self._read_output_projection)
         return self._head[1]
@@ -223,3 +229,63 @@ class VllmEngine:
     def _project(self, head: dict[str, Tensor], hidden: Tensor) -> Tensor:
         with torch.inference_mode():
             return self._model.logits(head, hidden.to(self._dtype))
+
+
+def _completion_body(call: _GenerationCall) -> dict[str, object]:
+    """Return the body of a request that generates a completion."""
+    params = call.params
+    arguments: dict[str, object] = {"id": call.request, "states": call.states}
+    if call.seed is not None:
+        filters = params.filters
+        arguments |= {"seed": call.seed.hex(), "temperature": params.temperature}
+        arguments |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
+    parameters = {"max_tokens": params.max_tokens, "stop_token_ids": list(params.stops), "ignore_eos": True}
+    return _body(call.prompt, parameters, arguments)
+
+
+def _prefill_body(call: _PrefillCall) -> dict[str, object]:
+    """Return the body of a request that computes the states of a completion; the one token that it samples is dropped.
+
+    The prompt is computed in the same request. The cache of prefixes must not be read, because the states of cached
+    tokens are not computed again.
+    """
+    parameters = {"max_tokens": 1, "ignore_eos": True, "skip_reading_prefix_cache": True}
+    # The last token is no input: nothing is drawn after it.
+    tokens = call.prompt + call.completion[:-1]
+    return _body(tokens, parameters, {"id": call.request, "begin": len(call.prompt) - 1})
+
+
+def _body(tokens: Tokens, parameters: Mapping[str, object], arguments: Mapping[str, object]) -> dict[str, object]:
+    extra = {"temperature": 0, "detokenize": False, "extra_args": {ARGUMENT: arguments}}
+    return {"token_ids": list(tokens), "sampling_params": {**parameters, **extra}}
+
+
+def _collect(
+    call: _GenerationCall | _PrefillCall, tokens: list[int], record: Mapping[str, Any] | None, version: int
+) -> Generation:
+    """Return what the engine recorded for a call, after comparing it with vLLM's answer.
+
+    Raises:
+        BrokenEngineError: nothing was recorded, the tokens differ, or they are not all of the version.
+    """
+    # The order of these checks does not matter; each alone makes the answer worthless.
+    if record is None:
+        raise BrokenEngineError("vLLM answered a request that its worker has no record of")
+    # One version drew all tokens, and it is the one that the caller uses.
+    if record["versions"] != [str(version)]:
+        versions = ", ".join(record["versions"])
+        raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
+    if isinstance(call, _PrefillCall):
+        recorded, likely, has_states = call.completion, (), True
+    else:
+        recorded, likely, has_states = tuple(record["tokens"]), tuple(record["log_probabilities"]), call.states
+        # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
+        if list(recorded) != tokens:
+            raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
+    states = base64.b64decode(record["states"])
+    # A bytearray, because torch refuses memory that cannot be written.
+    flat = torch.frombuffer(bytearray(states), dtype=torch.float32) if states else torch.empty(0)
+    # Whole rows of states, and none where none were asked for.
+    if not recorded or len(flat) % len(recorded) or bool(len(flat)) != has_states:
+        raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
+    return Generation(recorded, flat.view(len(recorded), len(flat) // len(recorded)), likely)

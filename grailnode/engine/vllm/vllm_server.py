@@ -48,11 +48,7 @@ class Server(Protocol):
         """End what a server was started with, too. This may be called outside of an event loop."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Return an HTTP client for the server.
-
-        Args:
-            seconds: how long to wait for an answer; connections: at the same time.
-        """
+        """Return an HTTP client for the server, with so many seconds for an answer and connections at the same time."""
 
 
 def write_modules(directory: Path) -> Path:
@@ -107,6 +103,9 @@ class ChildServer:
         settings: with `python`, the interpreter of vLLM's environment.
         model: a policy directory; its weights are not read.
         directory: for the log and the files that node and engine exchange.
+
+    Attributes:
+        log: the file with the server's output; socket: the path of the Unix socket of the server that was started last.
     """
 
     LOG: Final = "vllm.log"
@@ -120,24 +119,15 @@ class ChildServer:
         self._python = settings.python
         self._model = model
         self._directory = directory
+        self.log = directory / self.LOG
+        self.socket = ""
         self._launcher = ServerLauncher(self._spawn)
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
-        self._socket = ""
 
     @property
     def process_id(self) -> int | None:
         """The id of the server's first process, which is that of its group; None if it does not run."""
         return self._launcher.server_id
-
-    @property
-    def socket(self) -> str:
-        """The path of the Unix socket of the server that was started last."""
-        return self._socket
-
-    @property
-    def log(self) -> Path:
-        """The file with the server's output."""
-        return self._directory / self.LOG
 
     async def start(self) -> None:
         with trio.move_on_after(self.settings.start_seconds) as scope:
@@ -145,8 +135,11 @@ class ChildServer:
                 await self.stop()
                 # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
                 self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
-                self._socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
-                await self._fork()
+                self.socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
+                try:
+                    await self._launcher.fork(self.flags(self.socket))
+                except EngineError as error:
+                    raise EngineError(f"{error}:\n{self._last_lines()}") from error
             async with self.client(5.0, 1) as client:
                 while await _health_problem(client):
                     if self.process_id is None:
@@ -156,33 +149,41 @@ class ChildServer:
             seconds = f"{self.settings.start_seconds:g} s"
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
-    async def _fork(self) -> None:
-        try:
-            await self._launcher.fork(self.flags(self._socket))
-        except EngineError as error:
-            raise EngineError(f"{error}:\n{self._last_lines()}") from error
-
     async def stop(self) -> None:
-        """Implements Server.stop: what has imported vLLM stays for the next start."""
+        """Implements Server.stop; the process that has imported vLLM stays for the next start."""
         self._launcher.kill_server()
 
     def close(self) -> None:
         self._launcher.close()
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        limits = httpx.Limits(
-            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
-        )
-        transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=limits)
+        transport = httpx.AsyncHTTPTransport(uds=self.socket, limits=_limits(connections))
         return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
 
     def flags(self, socket: str) -> list[str]:
         """Return the flags of the server."""
-        return _flags(self.settings, self._model, socket)
+        settings = self.settings
+        device = ["--enforce-eager"]
+        if settings.device != "cpu":
+            device = ["--gpu-memory-utilization", str(settings.memory_share)]
+        return ["--uds", socket, *server_flags(settings, self._model), *device, *settings.flags]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of the server."""
-        return _environment(self.settings, cache_directory(self._python, self._directory))
+        """Return the environment of the child: this one's without its Python, and what vLLM needs."""
+        settings, cache = self.settings, cache_directory(self._python, self._directory)
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+        }
+        caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+        own = {"PYTHONPATH": str(write_modules(cache)), **dict.fromkeys(caches, str(cache))}
+        if settings.device == "cpu":
+            own |= {
+                "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "TORCHDYNAMO_DISABLE": "1",
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            }
+        return inherited | server_environment(settings) | own | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -218,7 +219,6 @@ class ExternalServer:
         self._start_seconds = start_seconds
 
     async def start(self) -> None:
-        """Implements Server.start: the server's operator starts it."""
         async with self.client(5.0, 1) as client:
             problem = "no answer"
             with trio.move_on_after(self._start_seconds):
@@ -231,16 +231,14 @@ class ExternalServer:
         )
 
     async def stop(self) -> None:
-        """Implements Server.stop: the server is not ours to stop; its operator's supervisor restarts it."""
+        """Implements Server.stop: do nothing, because the server's operator starts and stops it."""
 
     def close(self) -> None:
-        """Implements Server.close: nothing was started."""
+        """Implements Server.close: do nothing, because nothing was started."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        limits = httpx.Limits(
-            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
-        )
-        return httpx.AsyncClient(base_url=self._url, timeout=_timeout(seconds), limits=limits, trust_env=False)
+        timeout, limits = _timeout(seconds), _limits(connections)
+        return httpx.AsyncClient(base_url=self._url, timeout=timeout, limits=limits, trust_env=False)
 
 
 def server_flags(settings: VllmSettings, model: Path) -> list[str]:
@@ -285,31 +283,6 @@ def _overrides(model: Path) -> dict[str, object]:
     return overrides | ({"architectures": [name]} if isinstance(name, str) else {})
 
 
-def _flags(settings: VllmSettings, model: Path, socket: str) -> list[str]:
-    flags = ["--uds", socket, *server_flags(settings, model)]
-    if settings.device == "cpu":
-        flags += ["--enforce-eager"]
-    else:
-        flags += ["--gpu-memory-utilization", str(settings.memory_share)]
-    return [*flags, *settings.flags]
-
-
-def _environment(settings: VllmSettings, cache: Path) -> dict[str, str]:
-    """Return the environment of the child: this one's without its Python, and what vLLM needs."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
-    own = {"PYTHONPATH": str(write_modules(cache)), **{name: str(cache) for name in caches}}
-    if settings.device == "cpu":
-        own |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "TORCHDYNAMO_DISABLE": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
-    own["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    return inherited | server_environment(settings) | own
-
-
 async def _health_problem(client: httpx.AsyncClient) -> str:
     """Return why a server is not ready: the status of its answer or the name of the error; empty if it is ready."""
     try:
@@ -317,6 +290,12 @@ async def _health_problem(client: httpx.AsyncClient) -> str:
     except httpx.HTTPError as error:
         return type(error).__name__
     return "" if status == httpx.codes.OK else str(status)
+
+
+def _limits(connections: int) -> httpx.Limits:
+    return httpx.Limits(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_KEEP_SECONDS
+    )
 
 
 def _timeout(seconds: float) -> httpx.Timeout:

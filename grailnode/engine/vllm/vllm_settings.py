@@ -1,5 +1,6 @@
-"""How vLLM is run: the keys of a node's section [engine] that are for vLLM."""
+"""How vLLM is run, by the keys of a node's section [engine] that are for vLLM, and how long an engine waits for it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -41,3 +42,21 @@ class VllmSettings(Settings):
     """For vLLM on a GPU: share of its memory that vLLM may take."""
     flags: tuple[str, ...] = ()
     """For vLLM: further flags of its command line."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """The patience of the engine, in seconds.
+
+    Attributes:
+        control: for a control call; hang: without a sign of life while requests are under way.
+        drain: for requests of others that are under way at a commit.
+        connections: completions under way at the same time; vLLM batches as many as its own limit allows.
+        verify_interval: all tensors are read back after so many commits.
+    """
+
+    control: float = 60.0
+    hang: float = 20.0
+    drain: float = 60.0
+    connections: int = 512
+    verify_interval: int = 64

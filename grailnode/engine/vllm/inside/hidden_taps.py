@@ -8,8 +8,8 @@ import torch
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records
 
 
-def install(runner: Any) -> str:
-    """Wrap a model runner, and return its kind: "v1" or "v2".
+def install(runner: Any) -> None:
+    """Wrap a model runner of version 1 or 2.
 
     `compute_logits` gets exactly the states of the rows that are sampled. A prefill's states are taken where the
     forward pass ends, because only its last row is sampled; the scheduler may split it into several passes.
@@ -27,9 +27,8 @@ def install(runner: Any) -> str:
     # The two runners keep a batch differently, so each has its own tap for prefills.
     if hasattr(runner, "_model_forward"):
         _tap_v1(runner)
-        return "v1"
-    _tap_v2(runner)
-    return "v2"
+    else:
+        _tap_v2(runner)
 
 
 def _tap_v1(runner: Any) -> None:
@@ -40,7 +39,7 @@ def _tap_v1(runner: Any) -> None:
     def recording_forward(*arguments: Any, **keywords: Any) -> Any:
         output = forward(*arguments, **keywords)
         # Rows whose token is drawn have no `begin`; their states come from the output projection above.
-        prefills = [(row, item.arguments) for row, item in rows.items() if item.arguments.begin is not None]
+        prefills = [(row, ours) for row, (ours, _) in rows.items() if ours.begin is not None]
         if prefills and isinstance(output, torch.Tensor):
             starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
             _record(output, prefills, starts, computed)

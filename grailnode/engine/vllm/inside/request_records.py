@@ -77,9 +77,6 @@ class RequestArguments:
 def validate(sampling_params: Any) -> None:
     """Refuse a request that cannot be sampled as its arguments ask.
 
-    Args:
-        sampling_params: vLLM's.
-
     Raises:
         ValueError: an argument is invalid, or vLLM would add noise or penalties of its own.
     """

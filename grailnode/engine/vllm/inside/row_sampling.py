@@ -13,12 +13,7 @@ from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_
 
 @dataclass(frozen=True)
 class SampledRow:
-    """A row of logits whose token is ours to draw.
-
-    Attributes:
-        row: in the batch.
-        position: index of the token in its completion.
-    """
+    """A row of a batch's logits whose token is ours to draw, with the position of that token in its completion."""
 
     row: int
     position: int

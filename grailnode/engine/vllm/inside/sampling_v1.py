@@ -5,7 +5,6 @@ argument are not changed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,29 +14,14 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
 from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
 
-
-@dataclass(frozen=True)
-class BatchRow:
-    """A request in vLLM's batch.
-
-    Attributes:
-        generated: token ids of its completion so far: vLLM's own list, to which vLLM appends.
-    """
-
-    arguments: RequestArguments
-    generated: Sequence[int]
-
-
-rows: dict[int, BatchRow] = {}
-"""Our requests of this worker's batch by their row; the hidden states of prefills are found by it."""
+rows: dict[int, tuple[RequestArguments, Sequence[int]]] = {}
+"""Our requests of this worker's batch by their row, each with the tokens of its completion so far: vLLM's own list, to
+which vLLM appends. The hidden states of prefills are found by it.
+"""
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
-    """Implements vLLM's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
-
-    Args:
-        vllm_config, device, is_pin_memory: arguments that vLLM passes; they are not used.
-    """
+    """Implements vLLM's `LogitsProcessor`: the largest logit of our requests becomes that of the required token."""
 
     def __init__(
         self, vllm_config: Any = None, device: torch.device | None = None, is_pin_memory: bool = False
@@ -66,7 +50,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
             # The row may have belonged to a request of ours before.
             rows.pop(row, None)
             if arguments is not None:
-                rows[row] = BatchRow(arguments, generated)
+                rows[row] = arguments, generated
         for source, target, direction in batch_update.moved:
             # Both rows are taken out before either is put back, so that a swap loses none.
             source_row, target_row = rows.pop(source, None), rows.pop(target, None)
@@ -76,15 +60,11 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
                 rows[source] = target_row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Draw the tokens of our rows.
-
-        Args:
-            logits: float32 [B, V]; changed in place.
-        """
-        # `generated` is vLLM's own list, so its length is the position of the token that is drawn now.
+        """Draw the tokens of our rows: logits float32 [B, V], changed in place."""
+        # The length of vLLM's own list is the position of the token that is drawn now.
         sampled = [
-            SampledRow(row, len(item.generated), item.arguments)
-            for row, item in sorted(rows.items())
-            if item.arguments.begin is None
+            SampledRow(row, len(generated), arguments)
+            for row, (arguments, generated) in sorted(rows.items())
+            if arguments.begin is None
         ]
         return draw(logits, sampled, records)

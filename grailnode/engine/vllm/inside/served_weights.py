@@ -5,7 +5,7 @@ those of a version), poisoned (a change failed half-way and could not be undone)
 and a completion is a rollout only if every one of its tokens was sampled while the same version was verified.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -100,25 +100,15 @@ class StagedVersion:
 
 
 class ServedWeights:
-    """The weights of a serving model.
-
-    Args:
-        tensor_map: where each tensor lies.
-        gather: with tensor parallelism, see `Gather`.
-    """
+    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`)."""
 
     def __init__(self, tensor_map: TensorMap, gather: Gather | None = None) -> None:
-        self._map = tensor_map
+        self.placements = tensor_map
         self._gather = gather
         self.version: int | None = None
         self.digest: bytes | None = None
         self.digests: dict[str, bytes] = {}
         self.poisoned = ""
-
-    @property
-    def placements(self) -> Mapping[str, Placement]:
-        """Where each tensor of the checkpoint lies."""
-        return self._map
 
     def read(self, name: str) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
@@ -128,7 +118,7 @@ class ServedWeights:
         Raises:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
-        placement = self._map[name]
+        placement = self.placements[name]
         # Elements of other ranks stay 0, and `gather` fills them in.
         bits, is_exact = torch.zeros(placement.shape, dtype=torch.int16), True
         for piece in placement.pieces:
@@ -141,24 +131,20 @@ class ServedWeights:
             raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
         return bits.view(torch.bfloat16)
 
-    def verify(self, version: int, digest: bytes, names: Iterable[str] | None = None) -> None:
-        """Read tensors back and compare their digests; the weights are then those of the version.
+    def verify(self, version: int, digest: bytes) -> None:
+        """Read all tensors back and compare their digests; the weights are then those of the version.
 
         Args:
             digest: of the version's weights.
-            names: the tensors to read, the digests of the others are taken as they are; None for all.
 
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
-        # With `names` only changed tensors are read: the others have the digests that an earlier reading found, and the
-        # digest of all tensors together binds both kinds to what the trainer signed.
-        checked = {name: self._read_digest(name) for name in (self._map if names is None else names)}
-        expected = self.digests or checked
-        wrong = [name for name, digest in checked.items() if not digest or digest != expected.get(name)]
-        digests = self.digests | checked
+        digests = {name: self._read_digest(name) for name in self.placements}
+        expected = self.digests or digests
+        wrong = [name for name, found in digests.items() if not found or found != expected.get(name)]
         # The digest of all tensors decides; `wrong` only says where to look.
-        if digests.keys() != self._map.keys() or weights_digest(digests, self._described()) != digest:
+        if weights_digest(digests, self.described()) != digest:
             self.version = self.digest = None
             raise DifferentWeightsError(version, sorted(wrong))
         self.version, self.digest, self.digests = version, digest, digests
@@ -207,7 +193,7 @@ class ServedWeights:
     def _write(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             bits = tensor.contiguous().view(torch.int16)
-            for piece in self._map[name].pieces:
+            for piece in self.placements[name].pieces:
                 piece.view.copy_(widen(piece.source_view(bits).to(piece.target.device), piece.target.dtype))
 
     def _undo(self, swapped: list[ElementChange], staged: StagedVersion, error: Exception) -> None:
@@ -223,34 +209,30 @@ class ServedWeights:
             self.poisoned = f"the weights are damaged by a commit that failed ({error}; {second}); reload them"
             raise PoisonedError(self.poisoned) from second
 
-    def _described(self) -> dict[str, Tensor]:
-        """Return tensors of the checkpoint's dtype and shapes without data."""
+    def described(self) -> dict[str, Tensor]:
+        """Return tensors of the checkpoint's names, dtype and shapes without data."""
         return {
             name: torch.empty(placement.shape, dtype=torch.bfloat16, device="meta")
-            for name, placement in self._map.items()
+            for name, placement in self.placements.items()
         }
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
-    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
     """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
+    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
 
 def _narrow(bits: Tensor) -> tuple[Tensor, bool]:
     """Convert the bits of served numbers to those of BF16 numbers, int16; return whether that lost nothing."""
     if bits.dtype == torch.int16:
-        # A served float32 whose lower half is not 0 was changed by something other than a version.
         return bits, True
+    # A served float32 whose lower half is not 0 was changed by something other than a version.
     return (bits >> 16).to(torch.int16), not (bits & _LOW_BITS).any()
 
 
 def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list[ElementChange]:
-    """Return the changes from one tensor to another, for the parts of it that lie on this rank.
-
-    Args:
-        before, after: BF16 on the CPU, of the checkpoint's shape.
-    """
+    """Return the changes from one tensor to another, BF16 on the CPU, for the parts of it that lie on this rank."""
     old, new = before.reshape(-1).view(torch.int16), after.reshape(-1).view(torch.int16)
     # Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals itself.
     indices = (old != new).nonzero().squeeze(1)

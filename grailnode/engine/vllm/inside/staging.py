@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from grailnode.engine.vllm.inside.served_weights import (
     ServedWeights,
@@ -54,7 +53,7 @@ def stage_patch(
         raise PatchError("made for other weights than these, or not the patch of this version", f"version {version}")
     # 2. Decode tensor by tensor, against what is read from the engine itself, and keep only the changed elements.
     staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
-    shapes = {name: _without_data(placement.shape) for name, placement in engine_weights.placements.items()}
+    shapes = engine_weights.described()
     # `check_fit` refuses rows for tensors that the model lacks, or of another shape, before a frame is decoded.
     for row, frame in zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True):
         if cancelled():
@@ -102,19 +101,10 @@ def stage_weights(
                 before = engine_weights.read(name)
                 dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
                 staged.changes += element_changes(engine_weights.placements[name], before, tensor)
-        if (
-            weights_digest(
-                staged.digests, {name: _without_data(engine_weights.placements[name].shape) for name in names}
-            )
-            != digest
-        ):
+        if weights_digest(staged.digests, engine_weights.described()) != digest:
             raise ServedWeightsError(f"the weights in {path.name} are not those of version {version}")
         # `base` of None says that the change fits any weights; it has no undo.
         if dense:
             staged.changes, staged.base = [], None
             staged.tensors = {name: file.get_tensor(name) for name in sorted(names)}
     return staged
-
-
-def _without_data(shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")

@@ -12,7 +12,7 @@ starts with dummy weights (docs/adr/0351).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,6 @@ class Piece:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -60,10 +59,7 @@ class Piece:
         return tensor.view(-1).as_strided(self.shape, self.source_strides, self.source_offset)
 
     def locate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Find elements of the checkpoint tensor in the parameter.
-
-        Args:
-            indices: int64 [N], places in the flat checkpoint tensor.
+        """Find elements of the flat checkpoint tensor, int64 [N], in the parameter.
 
         Returns:
             bool [N], which of them belong to this part, and int64 [M], the places of those in `target`.
@@ -97,7 +93,6 @@ class Placement:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the checkpoint tensor."""
         return math.prod(self.shape)
 
 
@@ -130,14 +125,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Every write into the model's memory is suppressed. Only a plain copy of a checkpoint tensor has a place; any
         # other write (an addition, a fill) leaves its elements without one, which `_check` finds.
-        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and self._is_model(args[0]):
+        target = args[0] if func._schema.is_mutable and args else None
+        if isinstance(target, Tensor) and target.untyped_storage().data_ptr() in self._memory:
             if func is torch.ops.aten.copy_.default:
-                self._record(args[0], args[1])
-            return args[0]
+                self._record(target, args[1])
+            return target
         return func(*args, **(kwargs or {}))
-
-    def _is_model(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._memory
 
     def _record(self, target: Tensor, source: Tensor) -> None:
         name = self._sources.get(source.untyped_storage().data_ptr())
@@ -161,12 +154,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-def _unread_tensors(shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """Yield BF16 tensors whose memory is never touched, and so costs nothing."""
-    for name, shape in shapes.items():
-        yield name, torch.empty(shape, dtype=torch.bfloat16, device="cpu")
-
-
 def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -> TensorMap:
     """Find where the tensors of a checkpoint lie in a model.
 
@@ -179,7 +166,8 @@ def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -
         UnsupportedModelError: an element of a tensor has no place, or more than one.
     """
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
-    tensors = dict(_unread_tensors(shapes))
+    # Their memory is never touched, and so costs nothing.
+    tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}
     sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
     with torch.inference_mode(False), torch.no_grad(), _Recorder(sources, model) as recorder:
         try:

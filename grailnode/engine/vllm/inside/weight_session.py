@@ -20,7 +20,7 @@ from grailnode.engine.vllm.inside import hidden_taps
 from grailnode.engine.vllm.inside.plain_weights import unpacked
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
-from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
+from grailnode.engine.vllm.inside.staging import Cancelled, stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
 from protocol.rollout.sampling import seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
@@ -29,13 +29,9 @@ Values = dict[str, Any]
 
 
 class Job:
-    """Work in a thread.
+    """Work in a thread, with its result when it is finished, or the error that ended it."""
 
-    Attributes:
-        result: what it returned, when it is finished; error: what went wrong.
-    """
-
-    def __init__(self, work: Callable[[Callable[[], bool]], Values]) -> None:
+    def __init__(self, work: Callable[[Cancelled], Values]) -> None:
         self._cancelled = threading.Event()
         self.result: Values | None = None
         self.error: Exception | None = None
@@ -68,23 +64,19 @@ class Job:
 
 
 class WeightSession:
-    """The control of one worker's weights.
-
-    Args:
-        worker: vLLM's worker.
-    """
+    """The control of the weights of one worker of vLLM."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._runner = worker.model_runner
-        self._kind = hidden_taps.install(self._runner)
+        hidden_taps.install(self._runner)
         self._served: ServedWeights | None = None
         self._staged: StagedVersion | None = None
         self._job: Job | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="grailnode-")
 
     def describe(self) -> Values:
-        """Return what the node checks at start: versions, dtype, limits, and tokens drawn by this process's kernel."""
+        """Return what the node checks at start: version, device, dtype, and tokens drawn by this process's kernel."""
         import vllm  # noqa: PLC0415 - the tests of this module run without vLLM
 
         config = self._worker.vllm_config
@@ -96,7 +88,6 @@ class WeightSession:
         tokens, _ = choose_with_log_probabilities(logits.contiguous().to(device), words, positions, 1.0)
         return {
             "vllm": vllm.__version__,
-            "runner": self._kind,
             "device": str(device),
             "capability": torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
             "batch_invariant": bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
@@ -105,10 +96,6 @@ class WeightSession:
             "quantization": config.model_config.quantization,
             "processor": records.has_processor,
             "speculative": config.speculative_config is not None,
-            "sequences": config.scheduler_config.max_num_seqs,
-            "tokens": config.model_config.max_model_len,
-            "ranks": config.parallel_config.world_size,
-            "rank": self._worker.rank,
             "probe": tokens.tolist(),
         }
 
@@ -155,27 +142,30 @@ class WeightSession:
     def stage_patch(self, version: int, digest: str, path: str) -> Values:
         """Begin to stage a patch from a file."""
         engine_weights = self._weights()
-        # The job that is under way may stage an older version; two would write `_staged` in any order.
-        self._stop_job()
-        self._staged = None
 
-        def work(cancelled: Callable[[], bool]) -> Values:
+        def stage(cancelled: Cancelled) -> StagedVersion:
             data = self._path(path).read_bytes()
-            self._staged = stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled)
-            return {"changed": self._staged.changed_elements}
+            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled)
 
-        self._job = Job(work)
-        return {}
+        return self._begin_staging(stage)
 
     def stage_weights(self, version: int, digest: str, path: str) -> Values:
         """Begin to stage a whole checkpoint from a safetensors file."""
         engine_weights = self._weights()
+
+        def stage(cancelled: Cancelled) -> StagedVersion:
+            return stage_weights(engine_weights, version, self._path(path), bytes.fromhex(digest), cancelled)
+
+        return self._begin_staging(stage)
+
+    def _begin_staging(self, stage: Callable[[Cancelled], StagedVersion]) -> Values:
+        # The job that is under way may stage an older version; two would write `_staged` in any order.
         self._stop_job()
         self._staged = None
 
-        def work(cancelled: Callable[[], bool]) -> Values:
-            self._staged = stage_weights(engine_weights, version, self._path(path), bytes.fromhex(digest), cancelled)
-            return {"changed": self._staged.changed_elements, "whole": bool(self._staged.tensors)}
+        def work(cancelled: Cancelled) -> Values:
+            self._staged = stage(cancelled)
+            return {"changed": self._staged.changed_elements}
 
         self._job = Job(work)
         return {}
@@ -185,7 +175,7 @@ class WeightSession:
         engine_weights = self._weights()
         self._stop_job()
 
-        def work(cancelled: Callable[[], bool]) -> Values:
+        def work(cancelled: Cancelled) -> Values:
             try:
                 engine_weights.verify(version, bytes.fromhex(digest))
             finally:
