@@ -161,11 +161,7 @@ def content_digest_in(path: str) -> bytes | None:
 
 
 def window_of(path: str) -> int:
-    """Return the window number with which the last part of a path begins.
-
-    Raises:
-        MalformedError: the last part does not begin with a window number.
-    """
+    """Return the window number with which the last part of a path begins, or raise MalformedError."""
     digits = path.rsplit("/", 1)[-1][:_NUMBER_DIGITS]
     if len(digits) != _NUMBER_DIGITS or not (digits.isascii() and digits.isdigit()):
         raise MalformedError("no window in the path", path[:200])
@@ -174,17 +170,11 @@ def window_of(path: str) -> int:
 
 def writer(path: str) -> bytes:
     """Return the public key of the only participant that may write to a path."""
-    if path.startswith(participants()):
-        return key_at_end(path)
-    return key_at_end(path.partition("/")[0])
+    return key_at_end(path if path.startswith(participants()) else path.partition("/")[0])
 
 
 def key_at_end(path: str) -> bytes:
-    """Return the public key that a path ends with.
-
-    Raises:
-        MalformedError: the path does not end with a key.
-    """
+    """Return the public key that a path ends with, or raise MalformedError."""
     try:
         key = bytes.fromhex(path[-_NAME_DIGITS:])
     except ValueError:

@@ -186,16 +186,15 @@ class SparseEncoder:
     ) -> bytes:
         """Code the entries: counts of the classes, lengths, words, raw bits, values without a rank."""
         gaps, steps = model.encoder_tables()
-        tables = (model.buckets, model.symbols)
         out = self._scratch.words
         flat = (gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1])
-        begin = put_changes(changes, counts, *tables, *flat, out)
+        begin = put_changes(changes, counts, model.buckets, model.symbols, *flat, out)
         # A patch's encoder would take another mode here. An entry takes less than the 4 bytes of its element.
         if begin == BUFFER_FULL:
             raise AssertionError("a model that is fitted to all entries of a chunk takes less than the chunk")
         # The words are copied before the raw bits overwrite them: both sections use the same memory.
         words = out[begin:].astype("<u2").tobytes()
-        bits = put_raw(changes, counts, *tables, self._scratch.raw)
+        bits = put_raw(changes, counts, model.buckets, model.symbols, self._scratch.raw)
         raw = self._scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
         lengths = [*counts[1 : model.classes + 1].tolist(), len(words) // 2, len(raw)]
         unranked = b""
