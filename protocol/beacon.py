@@ -168,7 +168,6 @@ def verify_round(chain: ChainInfo, round_number: int, signature: bytes) -> bytes
     """Verify the signature of a round, and return the round's randomness (32 bytes).
 
     Raises:
-        ValueError: the number is not one of a round.
         SignatureError: this is not the chain's signature of the round.
     """
     _check_round(round_number)
@@ -207,11 +206,7 @@ class LocalKey:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Self:
-        """Derive a key from at least 16 secret bytes.
-
-        Raises:
-            ValueError: the seed is shorter.
-        """
+        """Derive a key from at least 16 secret bytes."""
         if len(seed) < 16:
             raise ValueError("a beacon seed has at least 16 bytes")
         wide = hashlib.sha512(b"grailnode local beacon key" + seed).digest()

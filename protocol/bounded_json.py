@@ -26,7 +26,6 @@ def parse(data: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = No
 
     Raises:
         MalformedError: the text is not UTF-8, not JSON, or nested deeper than MAX_DEPTH.
-        Exception: whatever `pairs` raises.
     """
     try:
         text = data.decode("utf-8")
@@ -44,11 +43,7 @@ def parse(data: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = No
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object with the pairs of `parse`.
-
-    Raises:
-        MalformedError: a name occurs twice.
-    """
+    """Return an object with the pairs of `parse`, or raise MalformedError if a name occurs twice."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise MalformedError("a name twice in a JSON object")

@@ -40,11 +40,7 @@ def content_digest(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's bytes in memory (little-endian, row-major) without a copy.
-
-    Raises:
-        ValueError: the tensor is not contiguous or not on the CPU.
-    """
+    """Return the bytes (little-endian, row-major) of a contiguous tensor on the CPU without a copy."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("a digest needs a contiguous tensor on the CPU")
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
@@ -58,11 +54,7 @@ def tensor_digest(tensor: torch.Tensor) -> bytes:
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return the safetensors name of a dtype.
-
-    Raises:
-        MalformedError: weights may not have this dtype.
-    """
+    """Return the safetensors name of a dtype, or raise MalformedError for one that weights may not have."""
     try:
         return type_names[dtype]
     except KeyError:
@@ -78,12 +70,8 @@ def weights_digest(tensor_digests: Mapping[str, bytes], weights: Weights) -> byt
     """Return the BLAKE3 of the canonical table of the weights (32 bytes).
 
     Args:
-        tensor_digests: each tensor's BLAKE3 by name; the keys are those of `weights`.
-        weights: the tensors; only their dtypes and shapes are read.
-
-    Raises:
-        ValueError: the keys differ.
-        MalformedError: weights may not have one of the dtypes.
+        tensor_digests: each tensor's BLAKE3; the keys must be those of `weights`.
+        weights: only their dtypes and shapes are read.
     """
     if tensor_digests.keys() != weights.keys():
         raise ValueError("tensor_digests must have one digest for each tensor")

@@ -6,10 +6,11 @@ decodes; and encodes the result again. Bytes that differ from this encoding are 
 identifies one value only.
 """
 
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from protocol import limits
 from protocol.errors import LimitError, MalformedError
@@ -27,6 +28,16 @@ Window = Annotated[int, Field(ge=0, lt=1 << 33)]
 
 Version = Annotated[int, Field(ge=0, lt=1 << 33)]
 """The number of a policy version."""
+
+
+def _check_ascending(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if any(value >= following for value, following in pairwise(values)):
+        raise ValueError("items that do not strictly ascend")
+    return values
+
+
+Ascending: Final = AfterValidator(_check_ascending)
+"""Refuses a tuple whose items do not strictly ascend."""
 
 _FIXED_SIZES: Final = {  # first byte of a value whose size that byte determines: bytes of the value
     **dict.fromkeys(range(0x80), 1),  # small integers

@@ -5,14 +5,13 @@ The chain has the adapters alone, under the names of PEFT's files.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from protocol import limits
-from protocol.encoding import Record
+from protocol.encoding import Ascending, Record
 from protocol.errors import ChainError
 from protocol.identity.signing import Digest
 from protocol.objects import ObjectRef
@@ -42,15 +41,10 @@ class LoraSpec(Record):
     targets: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.]{0,99}$")], ...],
         Field(min_length=1, max_length=limits.MAX_LORA_TARGETS),
+        Ascending,
     ]
     base: Digest
     shards: Annotated[tuple[ObjectRef, ...], Field(min_length=1, max_length=limits.MAX_ANCHOR_SHARDS)]
-
-    @model_validator(mode="after")
-    def _ascending(self) -> "LoraSpec":
-        if any(target >= following for target, following in pairwise(self.targets)):
-            raise ValueError("targets that do not strictly ascend")
-        return self
 
     @property
     def scale(self) -> float:
@@ -68,9 +62,6 @@ class LoraSpec(Record):
 
     def check_table(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], place: str) -> None:
         """Check that a version's table has adapters alone, before any of its tensors is fetched.
-
-        Args:
-            tensors: (name, dtype, shape) of each.
 
         Raises:
             ChainError: a tensor is none of the run's adapters, or has no counterpart, or they are larger than adapters

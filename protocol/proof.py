@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from protocol.encoding import Record
+from protocol.encoding import Ascending, Record
 from protocol.errors import PairError
 from protocol.limits import MAX_POINTS, MAX_STEPS
 
@@ -141,7 +141,7 @@ class ProofSpec(Record):
 
     kind: ClassVar[str] = "proof"
     sketch: Literal["projection", "topk"]
-    miners: Annotated[tuple[Arithmetic, ...], Field(min_length=1, max_length=len(ARITHMETICS))]
+    miners: Annotated[tuple[Arithmetic, ...], Field(min_length=1, max_length=len(ARITHMETICS)), Ascending]
     table: Annotated[tuple[Thresholds, ...], Field(min_length=1, max_length=len(ARITHMETICS) ** 2)]
     audit_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
     audit_floor_ppm: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -149,8 +149,6 @@ class ProofSpec(Record):
 
     @model_validator(mode="after")
     def _complete(self) -> "ProofSpec":
-        if list(self.miners) != sorted(set(self.miners)):
-            raise ValueError("arithmetics of miners that do not strictly ascend")
         if [row.pair for row in self.table] != pairs_of(self.miners, self.validators):
             raise ValueError("not one row of thresholds for each pair of arithmetics, ascending")
         if self.audit_floor_ppm > self.audit_ppm:

@@ -79,11 +79,7 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
 def published_outline(
     precision: Precision, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[str, Sequence[int]]]:
-    """Return the dtype and the shape of each tensor of a version, by name.
-
-    Args:
-        shapes: of the model's weights, by name.
-    """
+    """Return the dtype and the shape of each tensor of a version, by name, from the shapes of the model's weights."""
     outline: dict[str, tuple[str, Sequence[int]]] = {}
     for name, shape in shapes.items():
         outline[name] = _BF16, shape
@@ -157,11 +153,7 @@ def round_matrix(matrix: Tensor, precision: Precision, dtype: torch.dtype) -> Te
 
 
 def quantize(weights: Weights, precision: Precision) -> dict[str, Tensor]:
-    """Return the tensors of a version with these weights, contiguous; nothing changes for `bf16`.
-
-    Args:
-        weights: float32 or BF16.
-    """
+    """Return the tensors of a version with these float32 or BF16 weights, contiguous; `bf16` only rounds them."""
     published: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if precision == "bf16" or not is_matrix(name, tensor.shape):
@@ -173,11 +165,8 @@ def quantize(weights: Weights, precision: Precision) -> dict[str, Tensor]:
 
 
 def published_tensors(weights: Weights, precision: Precision, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return some of the tensors of a version with these weights: contiguous, on the CPU.
-
-    Args:
-        weights: float32 or BF16, of any device.
-        names: of tensors of the version.
+    """Return the tensors of these names of a version, contiguous, on the CPU; the weights are float32 or BF16, of any
+    device.
     """
     sources = {name if name in weights else name.removesuffix(SCALE) for name in names}
     published = quantize({name: weights[name] for name in sources}, precision)
@@ -243,11 +232,7 @@ def check_table(precision: Precision, tensors: Collection[tuple[str, str, tuple[
 
 
 def check_scales(published: Weights, place: str) -> None:
-    """Check the scales of a version.
-
-    Raises:
-        ChainError: one is not a power of two from 2^-64 to 2^64 in BF16.
-    """
+    """Raise ChainError for scales of a version that are not powers of two from 2^-64 to 2^64 in BF16."""
     for name, tensor in published.items():
         if is_scale(name, published):
             if tensor.dtype != torch.bfloat16:  # possible in a run of `bf16`, whose tables may have any dtypes

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from protocol import environments, limits
 from protocol.beacon import ChainInfo
-from protocol.encoding import Line, Record
+from protocol.encoding import Ascending, Line, Record
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
@@ -33,10 +33,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 class FileRef(Record):
     """A file that every node needs (of the model, or the file of problems); its path in the trainer's space names its
-    digest.
-
-    Attributes:
-        digest: SHA-256 of the file.
+    digest, the SHA-256 of the file.
     """
 
     kind: ClassVar[str] = "file"
@@ -90,16 +87,10 @@ class SamplingSpec(Record):
     kind: ClassVar[str] = "sampling"
     temperature: Annotated[float, Field(gt=0.0, le=100.0)]
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)]
-    stops: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_STOP_TOKENS)]
+    stops: Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_STOP_TOKENS), Ascending]
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     min_p: Share = 0.0
-
-    @model_validator(mode="after")
-    def _ascending(self) -> "SamplingSpec":
-        if list(self.stops) != sorted(set(self.stops)):
-            raise ValueError("stop tokens that do not strictly ascend")
-        return self
 
     def params(self) -> SamplingParams:
         """Return the parameters that the engine and the check use."""

@@ -21,19 +21,14 @@ ADAPTER_SHARE: Final = 0.05
 def quantized(weights: Weights, bits: int) -> dict[str, Tensor]:
     """Return the weights of a quantized checkpoint: each group of 32 rounded to 2**bits even steps over its range.
 
-    Only matrices are rounded, and not the embedding and the output projection, which makes the copy better.
-
-    Args:
-        bits: 1 to 16.
-
-    Returns:
-        Tensors of the same shapes and dtypes.
+    Only matrices are rounded, and not the embedding and the output projection, which makes the copy better. Shapes and
+    dtypes stay.
     """
-    return {name: _rounded(tensor, bits) if _is_rounded(name, tensor) else tensor for name, tensor in weights.items()}
 
+    def is_rounded(name: str, tensor: Tensor) -> bool:
+        return tensor.dim() == 2 and not any(part in name for part in _UNROUNDED)
 
-def _is_rounded(name: str, tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and not any(part in name for part in _UNROUNDED)
+    return {name: _rounded(tensor, bits) if is_rounded(name, tensor) else tensor for name, tensor in weights.items()}
 
 
 def _rounded(tensor: Tensor, bits: int) -> Tensor:

@@ -110,11 +110,7 @@ class Submission:
 async def serve(
     policy: Policy, side: AnyVariant, weights: Weights, servers: VllmServers | None, lora: LoraSpec | None = None
 ) -> Engine:
-    """Return an engine that computes as one side of a pair, and serves these weights.
-
-    Args:
-        lora: where the weights have adapters beside a base; None for weights without.
-    """
+    """Return an engine that computes as one side of a pair, and serves these weights, which may have adapters."""
     if isinstance(side, VllmVariant):
         if servers is None or lora is not None:
             raise ValueError("a pair with vLLM, and no servers, or adapters")

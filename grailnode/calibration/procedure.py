@@ -20,7 +20,6 @@ from grailnode.calibration.pairs import (
     serve,
 )
 from grailnode.calibration.proof_file import (
-    CopyRow,
     MeasuredAdapters,
     MeasuredRow,
     PairRow,
@@ -87,17 +86,6 @@ class _Part:
     groups: int
     first: int = 0
 
-    @property
-    def rollouts(self) -> int:
-        """The number of rollouts."""
-        return self.groups * self.work.group_size
-
-
-def _honest_parts(job: CalibrationJob) -> list[_Part]:
-    """Return what each honest pair generates: whole groups, and rollouts with a prompt for each."""
-    grouped, single = job.groups
-    return [_Part(job.work, grouped), _Part(replace(job.work, group_size=1), single, grouped)]
-
 
 async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> ProofFile:
     """Measure, choose the thresholds of a row, and test them on copies; return a file with this row.
@@ -105,13 +93,15 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     Args:
         show: receives the honest distribution before the thresholds are tested.
     """
-    thresholds.check_groups(sum(job.groups))
+    grouped, single = job.groups
+    thresholds.check_groups(grouped + single)
     base, lora = policies.load_weights(job.work.policy.directory), job.work.lora
     weights, merged = (base, base) if lora is None else _with_adapters(job, base, lora)
     servers = VllmServers()
     measurer = _Measurer(job, weights, servers, progress)
     try:
-        honest = await measurer.measure(job.pairs, _honest_parts(job))
+        parts = [_Part(job.work, grouped), _Part(replace(job.work, group_size=1), single, grouped)]
+        honest = await measurer.measure(job.pairs, parts)
         copies = await _copies(measurer, honest, merged)
     finally:
         await servers.close()
@@ -139,7 +129,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         torch=str(torch.__version__),
         processor=_processor(),
         pairs=tuple(rows),
-        copies=tuple(CopyRow(**power.__dict__) for power in powers),
+        copies=tuple(powers),
     )
     return ProofFile(subject=subject, table=(MeasuredRow(thresholds=spec, measured=measurement),))
 
@@ -185,7 +175,7 @@ class _Measurer:
         """Generate groups in one way; each chunk comes with its task."""
         policy, lora = self.job.work.policy, self.job.work.lora
         weights, lora = (self.weights, lora) if copy is None else (copy, None)
-        total, rollouts = sum(part.rollouts for part in parts), 0
+        total, rollouts = sum(part.groups * part.work.group_size for part in parts), 0
         self.progress(name, rollouts, total)  # before vLLM starts, which takes a while
         engine = await serve(policy, side, weights, self.servers, lora)
         submissions = []
@@ -210,11 +200,7 @@ class _Measurer:
 
 
 async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weights) -> Copies:
-    """Measure copies with the first pair and with the pair of the widest noise.
-
-    Args:
-        merged: weights of the policy, with its adapters in the same matrices.
-    """
+    """Measure copies of weights (adapters in the same matrices) with the first pair and that of the widest noise."""
     job = measurer.job
     groups = min(-(-job.rollouts // job.work.group_size), _COPY_GROUPS)
     widest = max(job.pairs, key=lambda pair: _width(honest[pair.name]))
@@ -236,8 +222,8 @@ def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: Thresholds) -> Pa
     distances = np.concatenate([group.fresh for group in groups])
     margins = np.nan_to_num(np.concatenate([group.margins for group in groups]), nan=1e6, posinf=1e6)
     shifts = np.nan_to_num(np.concatenate([group.shifts for group in groups]), nan=1e6, posinf=1e6)
-    middle, high, highest, top = (float(np.quantile(distances, q, method="higher")) for q in (0.5, 0.99, 0.999, 1.0))
-    wide, wider, widest = (float(np.quantile(margins, q, method="higher")) for q in (0.99, 0.999, 1.0))
+    middle, high, highest, top = np.quantile(distances, (0.5, 0.99, 0.999, 1.0), method="higher").tolist()
+    wide, wider, widest = np.quantile(margins, (0.99, 0.999, 1.0), method="higher").tolist()
     return PairRow(
         name=pair.name,
         generating=str(pair.generating),

@@ -17,11 +17,7 @@ _MAX_BYTES: Final = 1 << 30
 
 
 def of_environment(name: str, problems: Dataset | None) -> Prompts:
-    """Return prompts from an environment's training problems.
-
-    Args:
-        problems: of its data file, for an environment that needs one.
-    """
+    """Return prompts from an environment's training problems, those of its data file if it needs one."""
     source = environments.get(name) if problems is None else problems
     return lambda seed: source.problem(seed).prompt
 
@@ -32,11 +28,7 @@ def drawn_from(prompts: Sequence[str]) -> Prompts:
 
 
 def read_file(path: Path, tokenizer: Tokenizer) -> list[str]:
-    """Return the prompts of a file of JSON Lines, each {"prompt": "..."}.
-
-    Raises:
-        CalibrationError: the file has another form; the message names the line.
-    """
+    """Return the prompts of a file of JSON Lines, each {"prompt": "..."}; a CalibrationError names the wrong line."""
     with path.open("rb") as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:

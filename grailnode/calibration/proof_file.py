@@ -84,7 +84,6 @@ class MeasuredAdapters(_Part):
 
     @classmethod
     def of(cls, lora: LoraSpec, share: float) -> Self:
-        """Return the adapters of a run."""
         return cls(rank=lora.rank, alpha=lora.alpha, targets=lora.targets, share=share)
 
     def __str__(self) -> str:
@@ -158,11 +157,7 @@ class ProofFile(_Part):
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Parse the bytes of a file.
-
-        Raises:
-            MalformedError: they are no proof; the error says where.
-        """
+        """Parse the bytes of a file; the MalformedError of bytes that are no proof says where."""
         value: Any = bounded_json.parse(data)
         if not isinstance(value, dict) or not isinstance(value.get("table"), list):
             raise MalformedError("not an object with a table of thresholds and their measurement")
@@ -174,11 +169,7 @@ class ProofFile(_Part):
             raise MalformedError(str(first["msg"]), where) from error
 
     def row(self, miner: Arithmetic, validator: Arithmetic) -> Thresholds:
-        """Return the thresholds of a pair.
-
-        Raises:
-            ProofFileError: it was not measured.
-        """
+        """Return the thresholds of a pair, or raise ProofFileError if it was not measured."""
         for item in self.table:
             if item.thresholds.pair == (miner, validator):
                 return item.thresholds
@@ -252,11 +243,7 @@ def calibration_command(miner: Arithmetic, validator: Arithmetic) -> str:
 
 
 def read(path: Path) -> ProofFile:
-    """Read a proof.json.
-
-    Raises:
-        ProofFileError: the file cannot be read, or is no proof.
-    """
+    """Read a proof.json, or raise ProofFileError if it cannot be read, or is no proof."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)

@@ -1,12 +1,12 @@
 """Tests thresholds on copies: the share of a copy's rollouts, groups and windows that the judge's own tests refuse."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.proof_file import CopyRow
 from grailnode.calibration.thresholds import WIDEST_SKETCH, CalibrationError, Honest, beyond, is_refused
 from protocol.judging.evidence import compute_evidence, surprisal_threshold, window_surprisal
 from protocol.proof import Thresholds
@@ -22,25 +22,10 @@ class TooWideError(CalibrationError):
     """The honest distribution hides a copy that has to be refused."""
 
 
-@dataclass(frozen=True)
-class DetectionPower:
-    """The shares that were refused of a copy that one pair generated and checked.
-
-    Attributes:
-        rollouts, groups, windows: share of each that was refused. A rollout is tested without the limit on the median,
-            which is for groups; windows are random selections of the groups.
-    """
-
-    bits: int
-    pair: str
-    tokens: int
-    rollouts: float
-    groups: float
-    windows: float
-
-
-def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> DetectionPower:
+def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
     """Return the shares of a copy that the thresholds refuse.
+
+    A rollout is tested without the limit on the median, which is for groups; windows are random selections of groups.
 
     Args:
         groups: measurements of the copy's groups.
@@ -57,7 +42,7 @@ def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresh
     rollouts = [
         is_refused(compute_evidence(*part, spec), without_median) for group in groups for part in _rollouts(group)
     ]
-    return DetectionPower(
+    return CopyRow(
         bits=bits,
         pair=pair,
         tokens=sum(evidence.tokens for evidence in weighed),
@@ -75,7 +60,7 @@ def _rollouts(group: GroupMeasurement) -> list[tuple[np.ndarray, np.ndarray, lis
     ]
 
 
-def check(powers: Sequence[DetectionPower], honest: Honest, spec: Thresholds, window: int) -> None:
+def check(powers: Sequence[CopyRow], honest: Honest, spec: Thresholds, window: int) -> None:
     """Check that a copy of REQUIRED_BITS is refused.
 
     Raises:

@@ -90,16 +90,15 @@ def choose_thresholds(
     limit = max(pair.limit for pair in measured)
     far_margin, far_rate = choose_far_margin(measured, limit)
     margin = margins.choose([value for value in _MARGINS if value <= limit], demands)
-    miner, validator = arithmetics
     spec = Thresholds(
-        miner=miner,
-        validator=validator,
+        miner=arithmetics[0],
+        validator=arithmetics[1],
         sketch_tolerance=tolerance,
-        sketch_rate=distances.rate(tolerance, demands),
+        sketch_rate=_rate(distances.rest, tolerance, demands),
         sketch_steps=distances.choose_steps([float(value) for value in range(WIDEST_SKETCH + 1)], demands),
         sketch_median=_median(honest, tolerance, demands),
         margin=margin,
-        margin_rate=margins.rate(margin, demands),
+        margin_rate=_rate(margins.rest, margin, demands),
         margin_steps=margins.choose_steps([value for value in _MARGIN_STEPS if value <= limit], demands),
         far_margin=far_margin,
         far_rate=far_rate,
@@ -113,11 +112,7 @@ def choose_thresholds(
 
 
 def check_groups(groups: int) -> None:
-    """Refuse a pair with too few groups.
-
-    Raises:
-        CalibrationError: fewer than LEAST_GROUPS.
-    """
+    """Raise CalibrationError for a pair with fewer than LEAST_GROUPS groups."""
     if groups < LEAST_GROUPS:
         raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
 
@@ -129,10 +124,6 @@ class _Columns:
     pilot: list[np.ndarray]
     rest: list[np.ndarray]
     copies: list[np.ndarray]
-
-    def rate(self, threshold: float, demands: ThresholdDemands) -> float:
-        """Return the honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
-        return _rate(self.rest, threshold, demands)
 
     def choose(self, candidates: Sequence[float], demands: ThresholdDemands) -> float:
         """Return the threshold whose misses separate a copy best; if none separates it, that with the fewest misses."""
@@ -200,6 +191,8 @@ def _columns(name: str, *parts: Sequence[Sequence[GroupMeasurement]]) -> _Column
 
 
 def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: ThresholdDemands) -> float:
+    """Return the honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
+
     def bound(values: np.ndarray) -> float:
         events = math.ceil(demands.headroom * int(beyond(values, threshold).sum()))
         return _bound(min(events, len(values)), len(values), demands.confidence)

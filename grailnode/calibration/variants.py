@@ -60,11 +60,7 @@ class Variant:
         )
 
     def model(self, policy: Policy, lora: LoraSpec | None = None) -> CausalModel:
-        """Return the architecture, computed this way.
-
-        Args:
-            lora: where the weights have adapters beside a base; None for weights without.
-        """
+        """Return the architecture, computed this way, with `lora` where the weights have adapters beside a base."""
         device = torch.device(self.device)
         config = Qwen3Config.of(policy.config) if self.implementation == "qwen3" else None
         model: CausalModel
@@ -112,11 +108,8 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
 
 @dataclass(frozen=True)
 class VllmVariant:
-    """The settings with which vLLM computes a policy.
-
-    Attributes:
-        python: the interpreter of its environment.
-        dtype, device: of vLLM; sequences: that it computes at a time.
+    """The settings with which vLLM computes a policy, by the interpreter of its environment. It computes `sequences`
+    at a time.
     """
 
     python: Path
@@ -128,10 +121,6 @@ class VllmVariant:
 
     def __str__(self) -> str:
         return f"vllm {self.version} {self.dtype} on {self.device}, {self.sequences} sequences"
-
-    def in_small_batches(self) -> "VllmVariant":
-        """Return the variant that computes few sequences at a time."""
-        return replace(self, sequences=FEW_SEQUENCES)
 
 
 class VllmServers:
@@ -186,7 +175,7 @@ def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> t
     """
     pairs = [Pair("same", generating, checking)]
     if isinstance(generating, VllmVariant):
-        pairs.append(Pair("small-batches", generating.in_small_batches(), checking))
+        pairs.append(Pair("small-batches", replace(generating, sequences=FEW_SEQUENCES), checking))
     else:
         pairs += [
             Pair("small-batches", replace(generating, batch_tokens=SMALL_BATCH), checking),
@@ -195,8 +184,8 @@ def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> t
     if isinstance(checking, Variant):
         pairs.append(Pair("alone-checked", generating, replace(checking, batch_tokens=ALONE)))
         pairs.append(Pair("left-padding", generating, replace(checking, side="left")))
-    if isinstance(generating, Variant) and isinstance(checking, Variant):
-        pairs.append(Pair("static-shapes", replace(generating, multiple=16), replace(checking, multiple=64)))
+        if isinstance(generating, Variant):
+            pairs.append(Pair("static-shapes", replace(generating, multiple=16), replace(checking, multiple=64)))
     if isinstance(generating, Variant):
         pairs.append(Pair("eager-generated", replace(generating, attention="eager"), checking))
     if isinstance(checking, Variant):
@@ -223,13 +212,8 @@ def _pairs_of_torch(generating: AnyVariant, checking: AnyVariant, policy: Policy
 
 
 def select(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that the command line names.
-
-    Args:
-        names: "run" for all, or names separated by commas.
-
-    Raises:
-        ValueError: there is no pair of a name; the message lists all names.
+    """Return the pairs that the command line names: "run" for all, or names separated by commas. A ValueError for an
+    unknown name lists all names.
     """
     by_name = {pair.name: pair for pair in run_pairs(generating, checking, policy)}
     requested: Sequence[str] = list(by_name) if names == "run" else list(dict.fromkeys(names.split(",")))

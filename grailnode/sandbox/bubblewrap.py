@@ -67,7 +67,7 @@ class BubblewrapSandbox:
 
     def __init__(self, bwrap: str, interpreter: _Interpreter, limits: ProgramLimits) -> None:
         self._limits = limits
-        self._interpreter = interpreter
+        self._interpreter, self.python = interpreter, interpreter.version
         self._command = (bwrap, *_isolation_arguments(interpreter, limits))
         self._filter = seccomp.build_filter(platform.machine())
 
@@ -86,11 +86,6 @@ class BubblewrapSandbox:
         sandbox = cls(_find_bubblewrap(), _find_interpreter(python), limits)
         sandbox.probe()
         return sandbox
-
-    @property
-    def python(self) -> str:
-        """Version of the Python in the sandbox, such as '3.11'."""
-        return self._interpreter.version
 
     def probe(self) -> None:
         """Try from inside to break every restriction.
@@ -254,14 +249,11 @@ def _find_interpreter(version: str) -> _Interpreter:
 
 
 class _Pipe:
-    """A pipe."""
-
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
         self._is_open = True
 
     def close(self) -> None:
-        """Close both ends. Does nothing when they are closed already."""
         if self._is_open:
             self._is_open = False
             os.close(self.read)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from protocol import limits
 from protocol.digest import Weights, dtypes, type_name
-from protocol.encoding import Record, Version, Window
+from protocol.encoding import Ascending, Record, Version, Window
 from protocol.errors import ExpiredError, MalformedError
 from protocol.identity.signing import Digest
 from protocol.objects import ObjectRef
@@ -107,11 +107,7 @@ class Manifest(Record):
         return sum(prod(shape) * dtypes[dtype].itemsize for _, dtype, shape in self.tensors)
 
     def check_table(self, weights: Weights) -> None:
-        """Check that weights have the tensors of the manifest's table.
-
-        Raises:
-            MalformedError: names, dtypes or shapes differ.
-        """
+        """Raise MalformedError unless weights have the names, dtypes and shapes of the manifest's table."""
         if tensor_table(weights) != self.tensors:
             raise MalformedError("the tensors differ from the manifest's table", f"version {self.version}")
 
@@ -139,15 +135,15 @@ class Head(Record):
     epoch: Epoch
     base: Version
     manifests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
-    anchors: Annotated[tuple[Version, ...], Field(min_length=1, max_length=limits.MAX_CHAIN)]
+    anchors: Annotated[tuple[Version, ...], Field(min_length=1, max_length=limits.MAX_CHAIN), Ascending]
     oldest_patch: Version
     revision: Annotated[int, Field(ge=0, le=limits.MAX_REVISIONS)]
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
 
     @model_validator(mode="after")
     def _consistent(self) -> "Head":
-        if list(self.anchors) != sorted(set(self.anchors)) or not self.base <= self.anchors[0] <= self.oldest_patch:
-            raise ValueError("anchors must ascend from base, and the oldest patch must not precede the oldest anchor")
+        if not self.base <= self.anchors[0] <= self.oldest_patch:
+            raise ValueError("an anchor older than base, or an oldest patch that precedes the oldest anchor")
         if self.anchors[-1] > self.version or self.oldest_patch > self.version + 1:
             raise ValueError("an anchor or a patch newer than the newest version")
         return self
@@ -163,13 +159,10 @@ class Head(Record):
 
 
 def check_expiry(head: Head, now: float) -> None:
-    """Check that a head has not expired.
+    """Raise ExpiredError for a head that has expired.
 
     Args:
         now: seconds since the Unix epoch.
-
-    Raises:
-        ExpiredError: the head has expired.
     """
     if now * 1000.0 >= head.expires_ms:
         raise ExpiredError("has expired; nobody renews it, or storage hides the newer head", "head")

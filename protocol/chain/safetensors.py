@@ -105,7 +105,7 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file, as texts.
+    """Return the metadata of a safetensors file (hostile bytes), as texts.
 
     Raises:
         LimitError, MalformedError: the header exceeds its limit, or breaks the format.
@@ -133,14 +133,8 @@ def write(weights: Weights) -> bytes:
 
 
 def shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Distribute tensors over shards in order of name; a new shard begins when the next tensor would exceed
-    `shard_bytes`.
-
-    Args:
-        sizes: bytes of each tensor by name.
-
-    Returns:
-        The tensor names of each shard.
+    """Distribute tensors of these sizes in bytes over shards in order of name; a new shard begins when the next tensor
+    would exceed `shard_bytes`. Return the tensor names of each shard.
     """
     result: list[list[str]] = [[]]
     total = 0

@@ -68,6 +68,10 @@ class ChainVerifier:
         trust: what this node trusted before; None for a new node.
         revisions: the authority, read at each check; None for the authority in the run manifest.
 
+    Attributes:
+        trust: the highest (epoch, version, digest) trusted so far; None before the first.
+        head: the newest accepted head; None before the first.
+
     Raises:
         ValueError: the trust is of another run.
     """
@@ -80,19 +84,9 @@ class ChainVerifier:
         self._run_id = run_id
         self._run = run
         self._revisions = revisions or Revisions(run_id, run.authority)
-        self._trust = trust
-        self._head: Head | None = None
+        self.trust = trust
+        self.head: Head | None = None
         self._manifests: dict[int, Signed[Manifest]] = {}
-
-    @property
-    def trust(self) -> Trust | None:
-        """The highest (epoch, version, digest) trusted so far; None before the first."""
-        return self._trust
-
-    @property
-    def head(self) -> Head | None:
-        """The newest accepted head; None before the first."""
-        return self._head
 
     def accept_head(self, data: bytes, now: float, *, allow_expired: bool = False) -> Head:
         """Check a head and make it the current one.
@@ -127,31 +121,30 @@ class ChainVerifier:
             check_expiry(head, now)
         if head.expires_ms > (now + self._run.head_ttl) * 1000.0 + limits.MAX_CLOCK_SKEW_MS:
             raise ChainError(f"valid for more than the {self._run.head_ttl} s that the run allows", "head")
-        for floor in (self._trust, self._head):
+        trust, current = self.trust, self.head
+        for floor in (trust, current):
             if floor is not None and (head.epoch < floor.epoch or head.version < floor.version):
                 raise RollbackError(
                     f"epoch {head.epoch} version {head.version} behind epoch {floor.epoch} version {floor.version}",
                     "head",
                 )
-        trust = self._trust
         if trust is not None and trust.version >= head.base and head.digest(trust.version) != trust.digest:
             raise ForkError(f"another manifest for trusted version {trust.version}", "head")
-        current = self._head
         if current is not None:
             for version in range(max(head.base, current.base), current.version + 1):
                 if head.digest(version) != current.digest(version):
                     raise ForkError(f"another manifest for version {version}", "head")
-        self._head = head
+        self.head = head
         self._manifests = {version: manifest for version, manifest in self._manifests.items() if version >= head.base}
         self._raise_trust()
         return head
 
     def missing_manifests(self) -> list[tuple[int, bytes]]:
         """Return (version, digest) of the manifests in the head that were not accepted yet, oldest first."""
-        if self._head is None:
+        if self.head is None:
             return []
-        versions = range(self._head.base, self._head.version + 1)
-        return [(version, self._head.digest(version)) for version in versions if version not in self._manifests]
+        versions = range(self.head.base, self.head.version + 1)
+        return [(version, self.head.digest(version)) for version in versions if version not in self._manifests]
 
     def accept_manifest(self, version: int, data: bytes) -> Manifest:
         """Check one of the `missing_manifests` and add it to the chain.
@@ -164,7 +157,7 @@ class ChainVerifier:
             LimitError, MalformedError, SignatureError: the bytes are no manifest that a trainer of this run signed.
             ChainError: the manifest is not the one in the head, or does not continue the chain.
         """
-        head = self._head
+        head = self.head
         if head is None or not head.base <= version <= head.version:
             raise ValueError(f"the head does not list version {version}")
         verified = open_signed(data, Manifest, self._revisions.current.trainers)
@@ -199,11 +192,12 @@ class ChainVerifier:
 
     def _raise_trust(self) -> None:
         """Trust the newest version if every manifest up to it was accepted."""
-        head = self._head
+        head = self.head
         if head is None or not self._complete():
             return
-        revision = self._trust.revision if self._trust is not None else self._newest_rewind()
-        self._trust = Trust(
+        rewind = self._revisions.rewind
+        revision = self.trust.revision if self.trust is not None else rewind[0] if rewind is not None else 0
+        self.trust = Trust(
             run=self._run_id,
             epoch=head.epoch,
             version=head.version,
@@ -211,18 +205,14 @@ class ChainVerifier:
             revision=revision,
         )
 
-    def _newest_rewind(self) -> int:
-        rewind = self._revisions.rewind
-        return rewind[0] if rewind is not None else 0
-
     def apply_rewind(self) -> None:
         """Forget the versions that a stolen key published, once for each revision of the authority with a rewind."""
         rewind = self._revisions.rewind
-        if self._trust is None or rewind is None or rewind[0] <= self._trust.revision:
+        if self.trust is None or rewind is None or rewind[0] <= self.trust.revision:
             return
         number, point = rewind
-        self._head = None
-        self._trust = self._trust.model_copy(
+        self.head = None
+        self.trust = self.trust.model_copy(
             update={"epoch": 0, "revision": number, "version": point.version, "digest": point.digest}
         )
         at_point = self._manifests.get(point.version)
@@ -231,18 +221,13 @@ class ChainVerifier:
 
     def _complete(self) -> bool:
         """Return whether every manifest in the head was accepted; others are never stored."""
-        return self._head is not None and len(self._manifests) == len(self._head.manifests)
+        return self.head is not None and len(self._manifests) == len(self.head.manifests)
 
     def manifest(self, version: int) -> Manifest:
-        """Return the verified manifest of a version.
-
-        Raises:
-            GapError: the head does not list it, or it was not accepted yet.
-        """
-        try:
-            return self._manifests[version].record
-        except KeyError:
-            raise GapError("its manifest is missing", f"version {version}") from None
+        """Return the verified manifest of a version, or raise GapError if it was not accepted yet."""
+        if version not in self._manifests:
+            raise GapError("its manifest is missing", f"version {version}")
+        return self._manifests[version].record
 
     def manifests(self) -> Iterator[Manifest]:
         """Return all verified manifests, oldest first."""
@@ -250,8 +235,8 @@ class ChainVerifier:
 
     def branch(self) -> "ChainVerifier":
         """Return a copy of this verifier. What the copy accepts does not change this verifier."""
-        other = ChainVerifier(self._run_id, self._run, self._trust, self._revisions)
-        other._head = self._head
+        other = ChainVerifier(self._run_id, self._run, self.trust, self._revisions)
+        other.head = self.head
         other._manifests = dict(self._manifests)
         return other
 
@@ -284,15 +269,11 @@ class ChainVerifier:
         return self.slow_plan(target)
 
     def slow_plan(self, target: int) -> Plan:
-        """Return the plan to reach a version from the newest complete anchor that leads there.
-
-        Raises:
-            GapError: no anchor in storage leads there, or no head was accepted yet.
-        """
-        if self._head is None:
+        """Return the plan to reach a version from the newest complete anchor; GapError if none leads there."""
+        if self.head is None:
             raise GapError("no head was accepted yet", f"version {target}")
         reach = self._reach(target)
-        for anchor in reversed(self._head.anchors):
+        for anchor in reversed(self.head.anchors):
             if reach <= anchor <= target and self.manifest(anchor).anchor:
                 patches = tuple(self.manifest(version) for version in range(anchor + 1, target + 1))
                 return Plan(self.manifest(anchor), patches)
@@ -300,11 +281,9 @@ class ChainVerifier:
 
     def _reach(self, target: int) -> int:
         """Return the oldest version from which patches in storage lead to `target`."""
-        oldest_patch = self._head.oldest_patch if self._head is not None else target + 1
+        oldest_patch = self.head.oldest_patch if self.head is not None else target + 1
         version = target
-        while (
-            version >= oldest_patch and version in self._manifests and self._manifests[version].record.patch is not None
-        ):
+        while version >= oldest_patch and version in self._manifests and self.manifest(version).patch is not None:
             version -= 1
         return version
 

@@ -55,11 +55,7 @@ class Requirements:
 
 
 def requirements(name: str) -> Requirements:
-    """Return what `get` needs for an environment.
-
-    Raises:
-        ValueError: there is no environment of this name; the message lists all names.
-    """
+    """Return what `get` needs for an environment; a ValueError for an unknown name lists all names."""
     if name not in names + data_names:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
     tokens = _SHORT_ANSWER_TOKENS if name in _GENERATED else _PROSE_TOKENS
@@ -91,7 +87,6 @@ def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) ->
     """Return the environment of a name.
 
     Args:
-        name: the name in the run manifest.
         data: the file of problems (JSON Lines, hostile bytes); None for an environment that reads none.
         sandbox: None for an environment that runs no programs.
 

@@ -38,9 +38,7 @@ class Addition:
     exact = True
 
     def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed: operands drawn uniformly from 10..99 until they are no held-out
-        pair.
-        """
+        # Operands are drawn uniformly from 10..99 until they are no held-out pair.
         rng = SeededRng("addition", seed)
         while True:
             a, b = rng.between(_LOW, _HIGH), rng.between(_LOW, _HIGH)
@@ -48,15 +46,11 @@ class Addition:
                 return _problem(a, b)
 
     def held_out_problem(self, index: int) -> Problem:
-        """Return the held-out problem of an index (0, 1, 2, ...). There are about 800; then they repeat."""
-        problems = _test_set()
-        return problems[index % len(problems)]
+        return _test_set()[index % self.held_out_size]  # there are about 800
 
     @property
     def held_out_size(self) -> int:
-        """Number of held-out problems."""
         return len(_test_set())
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return 1.0 if the completion is the sum and nothing else, otherwise 0.0."""
         return 1.0 if completion == problem.reference else 0.0

@@ -87,11 +87,7 @@ class ProgramTests:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of a program.
-
-    Attributes:
-        passes: for each test, whether the program passes it.
-    """
+    """Whether a program compiles, and for each test whether it passes."""
 
     compiles: bool
     passes: tuple[bool, ...]

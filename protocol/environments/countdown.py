@@ -54,12 +54,9 @@ class _Parser:
         if self._at != len(text):
             raise _NoExpressionError
 
-    def _peek(self) -> str:
-        return self._text[self._at] if self._at < len(self._text) else ""
-
     def _take(self, characters: str) -> str:
         """Return the next character if it is one of `characters`, else the empty string."""
-        character = self._peek()
+        character = self._text[self._at : self._at + 1]
         if not character or character not in characters:
             return ""
         self._at += 1
@@ -121,7 +118,6 @@ class Countdown(DrawnProblems):
         return Problem(prompt=f"{formula}=", reference=formula)
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return the reward of any text, in bounded time."""
         if len(completion) > MAX_COMPLETION_CHARS:
             return 0.0
         try:

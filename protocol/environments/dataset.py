@@ -8,7 +8,6 @@ sets have a problem.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final
 
 from protocol import bounded_json, limits
 from protocol.environments.base import Problem
@@ -16,8 +15,6 @@ from protocol.environments.seeded_rng import SeededRng, is_held_out
 from protocol.errors import LimitError, MalformedError
 
 Fields = Mapping[str, object]
-
-_STRATUM_FIELDS: Final = ("difficulty", "level")
 
 
 class Dataset:
@@ -65,15 +62,12 @@ class Dataset:
 
     @property
     def held_out_size(self) -> int:
-        """Number of held-out problems."""
         return len(self.held_out_problems)
 
     def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed."""
         return self.training_problems[SeededRng(self._label, seed).below(len(self.training_problems))]
 
     def held_out_problem(self, index: int) -> Problem:
-        """Return the held-out problem of an index (0, 1, 2, ...); they repeat after the last."""
         return self.held_out_problems[index % len(self.held_out_problems)]
 
 
@@ -81,7 +75,7 @@ def _stratum(fields: Fields) -> str:
     """Return the kind of a line's problem: its difficulty or level, if that is an integer or a short text of printable
     ASCII; else nothing.
     """
-    for name in _STRATUM_FIELDS:
+    for name in ("difficulty", "level"):
         value = fields.get(name)
         text = value if isinstance(value, str) else str(value) if type(value) is int else ""
         if 0 < len(text) <= limits.MAX_STRATUM_CHARS and text.isascii() and text.isprintable():
@@ -124,11 +118,7 @@ def _fields(line: bytes) -> Fields:
 
 
 def text_field(fields: Fields, *names: str, default: str | None = None) -> str:
-    """Return the first field that has one of these names, or else the default.
-
-    Raises:
-        MalformedError: there is neither a field nor a default, or the field is no valid text.
-    """
+    """Return the first field that has one of these names, or else the default; MalformedError if there is none."""
     for name in names:
         if name in fields:
             return check_text(fields[name], name)
@@ -138,11 +128,7 @@ def text_field(fields: Fields, *names: str, default: str | None = None) -> str:
 
 
 def check_text(value: object, name: str) -> str:
-    """Check that a field's value is a text that UTF-8 can encode, and return it.
-
-    Raises:
-        MalformedError: the value is no such text.
-    """
+    """Return a field's value, or raise MalformedError if it is no text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise MalformedError(f"{name!r} is no text")
     try:

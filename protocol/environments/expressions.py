@@ -40,11 +40,7 @@ class Work:
         self._left = MAX_WORK
 
     def spend(self, amount: int) -> None:
-        """Spend some of it.
-
-        Raises:
-            NoValueError: not so much is left.
-        """
+        """Spend some of it, or raise NoValueError if not so much is left."""
         self._left -= amount
         if self._left < 0:
             raise NoValueError

@@ -25,11 +25,7 @@ _NO_TRAILING: Final = Fraction(5, 100)
 
 
 def read(fields: Fields) -> Problem:
-    """Build the problem of a line from its fields.
-
-    Raises:
-        MalformedError: the fields have neither form, or there is no final answer.
-    """
+    """Build the problem of a line; MalformedError for fields that have neither form, or no final answer."""
     if "problem" in fields:
         question = text_field(fields, "problem")
         solution = text_field(fields, "solution", default="")
@@ -46,14 +42,7 @@ def read(fields: Fields) -> Problem:
 
 
 class Mathematics(Dataset):
-    """The mathematics environment, with the problems of a data file.
-
-    Args:
-        data: JSON Lines, hostile bytes.
-
-    Raises:
-        MalformedError, LimitError: the bytes are no such file; the message gives the line.
-    """
+    """The mathematics environment, with the problems of a data file (hostile bytes, see `Dataset`)."""
 
     name = "math"
     exact = True
@@ -62,7 +51,7 @@ class Mathematics(Dataset):
         super().__init__(LABEL, data, read)
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return the reward of any text; its answer is the last solution block, or else the last \\boxed{...}."""
+        # The answer is the last solution block, or else the last box.
         parts = Completion.read(completion)
         answer = parts.solution if parts.solution is not None else answers.last_boxed(completion)
         correct = answer is not None and answers.equivalent(problem.reference, _bare(answer))

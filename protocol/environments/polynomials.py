@@ -47,7 +47,8 @@ class Value:
         terms: the factor of each monomial; those with the factor 0 are dropped.
 
     Raises:
-        NoValueError: a bound is exceeded. Every operation makes a new value, so each may raise this.
+        NoValueError: a bound is exceeded, or the value is outside of an operation's domain. Every operation makes a new
+            value, so each may raise this.
     """
 
     def __init__(self, terms: Mapping[Monomial, Fraction]) -> None:
@@ -84,11 +85,7 @@ class Value:
         return ";".join(f"{factor}*r{root}*{powers}" for powers, root, factor in terms)
 
     def root_steps(self) -> int:
-        """Return the most divisions that `root` makes for this value; 0 if it refuses the value without any.
-
-        Raises:
-            NoValueError: the value is not rational.
-        """
+        """Return the most divisions that `root` makes for this rational value; 0 if it refuses it without any."""
         value = self.rational()
         radicand = value.numerator * value.denominator
         return math.isqrt(radicand) if 0 <= radicand <= MAX_RADICAND else 0
@@ -130,21 +127,13 @@ class Value:
         return result if exponent >= 0 else Value.number(1) / result
 
     def rational(self) -> Fraction:
-        """Return a value without roots and symbols as a fraction.
-
-        Raises:
-            NoValueError: the value has a root or a symbol.
-        """
+        """Return a value without roots and symbols as a fraction."""
         if set(self._terms) <= {_ONE}:
             return self._terms.get(_ONE, Fraction(0))
         raise NoValueError
 
     def root(self) -> "Value":
-        """Return the square root of a value without roots and symbols.
-
-        Raises:
-            NoValueError: the value is negative, or has a root or a symbol; or a bound is exceeded.
-        """
+        """Return the square root of a value from 0 on without roots and symbols."""
         # sqrt(p / q) = sqrt(p q) / q, with the square factors of p q before the root.
         value = self.rational()
         if value < 0:

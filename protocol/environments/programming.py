@@ -37,11 +37,7 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def read(fields: Fields) -> Problem:
-    """Build the problem of a line from its fields.
-
-    Raises:
-        MalformedError: a field is missing or has the wrong type, or there are no tests or too many.
-    """
+    """Build the problem of a line; MalformedError for a missing field, a wrong type, and for no tests or too many."""
     task = text_field(fields, "text", "prompt").strip()
     code = text_field(fields, "code")
     setup = "\n".join((*_texts(fields, "test_imports"), text_field(fields, "test_setup_code", default="")))
@@ -68,14 +64,10 @@ def program(solution: str | None) -> str:
 
 
 class Programming(Dataset):
-    """The programming environment, with the problems of a data file.
+    """The programming environment, with the problems of a data file (hostile bytes, see `Dataset`).
 
     Args:
-        data: JSON Lines, hostile bytes.
         sandbox: runs the programs; its version of Python is part of the environment's name.
-
-    Raises:
-        MalformedError, LimitError: the bytes are no such file; the message gives the line.
     """
 
     exact = False  # a program may exceed the limits of time and memory on one machine and not on another
@@ -86,7 +78,6 @@ class Programming(Dataset):
         self._sandbox = sandbox
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return the reward of any text by running the program in its last solution block."""
         parts = Completion.read(completion)
         code = program(parts.solution)
         share, compiles = Fraction(0), False

@@ -36,17 +36,13 @@ def _is_true(clause: Clause, values: str) -> bool:
     return any((values[abs(literal) - 1] == "1") == (literal > 0) for literal in clause)
 
 
-def _complete(clauses: list[Clause], variables: int) -> bool:
-    """Return whether every variable occurs."""
-    return {abs(literal) for clause in clauses for literal in clause} == set(range(1, variables + 1))
-
-
 def _draw(rng: SeededRng) -> list[Clause]:
     variables = rng.between(_MIN_VARIABLES, _MAX_VARIABLES)
     assignment = "".join(str(rng.below(2)) for _ in range(variables))
     count = _CLAUSES_PER_VARIABLE * variables + rng.below(variables + 1)
     clauses: list[Clause] = []
-    while len(clauses) < count or not _complete(clauses, variables):
+    # Until there are enough, and every variable occurs.
+    while len(clauses) < count or len({abs(literal) for clause in clauses for literal in clause}) < variables:
         clause = _clause(rng, variables)
         if clause not in clauses and _is_true(clause, assignment):
             clauses.append(clause)
@@ -69,7 +65,6 @@ class Sat(DrawnProblems):
         return Problem(prompt=f"{formula}=", reference=formula)
 
     def reward(self, problem: Problem, completion: str) -> float:
-        """Return the reward of any text."""
         clauses = _parse(problem.reference)
         variables = max(abs(literal) for clause in clauses for literal in clause)
         if len(completion) != variables or not set(completion) <= {"0", "1"}:

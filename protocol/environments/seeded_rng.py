@@ -36,11 +36,7 @@ class SeededRng:
 
 
 def is_held_out(problem: str) -> bool:
-    """Return whether a problem belongs to the held-out tenth.
-
-    Args:
-        problem: a text that identifies the problem and does not depend on how it was generated.
-    """
+    """Return whether a problem belongs to the held-out tenth, by a text that does not depend on how it was made."""
     return hashlib.sha256(b"held-out\x00" + problem.encode()).digest()[0] < 26
 
 
@@ -52,11 +48,9 @@ class DrawnProblems(ABC):
     held_out_size = None
 
     def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed."""
         return self._first(SeededRng(self.name, seed), held_out=False)
 
     def held_out_problem(self, index: int) -> Problem:
-        """Return the held-out problem of an index (0, 1, 2, ...)."""
         return self._first(SeededRng(f"{self.name} held-out", str(index).encode()), held_out=True)
 
     def _first(self, rng: SeededRng, *, held_out: bool) -> Problem:

@@ -8,6 +8,7 @@ another `Credential` in `CREDENTIALS`, under a name of its own.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import count
 from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
@@ -25,10 +26,8 @@ _WORK_DOMAIN: Final = b"grailnode/1 work"
 
 
 class ProofOfWorkSolution(Record):
-    """A proof of work: a nonce for which `work_digest` begins with enough zero bits.
-
-    Attributes:
-        expires_ms: milliseconds since the Unix epoch after which the proof is not valid.
+    """A proof of work: a nonce for which `work_digest` begins with enough zero bits; valid until `expires_ms`, in
+    milliseconds since the Unix epoch.
     """
 
     kind: ClassVar[str] = "work"
@@ -37,10 +36,8 @@ class ProofOfWorkSolution(Record):
 
 
 class Invite(Record):
-    """A permission to mine for one key, signed by an inviter or a root.
-
-    Attributes:
-        expires_ms: milliseconds since the Unix epoch after which the invitation is not valid.
+    """A permission to mine for one key, signed by an inviter or a root; valid until `expires_ms`, in milliseconds since
+    the Unix epoch.
     """
 
     kind: ClassVar[str] = "invite"
@@ -74,12 +71,8 @@ def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> Proo
         difficulty: leading zero bits of the digest.
         expires_ms: when the proof expires, in milliseconds since the Unix epoch.
     """
-    nonce = 0
-    while True:
-        work = ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce)
-        if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty:
-            return work
-        nonce += 1
+    solutions = (ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce) for nonce in count())
+    return next(work for work in solutions if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty)
 
 
 def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> None:
@@ -195,7 +188,6 @@ def draw_places(salt: bytes, keys: Iterable[bytes], history_keys: AbstractSet[by
 
     Args:
         salt: randomness that nobody knew when the keys were made.
-        history_keys: keys with a history.
     """
     ordered_keys = sorted(keys, key=lambda key: lottery(salt, key))
     first = [key for key in ordered_keys if key in history_keys][: int(_KNOWN_PLACES * places)]

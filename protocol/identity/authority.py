@@ -6,23 +6,18 @@ signature, form of the body, enough of the new roots, soundness of keys, run, nu
 revision that this node already has under that number.
 """
 
-from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from protocol import limits
-from protocol.encoding import Line, Record, Version
+from protocol.encoding import Ascending, Line, Record, Version
 from protocol.errors import ChainError, ForkError, GapError, RollbackError, SignatureError
 from protocol.identity.signing import Digest, Key, Signed, check_public_key, claimed_signers, open_announced
 
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
-Workers = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WORKERS)]
-ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
-
-
-def _ascend(keys: tuple[bytes, ...]) -> bool:
-    return all(key < following for key, following in pairwise(keys))
+Workers = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WORKERS), Ascending]
+ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS), Ascending]
 
 
 class Admission(Record):
@@ -42,13 +37,7 @@ class Admission(Record):
     credential: Annotated[str, Field(max_length=32, pattern=r"^[a-z0-9-]*$")]
     difficulty: Annotated[int, Field(ge=0, le=256)]
     allowed: ManyKeys
-    inviters: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS)]
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "Admission":
-        if not (_ascend(self.allowed) and _ascend(self.inviters)):
-            raise ValueError("keys do not ascend")
-        return self
+    inviters: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS), Ascending]
 
 
 OPEN = Admission(policy="open", miners=limits.MAX_PARTICIPANTS, credential="", difficulty=0, allowed=(), inviters=())
@@ -86,8 +75,6 @@ class Authority(Record):
             raise ValueError("root_threshold exceeds the number of roots")
         if self.quorum > len(self.validators):
             raise ValueError("quorum exceeds the number of validators")
-        if not (_ascend(self.revoked) and _ascend(self.workers)):
-            raise ValueError("revoked keys or workers do not ascend")
         if not set(self.revoked).isdisjoint(self._active_keys()):
             raise ValueError("a revoked key in a role")
         return self
@@ -97,7 +84,6 @@ class Authority(Record):
         return (*self.roots, *self.trainers, *self.validators, *self.workers, *admission.allowed, *admission.inviters)
 
     def check_keys(self) -> None:
-        """Refuse unsound keys."""
         for key in self._active_keys():
             check_public_key(key)
 
@@ -133,24 +119,17 @@ class Revisions:
     """The verified revisions of one run that a node has; the last one gives the current authority.
 
     Use: `check` the bytes at the path of a revision, persist them, then `adopt` the revision.
+
+    Attributes:
+        rewind: the number and the rewind of the newest revision that rewinds the chain; None if there is none.
     """
 
     def __init__(self, run_id: bytes, initial: Authority) -> None:
-        self._run_id = run_id
-        self._current = initial
+        self.run_id = run_id
+        self.current = initial
+        self.rewind: tuple[int, ChainPoint] | None = None
         self._digests = [run_id]
         self._roots = [(initial.roots, initial.root_threshold)]
-        self._rewind: tuple[int, ChainPoint] | None = None
-
-    @property
-    def run_id(self) -> bytes:
-        """The run's id."""
-        return self._run_id
-
-    @property
-    def current(self) -> Authority:
-        """The current authority."""
-        return self._current
 
     @property
     def number(self) -> int:
@@ -161,11 +140,6 @@ class Revisions:
     def digest(self) -> bytes:
         """The digest of the newest revision, which the next one has as `previous`."""
         return self._digests[-1]
-
-    @property
-    def rewind(self) -> tuple[int, ChainPoint] | None:
-        """The number and the rewind of the newest revision that rewinds the chain; None if there is none."""
-        return self._rewind
 
     def check(self, number: int, data: bytes) -> Signed[Revision]:
         """Check the bytes at the path of revision `number`, which is one that this node has already, or the next.
@@ -194,7 +168,7 @@ class Revisions:
         if (after.roots, after.root_threshold) != (roots, threshold):
             _enough(signers, after.roots, after.root_threshold, f"{place}, new roots")
         after.check_keys()
-        if revision.run != self._run_id:
+        if revision.run != self.run_id:
             raise ChainError("of another run", place)
         if revision.number != number:
             kind = RollbackError if revision.number < number else GapError
@@ -216,9 +190,9 @@ class Revisions:
             raise ValueError(f"revision {revision.number} does not follow {self.number}")
         self._digests.append(verified.digest)
         self._roots.append((revision.authority.roots, revision.authority.root_threshold))
-        self._current = revision.authority
+        self.current = revision.authority
         if revision.rewind is not None:
-            self._rewind = (revision.number, revision.rewind)
+            self.rewind = (revision.number, revision.rewind)
 
 
 def _enough(signers: set[bytes], roots: tuple[bytes, ...], threshold: int, place: str) -> None:

@@ -138,11 +138,7 @@ def _message(kind: str, body: bytes) -> bytes:
 
 
 def sign(record: Record, *keys: SigningKey) -> bytes:
-    """Sign a record with one key or several, and return the envelope's bytes.
-
-    Raises:
-        LimitError: the record is larger than any reader accepts.
-    """
+    """Sign a record with one key or several, and return the envelope's bytes."""
     body = record.to_bytes()
     message = _message(record.kind, body)
     signatures = tuple(
@@ -190,7 +186,7 @@ def _open_envelope(data: bytes, record_type: type[Record]) -> Envelope:
 
 
 def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
-    """Return the keys that an envelope claims as its signers. Nothing is verified.
+    """Return the keys that an envelope (hostile bytes) claims as its signers. Nothing is verified.
 
     Raises:
         LimitError, MalformedError: the bytes are no envelope of that type.
@@ -199,9 +195,5 @@ def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]
 
 
 def open_announced(data: bytes, record_type: type[R]) -> Signed[R]:
-    """Verify an envelope that any keys may have signed; the caller decides what those keys may do.
-
-    Raises:
-        LimitError, MalformedError, SignatureError: as `open_signed`.
-    """
+    """Verify an envelope as `open_signed` that any keys may have signed; the caller decides what they may do."""
     return open_signed(data, record_type, claimed_signers(data, record_type))

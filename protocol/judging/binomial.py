@@ -14,11 +14,7 @@ _NEGLIGIBLE = 1e-17  # relative size of a term after which the rest of a tail do
 
 
 def binomial_tail(events: int, trials: int, rate: float) -> float:
-    """Compute P(X >= events) for X ~ Binomial(trials, rate), to at least 12 correct digits.
-
-    Raises:
-        ValueError: events or rate are out of range.
-    """
+    """Compute P(X >= events) for X ~ Binomial(trials, rate), to at least 12 correct digits."""
     if not 0 <= events <= trials or not 0.0 <= rate <= 1.0:
         raise ValueError(f"no probability of {events} events in {trials} trials at rate {rate}")
     if events == 0 or rate == 1.0:
@@ -50,12 +46,8 @@ def _sum(start: int, trials: int, rate: float, step: int) -> float:
 
 
 def rate_bound(events: int, trials: int, confidence: float) -> float:
-    """Compute an upper bound on a rate after `events` in `trials` (Clopper and Pearson 1934).
-
-    The true rate lies below it with at least the given confidence.
-
-    Raises:
-        ValueError: there are no trials, or the confidence lies outside (0, 1).
+    """Compute an upper bound on a rate after `events` in `trials` (Clopper and Pearson 1934), below which the true rate
+    lies with at least the given confidence.
     """
     if trials <= 0 or not 0.0 < confidence < 1.0:
         raise ValueError("a bound needs trials and a confidence between 0 and 1")

@@ -58,11 +58,7 @@ class Counts:
         return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})
 
     def check(self) -> None:
-        """Refuse counts that no tokens have.
-
-        Raises:
-            ValueError: more misses or points than the positions or tokens can have.
-        """
+        """Raise ValueError for counts that no tokens have."""
         if not self.sketch_misses <= self.positions <= self.tokens >= max(self.margin_misses, self.far_rollouts):
             raise ValueError("more misses than positions, or more of either than tokens")
         if self.sketch_points > MAX_POINTS * self.positions or self.margin_points > MAX_POINTS * self.tokens:
@@ -245,11 +241,8 @@ def _largest_surprisal(misses: np.ndarray, tested: np.ndarray, scopes: Sequence[
 
 
 def window_surprisal(groups: Iterable[Counts], thresholds: Thresholds) -> float:
-    """Return the surprisal of a miner's window as a whole, in decades. It shows a cheat in so few tokens of each group
-    that no group shows it.
-
-    Args:
-        groups: the counts of each group whose statistics were computed.
+    """Return the surprisal of a miner's window as a whole, in decades, from the groups whose statistics were computed.
+    It shows a cheat in so few tokens of each group that no group shows it.
     """
     whole = sum(groups, Counts())
     return max(

@@ -145,7 +145,6 @@ class StratumResult(Record):
 
     @property
     def problems(self) -> int:
-        """Number of problems."""
         return sum(self.right)
 
 
@@ -169,7 +168,6 @@ class Evaluation(Record):
 
     @property
     def problems(self) -> int:
-        """Number of problems."""
         return sum(stratum.problems for stratum in self.strata)
 
     def pass_at(self, k: int) -> float:

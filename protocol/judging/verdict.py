@@ -192,14 +192,7 @@ def joint_rejection(
 
 
 def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
-    """Split a judgement's `logprobs` by rollout: float32 [T] each.
-
-    Args:
-        lengths: tokens of each rollout.
-
-    Raises:
-        ValueError: there is not one log-probability for each token.
-    """
+    """Split a judgement's `logprobs` by rollouts of these lengths, or raise ValueError: float32 [T] each."""
     lengths = list(lengths)
     if len(data) != 4 * sum(lengths):
         raise ValueError(f"{len(data)} bytes of log-probabilities for {sum(lengths)} tokens")

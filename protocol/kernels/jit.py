@@ -1,6 +1,7 @@
 """The typed wrapper of numba's compiler, which also works where numba cannot write its cache."""
 
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -41,3 +42,18 @@ def kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             return cast(Callable[P, R], _compile(signature, cache=False, **options)(function))
 
     return compiled
+
+
+def lazy_kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator as `kernel` does, whose function is compiled at its first call and not at the import."""
+
+    def deferred(function: Callable[P, R]) -> Callable[P, R]:
+        compiled = cache(lambda: kernel(*arguments)(function))
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    return deferred

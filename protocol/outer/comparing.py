@@ -92,11 +92,7 @@ NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))
 
 
 class SentRounds:
-    """What the sites sent in the newest rounds.
-
-    Attributes:
-        rounds: in their order, at most REMEMBERED_ROUNDS.
-    """
+    """What the sites sent in the newest rounds, at most REMEMBERED_ROUNDS, in their order."""
 
     def __init__(self, rounds: Sequence[SentRound] = ()) -> None:
         self.rounds = tuple(rounds[-REMEMBERED_ROUNDS:])

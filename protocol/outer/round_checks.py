@@ -20,11 +20,7 @@ DELAYED_TURN: Final = 4
 
 
 def turn_of(number: int, delay: int) -> int:
-    """Return the turn in which the groups of a round are dealt: the round itself, or with a delay some rounds together.
-
-    Args:
-        number: of the round; delay: of its rules.
-    """
+    """Return the turn in which the groups of a round are dealt: the round or, with a delay, several rounds."""
     return number // DELAYED_TURN if delay else number
 
 
@@ -48,11 +44,7 @@ def owner(run: bytes, turn: int, group: bytes, workers: Sequence[bytes]) -> byte
 
 
 class RefusedContributionError(ProtocolError):
-    """A contribution must not count.
-
-    Attributes:
-        reason: the code that the round manifest gives.
-    """
+    """A contribution must not count, for the reason that the round manifest gives."""
 
     def __init__(self, what: str, where: str = "contribution", reason: RefusalReason = RefusalReason.MALFORMED) -> None:
         super().__init__(what, where)

@@ -4,16 +4,14 @@ This module checks each record by itself. protocol/outer/round_checks.py checks 
 it, and a contribution against the manifest that opened its round.
 """
 
-from collections.abc import Sequence
 from enum import StrEnum
-from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits, paths
 from protocol.chain.manifest import Epoch
-from protocol.encoding import Record, Version
+from protocol.encoding import Ascending, Record, Version
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.objects import ObjectRef
@@ -21,8 +19,7 @@ from protocol.pseudogradient import Coding, Kind, Method
 from protocol.window import Round
 
 OuterNumber = Annotated[int, Field(ge=0, lt=1 << 33)]
-OptionalDigest = Annotated[bytes, Field(max_length=32)]
-GroupDigests = Annotated[tuple[Digest, ...], Field(max_length=limits.MAX_ROUND_GROUPS)]
+GroupDigests = Annotated[tuple[Digest, ...], Field(max_length=limits.MAX_ROUND_GROUPS), Ascending]
 LocalSteps = Annotated[int, Field(ge=1, le=1 << 16)]
 
 
@@ -50,14 +47,13 @@ def _check_reason(reason: str) -> str:
 ReasonCode = Annotated[str, AfterValidator(_check_reason)]
 
 
-def _check_digest_or_empty(data: bytes, what: str) -> None:
+def _check_digest_or_empty(data: bytes) -> bytes:
     if len(data) not in (0, 32):
-        raise ValueError(f"{what} is a digest or empty")
+        raise ValueError("neither a digest nor empty")
+    return data
 
 
-def _check_ascending(values: Sequence[bytes], what: str) -> None:
-    if any(value >= following for value, following in pairwise(values)):
-        raise ValueError(f"{what} do not ascend")
+OptionalDigest = Annotated[bytes, AfterValidator(_check_digest_or_empty)]
 
 
 class OuterState(Record):
@@ -72,11 +68,6 @@ class OuterState(Record):
     step: OuterNumber
     weights: Digest
     momentum: OptionalDigest
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "OuterState":
-        _check_digest_or_empty(self.momentum, "momentum")
-        return self
 
 
 class RoundRules(Record):
@@ -157,12 +148,6 @@ class RoundContribution(PublishedRecord):
     feedback: OptionalDigest
     beacon_round: Round
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "RoundContribution":
-        _check_digest_or_empty(self.feedback, "feedback")
-        _check_ascending(self.groups, "groups")
-        return self
-
     @property
     def path(self) -> str:
         return paths.contribution(self.worker, self.number)
@@ -182,11 +167,6 @@ class CountedContribution(Record):
     payload: ObjectRef
     groups: GroupDigests
     factor: Annotated[float, Field(gt=0.0, le=1.0)]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "CountedContribution":
-        _check_ascending(self.groups, "groups")
-        return self
 
 
 class Refusal(Record):
@@ -220,7 +200,7 @@ class RoundManifest(PublishedRecord):
     refused: Annotated[tuple[Refusal, ...], Field(max_length=limits.MAX_WORKERS)]
     state: OuterState
     version: Version
-    workers: Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_WORKERS)]
+    workers: Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_WORKERS), Ascending]
     rules: RoundRules
     beacon_round: Round
     closes: Round
@@ -230,8 +210,8 @@ class RoundManifest(PublishedRecord):
         if len(self.previous) != (32 if self.number else 0):
             raise ValueError("every manifest but number 0 has one before it")
         counted, refused = [item.worker for item in self.counted], [item.worker for item in self.refused]
-        for keys, what in ((counted, "counted"), (refused, "refused"), (self.workers, "workers")):
-            _check_ascending(keys, what)
+        if any(keys != sorted(set(keys)) for keys in (counted, refused)):
+            raise ValueError("counted or refused workers that do not ascend")
         if not set(counted).isdisjoint(refused):
             raise ValueError("a worker that is both counted and refused")
         if self.number == 0 and (counted or refused or self.state.step):

@@ -41,11 +41,7 @@ class SharedState:
 
     @classmethod
     def begin(cls, weights: Weights, *, has_momentum: bool) -> "SharedState":
-        """Return the state with which the first round begins.
-
-        Args:
-            weights: of the policy, of any floating-point dtype.
-        """
+        """Return the state with which the first round begins, from weights of any floating-point dtype."""
         floats = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
         return cls.of(0, floats, _zeros(floats) if has_momentum else None)
 
@@ -79,7 +75,6 @@ class SharedState:
         Args:
             payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
             factors: one for each.
-            rules: of the round.
         """
         if not payloads:
             return self

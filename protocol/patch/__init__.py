@@ -1,38 +1,18 @@
 """Lossless patches from one version of the weights to the next (docs/spec/patch.md). Imports kernels."""
 
-from protocol.patch.applying import (
-    AppliedPatch,
-    NewTensors,
-    StreamingApply,
-    apply,
-    apply_with_digests,
-)
-from protocol.patch.codec import (
-    Digests,
-    EncodedPatch,
-    EncodedTensor,
-    PatchEncoder,
-    PatchSummary,
-    encode,
-    encode_with_digests,
-    summary,
-)
-from protocol.patch.container import PROFILES, Mode, TensorRow, split_parts
+from protocol.patch.applying import NewTensors, StreamingApply, apply, apply_with_digests
+from protocol.patch.codec import EncodedTensor, PatchEncoder, encode, encode_with_digests, summary
+from protocol.patch.container import PROFILES, Mode, split_parts
 from protocol.patch.self_check import check_container, check_frames
 from protocol.patch.values import copy_bits
 
 __all__ = [
     "PROFILES",
-    "AppliedPatch",
-    "Digests",
-    "EncodedPatch",
     "EncodedTensor",
     "Mode",
     "NewTensors",
     "PatchEncoder",
-    "PatchSummary",
     "StreamingApply",
-    "TensorRow",
     "apply",
     "apply_with_digests",
     "check_container",

@@ -74,27 +74,13 @@ def _checked_table(
 
 
 def check_tensor(row: TensorRow, digest: bytes) -> None:
-    """Check that a new tensor has the digest that its row promises.
-
-    Args:
-        digest: BLAKE3 of the new tensor.
-
-    Raises:
-        PatchError: it has another digest, because the patch was applied to a wrong base.
-    """
+    """Raise PatchError unless a new tensor has the BLAKE3 that its row promises: the base is wrong."""
     if digest[:CHECK_BYTES] != row.check:
         raise PatchError("the patch does not lead to the tensor that it promises: a wrong base", row.name)
 
 
 def check_result(weights: Weights, digests: Digests, header: Header) -> None:
-    """Check that new weights have the digest that the patch promises.
-
-    Args:
-        digests: BLAKE3 of each new tensor.
-
-    Raises:
-        PatchError: they have not, because the patch was applied to a wrong base.
-    """
+    """Raise PatchError unless new weights have the digest that the patch promises: the base is wrong."""
     if weights_digest(digests, weights) != header.result:
         raise PatchError("the patch does not lead to the weights that it promises: a wrong base")
 
@@ -130,7 +116,7 @@ def for_each(
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
-    """Apply a patch as `apply` does, and return the digests of the new tensors too.
+    """Apply a patch as `apply` does, and return the digests of the new tensors as well.
 
     Args:
         patch: hostile bytes.
@@ -139,7 +125,7 @@ def apply_with_digests(
         threads: how many tensors to decode at the same time.
 
     Raises:
-        MalformedError, LimitError, PatchError: as `apply`.
+        MalformedError, LimitError, PatchError: the patch is malformed, or is for other weights.
     """
     header, rows = _checked_table(weights, patch, digests)
 
@@ -159,11 +145,7 @@ def apply_with_digests(
 
 
 def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
-    """Return the weights that a patch gives. Unchanged tensors are shared with `weights`; changed ones are new.
-
-    Args:
-        patch: hostile bytes.
-    """
+    """Return the weights that a patch gives. Unchanged tensors are shared with `weights`; changed ones are new."""
     return apply_with_digests(weights, patch).weights
 
 
@@ -172,10 +154,7 @@ class StreamingApply:
     those that the bytes fed together complete.
 
     Args:
-        weights: the weights that the patch is for.
-        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
-            the unchanged tensors again.
-        threads: how many tensors to decode at the same time.
+        digests, threads: see `apply_with_digests`.
         new_tensors: where the new weights lie, all of them: it is called once, and none of its tensors is one of
             `weights`. None for memory of the process, where unchanged tensors are shared with `weights`.
     """
@@ -201,10 +180,10 @@ class StreamingApply:
         self._result = AppliedPatch({}, {})
 
     def feed(self, data: bytes) -> list[str]:
-        """Process the next bytes of the patch, and return the names of the tensors that they complete.
+        """Process the next bytes of the patch (hostile), and return the names of the tensors that they complete.
 
-        Args:
-            data: hostile bytes.
+        Raises:
+            MalformedError, LimitError, PatchError: as `apply_with_digests`.
         """
         # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
         rest = memoryview(data)

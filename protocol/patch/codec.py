@@ -54,10 +54,8 @@ class PatchSummary:
     """The contents of a patch's table.
 
     Attributes:
-        base: digest of the weights that the patch applies to.
-        result: digest of the weights that it gives.
-        changed: number of changed elements.
-        elements: number of elements of all tensors.
+        base: digest of the weights that the patch applies to; result: of those that it gives.
+        changed, elements: numbers of elements of all tensors.
         nbytes: bytes of the patch.
         weight_bytes: bytes of the full weights.
     """
@@ -78,12 +76,7 @@ def digest_tensor(tensor: torch.Tensor) -> bytes:
 
 
 def check_same_tensors(old: Weights, new: Weights) -> None:
-    """Check that old and new weights have the same tensors.
-
-    Raises:
-        ValueError: names, dtypes or shapes differ.
-        MalformedError: weights may not have one of the dtypes.
-    """
+    """Raise ValueError unless old and new weights have the same names, dtypes and shapes."""
     if old.keys() != new.keys():
         raise ValueError("old and new weights must have the same tensors")
     for name, before in old.items():
@@ -97,11 +90,11 @@ class PatchEncoder:
     """The encoding of a patch, some tensors at a time: only their frames stay in memory.
 
     Args:
-        profile: "compact" or "fast".
+        profile: one of PROFILES.
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
 
-    Raises:
-        ValueError: there is no such profile.
+    Attributes:
+        tensors: those that were encoded so far, by name.
     """
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
@@ -110,12 +103,7 @@ class PatchEncoder:
         self._profile = profile
         self._threads = threads
         self._local = local()
-        self._encoded: dict[str, EncodedTensor] = {}
-
-    @property
-    def tensors(self) -> Mapping[str, EncodedTensor]:
-        """The tensors that were encoded so far, by name."""
-        return self._encoded
+        self.tensors: dict[str, EncodedTensor] = {}
 
     def add(
         self, old: Weights, new: Weights, *, base_digests: Digests | None = None, digests: Digests | None = None
@@ -125,9 +113,6 @@ class PatchEncoder:
         Args:
             old: tensors of the last published version; new: the same tensors of the version to publish.
             base_digests, digests: as for `encode_with_digests`.
-
-        Raises:
-            ValueError, MalformedError: as for `encode_with_digests`.
         """
         check_same_tensors(old, new)
 
@@ -153,16 +138,12 @@ class PatchEncoder:
         else:
             with ThreadPoolExecutor(self._threads) as pool:
                 encoded = list(pool.map(encode_tensor, names))
-        self._encoded.update(zip(names, encoded, strict=True))
+        self.tensors.update(zip(names, encoded, strict=True))
 
     def finish(self) -> bytes:
-        """Return the patch of all tensors.
-
-        Raises:
-            LimitError: its table exceeds a limit.
-        """
+        """Return the patch of all tensors."""
         # Tensors may have been added in any order; those of a patch ascend by name.
-        tensors = [self._encoded[name] for name in sorted(self._encoded)]
+        tensors = [self.tensors[name] for name in sorted(self.tensors)]
         rows = [tensor.row for tensor in tensors]
         shapes = outline({row.name: (row.dtype, row.shape) for row in rows})
         base = weights_digest({tensor.row.name: tensor.before for tensor in tensors}, shapes)
@@ -184,7 +165,7 @@ def encode_with_digests(
     Args:
         old: the last published version.
         new: the version to publish, with the same tensors.
-        profile: "compact" or "fast".
+        profile: one of PROFILES.
         base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
         digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
             the changed tensors, which reads them once more.
@@ -201,26 +182,12 @@ def encode_with_digests(
 
 
 def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:
-    """Encode the patch from `old` to `new`.
-
-    Args:
-        old: the last published version.
-        new: the version to publish, with the same tensors.
-        profile: "compact" or "fast".
-
-    Raises:
-        ValueError: there is no such profile, or the tensors differ in name, dtype or shape, are not contiguous or not
-            on the CPU.
-        MalformedError: weights may not have one of the dtypes.
-    """
+    """Encode the patch from `old` to `new`; see `encode_with_digests`."""
     return encode_with_digests(old, new, profile=profile).patch
 
 
 def summary(patch: bytes) -> PatchSummary:
-    """Read a patch's table, without decoding a frame.
-
-    Args:
-        patch: hostile bytes.
+    """Read a patch's table (hostile bytes), without decoding a frame.
 
     Raises:
         MalformedError, LimitError, PatchError: the table is malformed or contradicts itself, or frames are missing.

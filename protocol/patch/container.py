@@ -67,12 +67,10 @@ class TensorRow:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
         return self.elements * self.dtype.itemsize
 
 
@@ -140,7 +138,6 @@ class Header:
 
     @property
     def patch_bytes(self) -> int:
-        """Size of the patch in bytes."""
         return self.frames_begin + sum(self.rows.sizes)
 
 
@@ -203,11 +200,7 @@ def write_container(
     """Build a patch from its rows and their frames, both by ascending name.
 
     Args:
-        base: digest of the weights that the patch applies to.
-        result: digest of the weights that it gives.
-
-    Raises:
-        LimitError: the table, a name or a rank exceeds its limit.
+        base, result: see `Header`.
     """
     # The limits of a reader, so that nobody signs a patch that every follower refuses.
     table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
@@ -262,8 +255,7 @@ def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
     """Check that the frames end where the patch ends.
 
     Raises:
-        LimitError: the patch exceeds its limit.
-        MalformedError: bytes are missing or left over.
+        LimitError, MalformedError: the patch exceeds its limit, or bytes are missing or left over.
     """
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
@@ -272,11 +264,7 @@ def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
 
 
 def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterator[memoryview]:
-    """Return an iterator over the frames, one for each row.
-
-    Raises:
-        LimitError, MalformedError: as `check_length`, at the call.
-    """
+    """Return an iterator over the frames, one for each row, after `check_length`."""
     # Before the first frame is read: so the table accounts for every byte of the patch.
     check_length(data, header)
     ends = accumulate(header.rows.sizes, initial=header.frames_begin)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError
 from protocol.kernels.simd import MAX_CLASSES
-from protocol.patch.entropy_decoding import decoders_for
-from protocol.patch.entropy_encoding import GROUPS, coders_for
+from protocol.patch.entropy_decoding import fill_rows
+from protocol.patch.entropy_encoding import GROUPS, fill_entries
 from protocol.patch.fields import Cursor
 from protocol.patch.rans import (
     HALF_LIFE,
@@ -128,20 +128,19 @@ class Model:
 
     def encoder_tables(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Build the encoder tables of gaps and of steps, by group: uint64 [groups, 2 * symbols]; see `fill_entries`."""
-        fill = coders_for(self.layout.bits // 8).fill_entries
         gaps, steps = _array(self._gap_widths(), MAX_BUCKETS + 1), _array(self._step_widths(), STEP_SYMBOLS + 1)
         tables = (
             np.zeros((len(gaps), 2 * MAX_BUCKETS + 2), np.uint64),
             np.zeros((len(steps), 2 * STEP_SYMBOLS + 2), np.uint64),
         )
-        fill(gaps, tables[0])
-        fill(steps, tables[1])
+        fill_entries(gaps, tables[0])
+        fill_entries(steps, tables[1])
         return tables
 
     def decoder_tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Build the decoder tables of gaps and of steps, by group: uint32 [groups, SLOTS]; see `rans.decoder_row`."""
         steps = np.empty((len(self.groups), SLOTS), np.uint32)
-        decoders_for(self.layout.bits // 8).fill_rows(_array(self._step_widths(), STEP_SYMBOLS + 1), steps)
+        fill_rows(_array(self._step_widths(), STEP_SYMBOLS + 1), steps)
         return np.stack([decoder_row(row) for row in self._gap_widths()]), steps
 
 
@@ -172,12 +171,7 @@ class Statistics:
         self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)
 
     def model(self, layout: Layout, first: int, classes: int) -> Model:
-        """Return the model that fits best.
-
-        Args:
-            first: exponent of the first class.
-            classes: number of classes.
-        """
+        """Return the model that fits best, with so many classes from the exponent `first` on."""
         # A group's table has the symbols up to the last one that is not rare, and one entry for all larger ones: each
         # symbol costs a byte of the frame.
         steps = self.steps[: classes + 1]
@@ -257,11 +251,7 @@ def write_model(model: Model) -> bytes:
 
 
 def read_model(cursor: Cursor, layout: Layout) -> Model:
-    """Read a model, as written by `write_model`.
-
-    Raises:
-        MalformedError: there are too many classes or symbols, or a code or an exponent is out of range.
-    """
+    """Read a model, as written by `write_model`, from hostile bytes; MalformedError for one out of bounds."""
     # The bounds keep the kernels' indices in their arrays: the class of any element has a group, its code a weight, and
     # each symbol an entry.
     classes, first = cursor.byte(), cursor.byte()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     PREFETCH_DISTANCE,
@@ -63,6 +63,7 @@ reasons: Final = {
 """The message for each status that a kernel returns, other than 0."""
 
 
+@lazy_kernel("uint32[:, ::1]", "uint32[:, ::1]")
 def fill_rows(widths: UInt32Array, table: UInt32Array) -> Any:
     """Fill decoder tables from the widths of symbols; the entries are those of `rans.decoder_row`.
 
@@ -100,6 +101,10 @@ def check_end(at: int, end: int, bits: int, raw_bits: int, gap_state: int, step_
     return I(0) if gap_state == U(MIN_STATE) and step_state == U(MIN_STATE) else I(NOT_A_CODE)
 
 
+@lazy_kernel(
+    *("int64", "int64[::1]", "uint16[::1]", "uint32[::1]", "int64", "uint64[:, ::1]", "uint64[::1]"),
+    *("uint32[:, ::1]", "uint32[:, ::1]", "uint64[::1]"),
+)
 def get_changes(
     elements: int,
     counts: Int64Array,
@@ -287,10 +292,8 @@ def apply_changes(
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """The decoder's kernels for one element width."""
+    """The kernels that write elements, for one width of these."""
 
-    fill_rows: Callable[..., int]
-    get_changes: Callable[..., int]
     apply_listed: Callable[..., int]
     apply_changes: Callable[..., int]
 
@@ -298,17 +301,11 @@ class Decoders:
 @cache
 def decoders_for(itemsize: int) -> Decoders:
     """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
-    element, byte, unsigned, integers = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
-    table = "uint32[:, ::1]"
-    sections = ("uint16[::1]", "uint32[::1]", "int64")
-    state = (unsigned, unsigned, integers)
+    element, masks, integers = f"uint{8 * itemsize}[::1]", "uint64[::1]", "int64[::1]"
+    state = (masks, masks, integers)
     return Decoders(
-        fill_rows=kernel(table, table)(fill_rows),
-        get_changes=kernel("int64", integers, *sections, "uint64[:, ::1]", unsigned, table, table, unsigned)(
-            get_changes
-        ),
-        apply_listed=kernel(element, element, *state, integers)(apply_listed),
-        apply_changes=kernel(element, element, unsigned, *state, byte, integers, integers)(apply_changes),
+        kernel(element, element, *state, integers)(apply_listed),
+        kernel(element, element, masks, *state, "uint8[::1]", integers, integers)(apply_changes),
     )
 
 

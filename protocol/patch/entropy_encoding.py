@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     PREFETCH_DISTANCE,
@@ -29,6 +29,8 @@ from protocol.kernels.simd import (
 )
 from protocol.patch.rans import MIN_STATE, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 from protocol.patch.values import Bits
+
+_MASKS, _INTEGERS, _TABLE = "uint64[::1]", "int64[::1]", "uint64[:, ::1]"  # in numba's words
 
 BUFFER_FULL: Final = -1
 """Status of a kernel: the changes need more bytes than the elements themselves."""
@@ -144,6 +146,7 @@ def scan(
     return I(number)
 
 
+@lazy_kernel(_MASKS, "int64", _INTEGERS, _MASKS)
 def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array) -> Any:
     """Write changes to `target` by group; the changes of a group stay in their order.
 
@@ -159,6 +162,7 @@ def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array
     return I(0)
 
 
+@lazy_kernel(_MASKS, "int64", _INTEGERS, "int64[:, ::1]")
 def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64Array) -> Any:
     """Add changes to the statistics of their groups.
 
@@ -176,6 +180,7 @@ def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64
     return I(0)
 
 
+@lazy_kernel("uint32[:, ::1]", _TABLE)
 def fill_entries(widths: UInt32Array, table: UInt64Array) -> Any:
     """Fill encoder tables from the widths of symbols.
 
@@ -206,6 +211,7 @@ def put_entry(state: int, out: UInt16Array, position: int, table: UInt64Array, a
     return put_symbol(state, out, position, table[at], table[at + U(1)])
 
 
+@lazy_kernel(_MASKS, _INTEGERS, _TABLE, _MASKS, _MASKS, _MASKS, "int64", "int64", "uint16[::1]")
 def put_changes(
     changes: UInt64Array,
     counts: Int64Array,
@@ -281,6 +287,7 @@ def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: in
     return position + full, pending >> (full << U(5)), fill & U(31)
 
 
+@lazy_kernel(_MASKS, _INTEGERS, _TABLE, _MASKS, "uint32[::1]")
 def put_raw(
     changes: UInt64Array, counts: Int64Array, buckets: UInt64Array, symbols: UInt64Array, out: UInt32Array
 ) -> Any:
@@ -318,32 +325,19 @@ def put_raw(
 
 @dataclass(frozen=True, slots=True)
 class Coders:
-    """The encoder's kernels for one element width."""
+    """The kernels that read elements, for one width of these."""
 
     scan_listed: Callable[..., int]
     scan: Callable[..., int]
-    sort: Callable[..., int]
-    tally: Callable[..., int]
-    fill_entries: Callable[..., int]
-    put_changes: Callable[..., int]
-    put_raw: Callable[..., int]
 
 
 @cache
 def coders_for(itemsize: int) -> Coders:
     """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
-    element, byte, unsigned, integers = f"uint{8 * itemsize}[::1]", "uint8[::1]", "uint64[::1]", "int64[::1]"
-    tables = "uint64[:, ::1]"
+    element = f"uint{8 * itemsize}[::1]"
     return Coders(
-        scan_listed=kernel(element, element, unsigned, integers, unsigned, "int64", integers)(scan_listed),
-        scan=kernel(element, element, unsigned, unsigned, byte, integers, integers, unsigned, integers)(scan),
-        sort=kernel(unsigned, "int64", integers, unsigned)(sort),
-        tally=kernel(unsigned, "int64", integers, "int64[:, ::1]")(tally),
-        fill_entries=kernel("uint32[:, ::1]", tables)(fill_entries),
-        put_changes=kernel(unsigned, integers, tables, unsigned, unsigned, unsigned, "int64", "int64", "uint16[::1]")(
-            put_changes
-        ),
-        put_raw=kernel(unsigned, integers, tables, unsigned, "uint32[::1]")(put_raw),
+        kernel(element, element, _MASKS, _INTEGERS, _MASKS, "int64", _INTEGERS)(scan_listed),
+        kernel(element, element, _MASKS, _MASKS, "uint8[::1]", _INTEGERS, _INTEGERS, _MASKS, _INTEGERS)(scan),
     )
 
 

@@ -78,11 +78,7 @@ class Cursor:
         return value
 
     def finish(self) -> None:
-        """Check that all bytes were read.
-
-        Raises:
-            MalformedError: bytes remain.
-        """
+        """Raise MalformedError unless all bytes were read."""
         if self.offset != len(self._data):
             raise MalformedError(f"{len(self._data) - self.offset} bytes behind the end", self._where)
 
@@ -104,11 +100,7 @@ class BoundedBuffer:
         self.size = 0
 
     def put(self, data: bytes | memoryview) -> None:
-        """Append bytes.
-
-        Raises:
-            BufferFullError: they do not fit.
-        """
+        """Append bytes; raise BufferFullError if they do not fit."""
         end = self.size + len(data)
         if end > self._buffer.size:
             raise BufferFullError

@@ -101,13 +101,8 @@ class _SmallestFrame:
             changes, frame = encode(self.below)
         except BufferFullError:
             return
-        self.mode, self.changes, self.below, self._encode, self._frame = (
-            mode,
-            changes or self.changes,
-            len(frame),
-            encode,
-            frame,
-        )
+        self.mode, self.changes, self.below = mode, changes or self.changes, len(frame)
+        self._encode, self._frame = encode, frame
 
     def frame(self) -> memoryview | None:
         """Return the smallest frame, or None if none was smaller than the tensor."""
@@ -173,7 +168,6 @@ def decode_frame(
     """Yield the new elements of a changed tensor, piece by piece.
 
     Args:
-        row: the tensor's row in the table.
         frame: hostile bytes.
         old: the previous elements, flat.
         target: an array for the new elements; if None, each piece is valid only until the next one is requested.
@@ -181,29 +175,22 @@ def decode_frame(
     Yields:
         The offset of a piece and its new elements.
     """
-    with error_context(row.name):
-        yield from _decode(row, frame, old, target)
-
-
-def _decode(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None) -> Iterator[tuple[int, Bits]]:
     layout = layout_of(row.dtype)
-    if row.mode != Mode.SPARSE:
-        for begin, new in _blocks(row, frame, old, layout):
-            if target is not None:
-                np.copyto(target[begin : begin + new.size], new)
-            yield begin, new
-        return
-    # The directory is checked as a whole; then each chunk is decoded by itself, from its own sections.
-    model, chunks = read_directory(frame, row.shape, row.changed, layout)
-    decoder = Decoder(frame, model)
-    for chunk in chunks:
-        after = None if target is None else target[chunk.begin : chunk.end]
-        for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
-            yield chunk.begin + begin, piece
-
-
-def _blocks(row: TensorRow, frame: memoryview, old: Bits, layout: Layout) -> Iterator[tuple[int, Bits]]:
-    """Decode a frame that is not sparse."""
-    if row.mode == Mode.SMALL_CHANGES:
-        return decode_small_changes(old, frame, row.changed, layout)
-    return decode_dense(old, frame, layout, row.mode)
+    with error_context(row.name):
+        if row.mode != Mode.SPARSE:
+            if row.mode == Mode.SMALL_CHANGES:
+                blocks = decode_small_changes(old, frame, row.changed, layout)
+            else:
+                blocks = decode_dense(old, frame, layout, row.mode)
+            for begin, new in blocks:
+                if target is not None:
+                    np.copyto(target[begin : begin + new.size], new)
+                yield begin, new
+            return
+        # The directory is checked as a whole; then each chunk is decoded by itself, from its own sections.
+        model, chunks = read_directory(frame, row.shape, row.changed, layout)
+        decoder = Decoder(frame, model)
+        for chunk in chunks:
+            after = None if target is None else target[chunk.begin : chunk.end]
+            for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
+                yield chunk.begin + begin, piece

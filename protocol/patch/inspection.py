@@ -49,7 +49,6 @@ class FrameFacts:
     """The statistics of one frame.
 
     Attributes:
-        row: the tensor's row in the table.
         density: share of the changed elements.
         bits_per_change: bits of the frame per changed element; 0.0 if nothing changed.
         classes: number of classes of the model; 0 if the frame has no classes.
@@ -66,10 +65,8 @@ class FrameFacts:
 
 
 def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
-    """Yield the statistics of every tensor, from the table and the directories of the frames; no change is decoded.
-
-    Args:
-        patch: hostile bytes.
+    """Yield the statistics of every tensor, from the table and the directories of the frames (hostile bytes); no change
+    is decoded.
     """
     header = read_header(patch)
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):

@@ -32,11 +32,7 @@ _WHERE: Final = "small-change frame"
 
 
 def find_small_changes(old: Bits, new: Bits) -> NDArray[np.int64] | None:
-    """Return the indices of all changed elements, ascending, or None if there are more than MAX_SMALL_CHANGES.
-
-    Args:
-        old, new: the previous and the new elements, flat.
-    """
+    """Return the indices of all changed elements, ascending, or None if there are more than MAX_SMALL_CHANGES."""
     blocks: list[NDArray[np.int64]] = []
     count = 0
     for begin in range(0, old.size, BLOCK_ELEMENTS):
@@ -51,13 +47,7 @@ def find_small_changes(old: Bits, new: Bits) -> NDArray[np.int64] | None:
 
 
 def encode_small_changes(old: Bits, new: Bits, places: NDArray[np.int64], layout: Layout, below: int) -> memoryview:
-    """Encode the frame of the changes at `places`.
-
-    Args:
-        old, new: the previous and the new elements, flat.
-        places: indices of the changed elements, ascending.
-        below: size that the frame must stay below, in bytes.
-    """
+    """Encode the frame of the changes at `places`, which ascend; it must stay below so many bytes."""
     # Gaps before the changes, and steps with their sign in the lowest bit: small numbers take one byte.
     gaps = np.diff(places, prepend=-1) - 1
     steps = to_keys(new[places], layout).astype(np.int64) - to_keys(old[places], layout).astype(np.int64)
@@ -101,8 +91,7 @@ def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Lay
         The offset of a block in `old`, and its elements.
 
     Raises:
-        MalformedError, LimitError: the frame does not have the form in docs/spec/patch.md.
-        PatchError: a gap leads past the end, or a step has size 0 or leaves the dtype.
+        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
     """
     places, steps = _read(frame, old.size, changes, layout)
     keys = to_keys(old[places], layout).astype(np.int64) + steps
@@ -155,13 +144,7 @@ def _planes(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Iterator[bytes]
 
 
 def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview:
-    """Encode a dense frame of the given mode.
-
-    Args:
-        old, new: the previous and the new elements, flat.
-        level: of zstd.
-        below: size that the frame must stay below, in bytes.
-    """
+    """Encode a dense frame of the given mode, with this level of zstd; it must stay below so many bytes."""
     return gather(_compress(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
 
 
@@ -192,8 +175,7 @@ def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> It
         The offset of a block in `old`, and its bit patterns.
 
     Raises:
-        PatchError: the planes do not have the tensor's size.
-        MalformedError, LimitError: the frame is no zstd frame of that size.
+        MalformedError, LimitError, PatchError: the frame is no zstd frame of the tensor's size.
     """
     if mode not in DENSE_MODES:
         raise MalformedError(f"{mode.name} is not a dense mode")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from protocol.errors import PatchError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
 from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
-from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, reasons
-from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
+from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, get_changes, reasons
+from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for, put_changes, put_raw, sort, tally
 from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
 from protocol.patch.rans import STEP_SYMBOLS
 from protocol.patch.values import Bits, Layout
@@ -94,26 +94,12 @@ def _padded_tail(bits: Bits) -> Bits:
     return vector
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkChanges:
-    """The changes of one chunk.
-
-    Attributes:
-        changes: sorted by group.
-        counts: changes of each group: int64[GROUPS].
-    """
-
-    changes: NDArray[np.uint64]
-    counts: NDArray[np.int64]
+_ChunkChanges = tuple[NDArray[np.uint64], NDArray[np.int64]]
+"""The changes of one chunk, sorted by group, and their number by group: int64[GROUPS]."""
 
 
 class _Encoder:
-    """The encoder of one tensor's changes.
-
-    Args:
-        first: exponent of the first class.
-        classes: number of classes; 0 for none.
-    """
+    """The encoder of one tensor's changes, with so many classes (0 for none) from the exponent `first` on."""
 
     def __init__(self, layout: Layout, first: int, classes: int, scratch: Scratch) -> None:
         self._layout, self._first, self._classes = layout, first, classes
@@ -123,12 +109,7 @@ class _Encoder:
         self._statistics = Statistics()
 
     def find(self, old: Bits, new: Bits, buffer: NDArray[np.uint64], *, learn: bool) -> _ChunkChanges:
-        """Find the changes of a chunk.
-
-        Args:
-            buffer: memory for the changes.
-            learn: whether to add the changes to the statistics, to which the model is fitted.
-        """
+        """Find the changes of a chunk; `learn`: add them to the statistics, to which the model is fitted."""
         whole = old.size // VECTOR_SIZE * VECTOR_SIZE
         parts = [(old[:whole], new[:whole])]
         if whole < old.size:
@@ -142,13 +123,13 @@ class _Encoder:
         for old, new in parts:
             count = self._kernels.scan(old, new, *state)
         # In the order of the elements so far. The coder needs group after group, as each has tables of its own.
-        self._kernels.sort(self._scratch.unsorted, count, np.cumsum(counts) - counts, buffer)
+        sort(self._scratch.unsorted, count, np.cumsum(counts) - counts, buffer)
         if learn:
             # The kernel counts elements up to each group's last change; `gaps` has minus the number of those behind.
-            self._kernels.tally(buffer, count, self._statistics.elements, self._statistics.steps)
+            tally(buffer, count, self._statistics.elements, self._statistics.steps)
             self._statistics.elements[0] -= listed_gap[0]
             self._statistics.elements[1:] -= gaps
-        return _ChunkChanges(buffer[:count], counts)
+        return buffer[:count], counts
 
     def _find_listed(self, parts: list[tuple[Bits, Bits]], buffer: NDArray[np.uint64], learn: bool) -> _ChunkChanges:
         counts, listed_gap, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
@@ -158,7 +139,7 @@ class _Encoder:
         counts[0] = count
         if learn:
             self._statistics.elements[0] += sum(old.size for old, _ in parts)
-        return _ChunkChanges(buffer[:count], counts)
+        return buffer[:count], counts
 
     def model(self) -> Model:
         """Return the model that fits the statistics."""
@@ -167,34 +148,21 @@ class _Encoder:
     def code(
         self, chunk: _ChunkChanges, model: Model, tables: tuple[NDArray[np.uint64], ...], sections: BoundedBuffer
     ) -> bytes:
-        """Append the sections of a chunk to `sections`, and return the chunk's directory entry.
-
-        Raises:
-            BufferFullError: the sections do not fit.
-        """
-        changes, counts = chunk.changes, chunk.counts
+        """Append the sections of a chunk to `sections`, and return the chunk's directory entry."""
+        changes, counts = chunk
         head = b"".join(map(varint, counts[: len(model.groups)].tolist()))
         if not changes.size:
             return head
         out, raw = self._scratch.words, self._scratch.raw  # the same memory
         gaps, steps = tables
-        begin = self._kernels.put_changes(
-            changes,
-            counts,
-            model.buckets,
-            model.symbols,
-            gaps.ravel(),
-            steps.ravel(),
-            gaps.shape[1],
-            steps.shape[1],
-            out,
-        )
+        flat = (gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1])
+        begin = put_changes(changes, counts, model.buckets, model.symbols, *flat, out)
         if begin == BUFFER_FULL:
             raise BufferFullError
         # The words are copied before the raw bits overwrite them.
         words = out[begin:].astype("<u2", copy=False)
         sections.put(words.data.cast("B"))
-        bits = self._kernels.put_raw(changes, counts, model.buckets, model.symbols, raw)
+        bits = put_raw(changes, counts, model.buckets, model.symbols, raw)
         nbytes = (bits + 7) // 8
         sections.put(raw[: bits // 32 + 1].astype("<u4", copy=False).data.cast("B")[:nbytes])
         return head + varint(words.size) + varint(nbytes)
@@ -209,7 +177,6 @@ def encode_sparse(
 
     Args:
         old, new: the previous and the new elements, flat.
-        shape: of the tensor.
         scratch: memory of the calling thread.
         below: size that the frame must stay below, in bytes.
         classes: whether to use classes, which only floats have.
@@ -228,7 +195,7 @@ def encode_sparse(
     buffer = scratch.changes(target_size + min(old.size, CHUNK_ELEMENTS))
     for begin, end in ranges:
         sample.append(encoder.find(old[begin:end], new[begin:end], buffer[sample_size:], learn=True))
-        sample_size += sample[-1].changes.size
+        sample_size += sample[-1][0].size
         if sample_size >= target_size:
             break
     # 2. Fit the model. It and the directory come before the sections, but the directory is known after all sections
@@ -245,7 +212,7 @@ def encode_sparse(
         else:
             chunk = encoder.find(old[begin:end], new[begin:end], buffer, learn=False)
         directory += encoder.code(chunk, model, tables, sections)
-        changes += chunk.changes.size
+        changes += chunk[0].size
         # The first chunks tell what the others will cost: a frame that would lose against another mode ends here.
         if number + 1 == len(sample) and (sections.size - max_head) * old.size > GIVE_UP_RATIO * below * end:
             raise BufferFullError
@@ -297,12 +264,10 @@ def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout
 
     Args:
         frame: hostile bytes.
-        shape: of the tensor.
         changes: number of changed elements in the table.
 
     Raises:
-        MalformedError, LimitError: the frame does not have the form in docs/spec/patch.md.
-        PatchError: counts or lengths do not add up.
+        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
     """
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
@@ -321,11 +286,7 @@ def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout
 
 
 class Decoder:
-    """The decoder of one sparse frame.
-
-    Args:
-        frame: hostile bytes, whose directory was checked.
-    """
+    """The decoder of one sparse frame: hostile bytes, whose directory was checked."""
 
     def __init__(self, frame: memoryview, model: Model) -> None:
         self._frame, self._model = frame, model
@@ -353,7 +314,7 @@ class Decoder:
         tables = (model.buckets, model.symbols, *self._tables)
         if changes.size > GROUPS:
             elements = chunk.end - chunk.begin
-            status = self._kernels.get_changes(elements, counts, words, raw, 8 * chunk.raw, *tables, changes)
+            status = get_changes(elements, counts, words, raw, 8 * chunk.raw, *tables, changes)
             _check(status, chunk)
         else:
             changes[:] = NEVER << 33

@@ -73,11 +73,7 @@ def layout_of(dtype: torch.dtype) -> Layout:
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
-    """Return the tensor's bit patterns, flat; they share its memory if that is aligned.
-
-    Raises:
-        ValueError: the tensor is not contiguous or not on the CPU.
-    """
+    """Return the bit patterns of a contiguous tensor on the CPU, flat; they share its memory if that is aligned."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("a patch needs contiguous tensors on the CPU")
     # numpy has no BF16 and no FP8, so the elements go there as integers of their width.

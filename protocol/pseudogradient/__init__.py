@@ -6,16 +6,8 @@ Imports kernels and the patch codec.
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.pseudogradient.arithmetic import Floats, SquaredNorm, add_contribution, divide, nesterov_step, plain_step
-from protocol.pseudogradient.contribution import (
-    Contribution,
-    ContributionEncoder,
-    check_payload,
-    decode,
-    decode_part,
-    encode,
-    mean_of,
-)
+from protocol.pseudogradient.arithmetic import Floats, SquaredNorm, nesterov_step, plain_step
+from protocol.pseudogradient.contribution import Contribution, decode, encode, mean_of
 from protocol.pseudogradient.parts import Part, parts_of, streams_of
 from protocol.pseudogradient.payload import Coding, Head, Kind, read_head, write_head
 from protocol.pseudogradient.sparse_encoding import Inputs
@@ -28,24 +20,16 @@ __all__ = [
     "SPARSELOCO",
     "Coding",
     "Contribution",
-    "ContributionEncoder",
-    "Floats",
     "Head",
     "Inputs",
     "Kind",
     "Method",
     "Part",
     "SquaredNorm",
-    "add_contribution",
-    "check_payload",
     "decode",
-    "decode_part",
-    "divide",
     "encode",
     "mean_of",
-    "nesterov_step",
     "parts_of",
-    "plain_step",
     "read_head",
     "streams_of",
     "write_head",

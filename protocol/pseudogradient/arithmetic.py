@@ -5,8 +5,6 @@ and subnormal numbers are kept: no operations are fused, reordered or computed w
 the caller gives.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, Final
 
 import numba
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import lazy_kernel
 from protocol.kernels.simd import VECTOR_SIZE, add_squares, bits_of_float
 
 Floats = NDArray[np.float32]
@@ -40,6 +38,7 @@ _FLOATS: Final = "float32[::1]"
 # reordered or flushed to zero, and each scalar is a float32.
 
 
+@lazy_kernel(_FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)
 def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
     infinite = W(0)
     for i in range(base.size):
@@ -50,18 +49,21 @@ def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
     return numba.int64(infinite)
 
 
+@lazy_kernel(_FLOATS, _FLOATS, "float32")
 def _add(total: Any, values: Any, weight: Any) -> Any:
     for i in range(total.size):
         total[i] = total[i] + weight * values[i]
     return 0
 
 
+@lazy_kernel(_FLOATS, "float32")
 def _divide(total: Any, count: Any) -> Any:
     for i in range(total.size):
         total[i] = total[i] / count
     return 0
 
 
+@lazy_kernel(_FLOATS, _FLOATS, _FLOATS, "float32", "float32")
 def _nesterov(base: Any, momentum: Any, mean: Any, decay: Any, rate: Any) -> Any:
     for i in range(base.size):
         # Nesterov: the step looks ahead along the new momentum.
@@ -70,12 +72,14 @@ def _nesterov(base: Any, momentum: Any, mean: Any, decay: Any, rate: Any) -> Any
     return 0
 
 
+@lazy_kernel(_FLOATS, _FLOATS, "float32")
 def _descend(base: Any, mean: Any, rate: Any) -> Any:
     for i in range(base.size):
         base[i] = base[i] - rate * mean[i]
     return 0
 
 
+@lazy_kernel("uint32[::1]")
 def _infinite(bits: Any) -> Any:
     count = W(0)
     for i in range(bits.size):
@@ -83,6 +87,7 @@ def _infinite(bits: Any) -> Any:
     return numba.int64(count)
 
 
+@lazy_kernel(_FLOATS, "float64[::1]")
 def _squares(values: Any, sums: Any) -> Any:
     # Eight sums, one for each lane of a vector: so the order of additions is that of the spec on every processor.
     whole = values.size // VECTOR_SIZE * VECTOR_SIZE
@@ -93,35 +98,28 @@ def _squares(values: Any, sums: Any) -> Any:
     return 0
 
 
-@cache
-def _compiled(function: Callable[..., Any], *arguments: str) -> Callable[..., Any]:
-    return kernel(*arguments)(function)
-
-
 def pseudo_gradient(base: Floats, local: Floats, feedback: Floats, decay: float) -> Floats:
     """Return decay * feedback + (base - local), what a site would send if it sent everything: float32 [n].
 
     Args:
-        base: the shared weights with which the round began: float32 [n].
-        local: the site's weights after its local steps: float32 [n].
-        feedback: the site's error feedback: float32 [n].
+        base: the shared weights with which the round began.
+        local: the site's weights after its local steps.
+        feedback: the site's error feedback.
         decay: 1 for PULSELoCo, less for SparseLoCo (beta); rounded to float32.
     """
     out = np.empty_like(base)
-    kinds = (_FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)
-    count = _compiled(_update, *kinds)(base, local, feedback, np.float32(decay), out)
-    _refuse_infinite(count, "an update")
+    _refuse_infinite(_update(base, local, feedback, np.float32(decay), out), "an update")
     return out
 
 
 def add_contribution(total: Floats, values: Floats, weight: float = 1.0) -> None:
     """Set total to total + weight * values. The caller adds a round's contributions in the manifest's order."""
-    _compiled(_add, _FLOATS, _FLOATS, "float32")(total, values, np.float32(weight))
+    _add(total, values, np.float32(weight))
 
 
 def divide(total: Floats, count: int) -> None:
     """Set total to total / count, the mean over all contributions; absent entries count as zeros."""
-    _compiled(_divide, _FLOATS, "float32")(total, np.float32(count))
+    _divide(total, np.float32(count))
 
 
 def nesterov_step(base: Floats, momentum: Floats, mean: Floats, *, decay: float = 0.9, rate: float = 0.7) -> None:
@@ -129,20 +127,19 @@ def nesterov_step(base: Floats, momentum: Floats, mean: Floats, *, decay: float 
 
     momentum = decay * momentum + mean; base = base - rate * (decay * momentum + mean).
     """
-    arguments = (_FLOATS, _FLOATS, _FLOATS, "float32", "float32")
-    _compiled(_nesterov, *arguments)(base, momentum, mean, np.float32(decay), np.float32(rate))
+    _nesterov(base, momentum, mean, np.float32(decay), np.float32(rate))
     check_finite(base, "the weights after the outer step")
 
 
 def plain_step(base: Floats, mean: Floats, *, rate: float = 1.0) -> None:
     """Make the outer step of plain averaging and of SparseLoCo in place: base = base - rate * mean."""
-    _compiled(_descend, _FLOATS, _FLOATS, "float32")(base, mean, np.float32(rate))
+    _descend(base, mean, np.float32(rate))
     check_finite(base, "the weights after the outer step")
 
 
 def check_finite(values: Floats, where: str) -> None:
     """Check that there is no infinity and no NaN."""
-    _refuse_infinite(_compiled(_infinite, "uint32[::1]")(values.view(np.uint32)), where)
+    _refuse_infinite(_infinite(values.view(np.uint32)), where)
 
 
 def _refuse_infinite(count: int, where: str) -> None:
@@ -151,15 +148,19 @@ def _refuse_infinite(count: int, where: str) -> None:
 
 
 class SquaredNorm:
-    """The sum of the squares of a contribution's values in float64, in a fixed order."""
+    """The sum of the squares of a contribution's values in float64, in a fixed order.
+
+    Attributes:
+        value: the sum so far.
+    """
 
     def __init__(self) -> None:
-        self._sum = 0.0
+        self.value = 0.0
 
     def add(self, values: Floats) -> None:
         """Add a part; absent entries are zeros, which change nothing."""
         sums = np.zeros(LANES)
-        _compiled(_squares, _FLOATS, "float64[::1]")(values, sums)
+        _squares(values, sums)
         self.add_lanes(sums)
 
     def add_lanes(self, sums: Lanes) -> None:
@@ -168,9 +169,4 @@ class SquaredNorm:
         own = 0.0
         for lane in sums.tolist():
             own += lane
-        self._sum += own
-
-    @property
-    def value(self) -> float:
-        """The sum so far."""
-        return self._sum
+        self.value += own

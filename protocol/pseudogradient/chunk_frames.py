@@ -12,8 +12,8 @@ from protocol.errors import ContributionError, MalformedError
 from protocol.patch.entropy_decoding import reasons
 from protocol.patch.fields import Cursor, varint
 from protocol.pseudogradient.arithmetic import Floats
-from protocol.pseudogradient.chunks import LEVELS, Blocks, blocks_of, chunk_coders
-from protocol.pseudogradient.subsets import CHUNK, MAX_NODES, MIN_STATE, slot_tables, subset_coders
+from protocol.pseudogradient.chunks import LEVELS, Blocks, blocks_of, join_chunks, select, split_chunks
+from protocol.pseudogradient.subsets import CHUNK, MAX_NODES, MIN_STATE, put_symbols, slot_tables
 
 SEGMENT_CHUNKS: Final = 256
 """Chunks that share a stream of words."""
@@ -88,10 +88,10 @@ def encode_chunks(
 
 
 def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) -> tuple[int, bytes]:
-    kernels, tables, entries = chunk_coders(), slot_tables(chosen), entries_of(blocks, chosen)
+    tables, entries = slot_tables(chosen), entries_of(blocks, chosen)
     bitmaps, values = np.zeros((blocks.count, CHUNK // 64), np.uint64), np.empty(entries, np.float32)
     # The levels are fitted to the values of the whole tensor, so all chunks are chosen before the first is coded.
-    kernels.select(update, blocks.bounds(0, blocks.count), chosen, np.empty(CHUNK, np.uint32), bitmaps, values)
+    select(update, blocks.bounds(0, blocks.count), chosen, np.empty(CHUNK, np.uint32), bitmaps, values)
     levels, lookup = quantize(values)
     pieces = [lookup.astype("<f4").tobytes()]
     done = np.zeros(1, np.int64)
@@ -103,11 +103,11 @@ def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) ->
     for bounds in _segments(blocks):
         filled = np.zeros(3, np.uint64)
         inputs = (update, sent, bounds, chosen, (tables.offsets, tables.slots), (bitmaps, levels, lookup))
-        symbols = kernels.split_chunks(*inputs, scratch, codes, (raw, filled), done)
+        symbols = split_chunks(*inputs, scratch, codes, (raw, filled), done)
         out = np.empty(symbols + 2, np.uint32)
         # rANS is last in, first out: the last symbol is coded first and words are written from the end, so that the
         # decoder reads forwards.
-        words = out[subset_coders().put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()
+        words = out[put_symbols(codes[:symbols], out) :].astype("<u4").tobytes()
         position, pending, fill = (int(number) for number in filled)
         raw[position] = pending
         bits = raw[: position + 1].astype("<u4").tobytes()[: (32 * position + fill + 7) // 8]
@@ -116,15 +116,7 @@ def _encode_tensor(update: Floats, blocks: Blocks, chosen: int, sent: Floats) ->
 
 
 def decode_chunks(frame: memoryview, shapes: Sequence[Sequence[int]], chosen: int) -> Floats:
-    """Decode a part.
-
-    Args:
-        frame: hostile bytes.
-        shapes, chosen: see `encode_chunks`.
-
-    Returns:
-        The values, zeros where nothing was sent: float32 [n].
-    """
+    """Decode a part from hostile bytes, the inverse of `encode_chunks`: float32 [n], zeros where nothing was sent."""
     out = np.zeros(sum(map(prod, shapes)), np.float32)
     cursor, begin = Cursor(frame, _WHERE), 0
     for shape in shapes:
@@ -159,7 +151,7 @@ def _decode_tensor(cursor: Cursor, blocks: Blocks, chosen: int, out: Floats) -> 
             raise MalformedError("a state that no encoder writes", _WHERE)
         arrays = words, raw.view("<u4").astype(np.uint32)
         slots = tables.offsets, tables.slots
-        status = chunk_coders().join_chunks(bounds, chosen, slots, lookup, scratch, arrays, state, out)
+        status = join_chunks(bounds, chosen, slots, lookup, scratch, arrays, state, out)
         if status:
             raise ContributionError(reasons[status], _WHERE)
         _check_end(state, count, raw[:length])

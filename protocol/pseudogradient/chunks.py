@@ -5,15 +5,14 @@ elements, row by row of chunks. Other tensors are cut into runs of 4096. The las
 an element is its number in its chunk, row by row; its *index* is its number in the flat tensor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import at_least_mask, bits_of_float, highest_bit, lowest_bit, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, PAST_THE_END, get_bits
 from protocol.patch.entropy_encoding import put_bits
@@ -21,6 +20,9 @@ from protocol.patch.rans import I, U
 from protocol.pseudogradient.arithmetic import Floats
 from protocol.pseudogradient.subsets import CHUNK, join, split
 from protocol.pseudogradient.visibility import W
+
+_FLOATS, _WORDS, _MASKS, _INTEGERS = "float32[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]"  # in numba's words
+_TABLES: Final = "Tuple((int64[:, ::1], uint32[::1]))"
 
 SIDE: Final = 64
 LEVEL_BITS: Final = 2
@@ -211,6 +213,7 @@ def take_values(update: Floats, area: Area, bitmap: UInt64Array, values: Floats,
     return count
 
 
+@lazy_kernel(_FLOATS, _INTEGERS, "int64", _WORDS, "uint64[:, ::1]", _FLOATS)
 def select(
     update: Floats, bounds: Int64Array, chosen: int, magnitudes: UInt32Array, bitmaps: UInt64Array, values: Floats
 ) -> Any:
@@ -253,6 +256,10 @@ def select(
     return number
 
 
+@lazy_kernel(
+    *(_FLOATS, _FLOATS, _INTEGERS, "int64", _TABLES, f"Tuple((uint64[:, ::1], uint8[::1], {_FLOATS}))"),
+    *(f"Tuple(({_INTEGERS}, {_MASKS}))", "uint32[:, ::1]", f"Tuple(({_WORDS}, {_MASKS}))", _INTEGERS),
+)
 def split_chunks(
     update: Floats,
     sent: Floats,
@@ -305,6 +312,7 @@ def split_chunks(
     return symbols
 
 
+@lazy_kernel(_INTEGERS, "int64", _TABLES, _FLOATS, f"UniTuple({_MASKS}, 2)", f"UniTuple({_WORDS}, 2)", _MASKS, _FLOATS)
 def join_chunks(
     bounds: Int64Array,
     chosen: int,
@@ -354,30 +362,3 @@ def join_chunks(
                     out[index] = lookup[level]
         state[2] = bits
     return status
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCoders:
-    """The kernels of this module."""
-
-    select: Callable[..., int]
-    split_chunks: Callable[..., int]
-    join_chunks: Callable[..., int]
-
-
-@cache
-def chunk_coders() -> ChunkCoders:
-    """Compile the kernels, or load them from numba's cache."""
-    floats, words, masks, integers = "float32[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]"
-    bitmaps, tables = "uint64[:, ::1]", "Tuple((int64[:, ::1], uint32[::1]))"
-    entries = f"Tuple(({bitmaps}, uint8[::1], {floats}))"
-    scratch, bits = f"Tuple(({integers}, {masks}))", f"Tuple(({words}, {masks}))"
-    return ChunkCoders(
-        select=kernel(floats, integers, "int64", words, bitmaps, floats)(select),
-        split_chunks=kernel(
-            floats, floats, integers, "int64", tables, entries, scratch, "uint32[:, ::1]", bits, integers
-        )(split_chunks),
-        join_chunks=kernel(
-            integers, "int64", tables, floats, f"UniTuple({masks}, 2)", f"UniTuple({words}, 2)", masks, floats
-        )(join_chunks),
-    )

@@ -30,15 +30,13 @@ class ContributionEncoder:
     """The encoder of one contribution. It holds one part at a time; the caller stores the frames.
 
     Args:
-        coding: of the values.
         base: digest of the FP32 weights that the contribution starts from: 32 bytes.
     """
 
     def __init__(self, coding: Coding, base: bytes) -> None:
         self._coding, self._base = coding, base
         self._norm, self._entries, self._sizes = SquaredNorm(), list[int](), list[int]()
-        sparse = coding.kind in (Kind.EXACT, Kind.GRID)
-        self._sparse = SparseEncoder(_sparse(coding)) if sparse else None
+        self._sparse = SparseEncoder(_sparse(coding)) if coding.kind in (Kind.EXACT, Kind.GRID) else None
 
     def add(self, part: Part, inputs: Inputs) -> tuple[bytes, Floats]:
         """Encode the next part.
@@ -117,13 +115,7 @@ def decode_part(
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """An encoded contribution in memory.
-
-    Attributes:
-        payload: the bytes that are sent.
-        residual: the error feedback once the manifest counts this contribution, by name.
-        head: of the payload.
-    """
+    """An encoded contribution in memory; `residual` is the error feedback once the manifest counts it, by name."""
 
     payload: bytes
     residual: dict[str, torch.Tensor]
@@ -173,7 +165,10 @@ def decode(
     # Head, size and base first: then the place of each frame is known, and none reaches beyond the payload.
     parts = parts_of({name: tensor.shape for name, tensor in base.items()})
     head = read_head(payload, parts, max_norm=max_norm)
-    check_payload(head, len(payload), digest)
+    if head.base != digest:
+        raise ContributionError("it starts from other weights", "contribution")
+    if len(payload) != head.payload_bytes:
+        raise MalformedError(f"{len(payload)} bytes instead of {head.payload_bytes}", "contribution")
     norm, whole = SquaredNorm(), memoryview(payload)
     for part, entries, (begin, end) in zip(parts, head.entries, head.frames, strict=True):
         values = decode_part(whole[begin:end], head.coding, part, part.gather(base), entries, norm)
@@ -181,18 +176,6 @@ def decode(
         if part is parts[-1] and norm.value != head.squared_norm:
             raise ContributionError("values of another norm than the head states", "contribution")
         yield part, values
-
-
-def check_payload(head: Head, size: int, digest: bytes) -> None:
-    """Check a payload's size in bytes and the weights that it starts from.
-
-    Raises:
-        MalformedError, ContributionError: the size is not the head's, or the contribution starts from other weights.
-    """
-    if head.base != digest:
-        raise ContributionError("it starts from other weights", "contribution")
-    if size != head.payload_bytes:
-        raise MalformedError(f"{size} bytes instead of {head.payload_bytes}", "contribution")
 
 
 def mean_of(contributions: Sequence[Floats], weights: Sequence[float] | None = None) -> Floats:

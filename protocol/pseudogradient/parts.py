@@ -19,11 +19,7 @@ PART_ELEMENTS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of tensors in ascending order of names.
-
-    Attributes:
-        names, shapes: of its tensors.
-    """
+    """A run of tensors in ascending order of names."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

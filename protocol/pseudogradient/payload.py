@@ -46,7 +46,6 @@ class Coding:
     """The coding of a payload.
 
     Attributes:
-        kind: of the values.
         fraction: for GRID, log2 of the grid steps in a BF16 unit in the last place, from 0 to MAX_FRACTION; else 0.
         chosen: for CHUNKED, the entries of a whole chunk of 4096 elements, from 1 to MAX_CHOSEN; else 0.
 
@@ -61,11 +60,8 @@ class Coding:
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= (MAX_FRACTION if self.kind == Kind.GRID else 0):
             raise MalformedError(f"a fraction of {self.fraction}", _WHERE)
-        if (
-            not (1 if self.kind == Kind.CHUNKED else 0)
-            <= self.chosen
-            <= (MAX_CHOSEN if self.kind == Kind.CHUNKED else 0)
-        ):
+        least, most = (1, MAX_CHOSEN) if self.kind == Kind.CHUNKED else (0, 0)
+        if not least <= self.chosen <= most:
             raise MalformedError(f"{self.chosen} entries of a chunk", _WHERE)
 
 
@@ -90,8 +86,7 @@ class Head:
     @property
     def frames(self) -> tuple[tuple[int, int], ...]:
         """The first byte of each frame in the payload, and the one behind its last."""
-        ends = list(accumulate(self.sizes, initial=len(write_head(self))))
-        return tuple(pairwise(ends))
+        return tuple(pairwise(accumulate(self.sizes, initial=len(write_head(self)))))
 
     @property
     def payload_bytes(self) -> int:
@@ -101,17 +96,9 @@ class Head:
 
 def write_head(head: Head) -> bytes:
     """Serialize a head."""
-    coding = head.coding
-    fixed = _FIXED.pack(
-        MAGIC,
-        coding.kind,
-        coding.fraction,
-        coding.chosen,
-        len(head.sizes),
-        head.base,
-        sum(head.entries),
-        head.squared_norm,
-    )
+    coding, total = head.coding, sum(head.entries)
+    form = (MAGIC, coding.kind, coding.fraction, coding.chosen)
+    fixed = _FIXED.pack(*form, len(head.sizes), head.base, total, head.squared_norm)
     rows = (varint(entries) + varint(size) for entries, size in zip(head.entries, head.sizes, strict=True))
     return fixed + b"".join(rows)
 

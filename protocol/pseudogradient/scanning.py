@@ -8,15 +8,11 @@ and its sign as its flag; its 31 other bits travel apart, in the order of the el
 The kernel takes a block of elements at a time, so that what lies between its passes stays in the cache.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
@@ -50,12 +46,13 @@ BlockArrays = tuple[Floats, UInt8Array, UInt32Array, UInt64Array, UInt64Array, U
 BLOCK_ARRAYS: Final = (
     "Tuple((float32[::1], uint8[::1], uint32[:, ::1], uint64[::1], uint64[::1], uint8[::1]))"  # in numba's words
 )
+_INPUTS: Final = "UniTuple(float32[::1], 3)"
 
 
-class BlockScratch:
-    """The memory of the kernels for the elements of one block.
+def block_scratch() -> BlockArrays:
+    """Return the memory of the kernels for the elements of one block.
 
-    Attributes:
+    Returns:
         floats: what is sent, zeros elsewhere: float32 [BLOCK_ELEMENTS].
         flags: 1 where an entry is sent: uint8 [BLOCK_ELEMENTS].
         words: for each entry its place, its weight and its value (bit patterns), and its rank:
@@ -63,17 +60,11 @@ class BlockScratch:
         entries: packed entries: uint64 [BLOCK_ELEMENTS].
         masks: a mask for each vector: uint64 [BLOCK_ELEMENTS / VECTOR_SIZE].
         classes: the classes of the elements of a vector: uint8 [VECTOR_SIZE].
-        arrays: all of these, in this order, as kernels take them.
     """
-
-    def __init__(self) -> None:
-        self.floats: NDArray[np.float32] = np.empty(BLOCK_ELEMENTS, np.float32)
-        self.flags: NDArray[np.uint8] = np.empty(BLOCK_ELEMENTS, np.uint8)
-        self.words: NDArray[np.uint32] = np.empty((4, BLOCK_ELEMENTS), np.uint32)
-        self.entries: NDArray[np.uint64] = np.empty(BLOCK_ELEMENTS, np.uint64)
-        self.masks: NDArray[np.uint64] = np.empty(BLOCK_ELEMENTS // VECTOR_SIZE, np.uint64)
-        self.classes: NDArray[np.uint8] = np.empty(VECTOR_SIZE, np.uint8)
-        self.arrays = (self.floats, self.flags, self.words, self.entries, self.masks, self.classes)
+    floats, flags = np.empty(BLOCK_ELEMENTS, np.float32), np.empty(BLOCK_ELEMENTS, np.uint8)
+    words, entries = np.empty((4, BLOCK_ELEMENTS), np.uint32), np.empty(BLOCK_ELEMENTS, np.uint64)
+    masks, classes = np.empty(BLOCK_ELEMENTS // VECTOR_SIZE, np.uint64), np.empty(VECTOR_SIZE, np.uint8)
+    return floats, flags, words, entries, masks, classes
 
 
 @kernel()
@@ -146,21 +137,18 @@ def gate_block(
     residual: Floats,
     block: BlockArrays,
 ) -> Any:
-    """Gate the elements of a block, which begins at `begin` and ends before `end`; see `gate_exact` and `scan`.
-
-    Returns:
-        How many updates are not finite. The block's floats and flags say what is sent.
+    """Gate the elements from `begin` to before `end`; see `gate_exact` and `scan`. Return how many updates are not
+    finite; the block's floats and flags say what is sent.
     """
     base, local, feedback = inputs[0][begin:end], inputs[1][begin:end], inputs[2][begin:end]
     values, flags = block[0][: end - begin], block[1][: end - begin]
     if grid[2] != U(0):
-        infinite = gate_exact(base, local, feedback, decay, values, residual, flags)
-    else:
-        floor, fraction = W(grid[0]), W(grid[1])
-        infinite = gate_grid(base, local, feedback, decay, floor, fraction, values, residual, flags)
-    return infinite
+        return gate_exact(base, local, feedback, decay, values, residual, flags)
+    floor, fraction = W(grid[0]), W(grid[1])
+    return gate_grid(base, local, feedback, decay, floor, fraction, values, residual, flags)
 
 
+@lazy_kernel(_INPUTS, "float32", "uint64[::1]", "float32[::1]", BLOCK_ARRAYS, "int64[::1]")
 def sample(
     inputs: tuple[Floats, Floats, Floats],
     decay: Any,
@@ -223,7 +211,7 @@ def list_entries(base: UInt32Array, form: UInt64Array, block: BlockArrays, gaps:
 
 @kernel()
 def rank_entries(words: UInt32Array, count: int, grid: UInt64Array) -> Any:
-    """Compute the ranks of a block's entries; see `BlockScratch`. An exact value without a rank gets -1."""
+    """Compute the ranks of a block's entries; see `block_scratch`. An exact value without a rank gets -1."""
     weights, values, ranks = words[1], words[2], words[3]
     if grid[2] != U(0):
         for i in range(count):
@@ -250,6 +238,10 @@ def put_unranked(words: UInt32Array, count: int, unranked: UInt32Array, filled: 
     filled[0], filled[1], filled[2] = position, pending, fill
 
 
+@lazy_kernel(
+    *(_INPUTS, "float32", "uint64[::1]", "uint64[::1]", "float32[::1]", BLOCK_ARRAYS),
+    *("Tuple((uint64[::1], int64[::1], int64[::1]))", "Tuple((uint32[::1], uint64[::1]))", "float64[::1]"),
+)
 def scan(
     inputs: tuple[Floats, Floats, Floats],
     decay: Any,
@@ -269,7 +261,7 @@ def scan(
         form: constants of the classes of uint32 bit patterns, see `protocol.patch.context_model.form_of`.
         grid: reference exponent or floor, fraction, and 1 for exact values: uint64[3].
         residual: result: the error feedback after sending: float32 [n].
-        block: see `BlockScratch`.
+        block: see `block_scratch`.
         listing: array for all entries: uint64; entries of each group so far: int64[GROUPS]; and minus the number of
             elements of each class since its last entry: int64[MAX_CLASSES].
         bits: array for the exact values without a rank: uint32; and position, pending bits and their number in it:
@@ -303,26 +295,6 @@ def scan(
             changes[number + U(i)] = entries[i] | ((rank >> U(1)) + U(1)) | (rank & U(1)) << U(32)
         number += count
     return I(number)
-
-
-@dataclass(frozen=True, slots=True)
-class Scans:
-    """The kernels of this module."""
-
-    scan: Callable[..., int]
-    sample: Callable[..., int]
-
-
-@cache
-def scans() -> Scans:
-    """Compile the kernels, or load them from numba's cache."""
-    floats, unsigned, integers = "float32[::1]", "uint64[::1]", "int64[::1]"
-    inputs, listing = f"UniTuple({floats}, 3)", f"Tuple(({unsigned}, {integers}, {integers}))"
-    bits, squares = f"Tuple((uint32[::1], {unsigned}))", "float64[::1]"
-    return Scans(
-        scan=kernel(inputs, "float32", unsigned, unsigned, floats, BLOCK_ARRAYS, listing, bits, squares)(scan),
-        sample=kernel(inputs, "float32", unsigned, floats, BLOCK_ARRAYS, integers)(sample),
-    )
 
 
 assert int(np.float32(ROUNDER).view(np.uint32)) == 0x4B400000

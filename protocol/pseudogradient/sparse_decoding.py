@@ -4,16 +4,14 @@ The bytes may be hostile. The number of entries in a block is at most that of it
 its own; sizes are limited before they become ranks; and the raw bits are counted before they are read.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError, MalformedError
-from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel
+from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
@@ -33,8 +31,8 @@ from protocol.patch.entropy_decoding import (
     LEAVES_DTYPE,
     LEFT_OVER,
     PAST_THE_END,
-    decoders_for,
     get_bits,
+    get_changes,
     reasons,
 )
 from protocol.patch.entropy_encoding import GROUPS
@@ -48,7 +46,7 @@ from protocol.pseudogradient.scanning import (
     UNRANKED,
     UNRANKED_BITS,
     BlockArrays,
-    BlockScratch,
+    block_scratch,
 )
 from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, WORDS, SparseCoding
 from protocol.pseudogradient.visibility import MAX_RANK, S, W, exact_rank, exact_value, grid_value, view_of
@@ -170,6 +168,10 @@ def complete(
     return I(0) if visible else I(LEAVES_CLASS)
 
 
+@lazy_kernel(
+    *("uint32[::1]", "uint64[::1]", "uint64[::1]", "Tuple((uint64[::1], int64[::1], int64[::1]))", BLOCK_ARRAYS),
+    *("Tuple((uint32[::1], uint64[::1]))", "float64[::1]", "float32[::1]"),
+)
 def place(
     base: UInt32Array,
     form: UInt64Array,
@@ -188,7 +190,7 @@ def place(
         entry_list: decoded entries by class (`protocol.patch.entropy_decoding.get_changes`): uint64; index of the next
             entry of each group: int64[GROUPS]; and number of elements of each class before its next entry:
             int64[MAX_CLASSES].
-        block: see `scanning.BlockScratch`.
+        block: see `scanning.block_scratch`.
         bits: the bits of the values without a rank, and the state of reading them: see `complete`.
         squares: the sums of the squares of the values (`arithmetic.SquaredNorm`), which are updated: float64[8].
         out: result: float32 [n].
@@ -219,15 +221,6 @@ def place(
     return status
 
 
-@cache
-def placer() -> Callable[..., int]:
-    """Compile `place`, or load it from numba's cache."""
-    words, unsigned = "uint32[::1]", "uint64[::1]"
-    entry_list, bits = f"Tuple(({unsigned}, int64[::1], int64[::1]))", f"Tuple(({words}, {unsigned}))"
-    results = ("float64[::1]", "float32[::1]")
-    return kernel(words, unsigned, unsigned, entry_list, BLOCK_ARRAYS, bits, *results)(place)
-
-
 def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes) -> Floats:
     """Decode a part.
 
@@ -241,8 +234,7 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
         The values, zeros where nothing was sent: float32 [n].
 
     Raises:
-        MalformedError, LimitError, ContributionError: the frame does not have the form in
-            docs/spec/pseudogradient.md, or not so many entries.
+        MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
     """
     # Without entries the weights are not looked at. With some, each chunk has its own model, and memory stays small.
     if not entries:
@@ -250,7 +242,7 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
             raise MalformedError("bytes where nothing was sent", _WHERE)
         return np.zeros(base.size, np.float32)
     out = np.empty(base.size, np.float32)
-    cursor, count, block = Cursor(frame, _WHERE), 0, BlockScratch()
+    cursor, count, block = Cursor(frame, _WHERE), 0, block_scratch()
     for begin in range(0, base.size, CHUNK_ELEMENTS):
         end = min(begin + CHUNK_ELEMENTS, base.size)
         count += _decode_chunk(cursor, base[begin:end], coding, _Output(block, squares, out[begin:end]))
@@ -264,7 +256,7 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
 class _Output:
     """Where the values of a chunk go: float32 [n]; and the sums of the squares of all values."""
 
-    block: BlockScratch
+    block: BlockArrays
     squares: Lanes
     values: Floats
 
@@ -305,7 +297,6 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
 def _decode_changes(
     cursor: Cursor, model: Model, counts: NDArray[np.int64], lengths: tuple[int, int], elements: int
 ) -> NDArray[np.uint64]:
-    kernels = decoders_for(2)
     sections = cursor.take(2 * lengths[0]), cursor.take(lengths[1])
     # Zeros follow both sections, as the kernel reads ahead of its checks; each group ends with an entry that is NEVER.
     words, raw = np.zeros(lengths[0] + 8, np.uint16), np.zeros(lengths[1] // 4 + 5, "<u4")
@@ -314,7 +305,7 @@ def _decode_changes(
     changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
     tables = (model.buckets, model.symbols, *model.decoder_tables())
     raw = raw.astype(np.uint32, copy=False)
-    _check(kernels.get_changes(elements, counts, words, raw, 8 * lengths[1], *tables, changes))
+    _check(get_changes(elements, counts, words, raw, 8 * lengths[1], *tables, changes))
     return changes
 
 
@@ -338,14 +329,14 @@ def _place(
     gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)[1:].copy()
     bits = np.frombuffer(bytes(unranked[0]) + bytes(8 + -len(unranked[0]) % 4), "<u4").astype(np.uint32)
     position = np.array((0, unranked[1]), np.uint64)  # in the bits of values without a rank: read, remaining
-    state = (*forms, (changes, cursor, gaps), out.block.arrays, (bits, position), out.squares)
+    state = (*forms, (changes, cursor, gaps), out.block, (bits, position), out.squares)
     whole = base.size // VECTOR_SIZE * VECTOR_SIZE
-    _check(placer()(base[:whole].view(np.uint32), *state, out.values[:whole]))
+    _check(place(base[:whole].view(np.uint32), *state, out.values[:whole]))
     if whole < base.size:
         # In a copy that is padded to a whole vector. A value in the padding would be one behind the end.
         tail, values = np.zeros(VECTOR_SIZE, np.float32), np.empty(VECTOR_SIZE, np.float32)
         tail[: base.size - whole] = base[whole:]
-        _check(placer()(tail.view(np.uint32), *state, values))
+        _check(place(tail.view(np.uint32), *state, values))
         if values[base.size - whole :].any():
             raise ContributionError(_reasons[PAST_THE_END], _WHERE)
         out.values[whole:] = values[: base.size - whole]

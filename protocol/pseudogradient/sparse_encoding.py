@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from protocol.errors import ContributionError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
 from protocol.patch.context_model import Model, Statistics, classes_of, form_of, write_model
-from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for
+from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, put_changes, put_raw, sort, tally
 from protocol.patch.fields import varint
 from protocol.patch.sparse import CHUNK_ELEMENTS, Scratch
 from protocol.patch.values import Layout
 from protocol.pseudogradient.arithmetic import Floats, Lanes
-from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED_BITS, BlockScratch, scans
+from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED_BITS, block_scratch, sample, scan
 
 LAYOUT: Final = Layout(16, 7, 256, True, True)
 """The layout of BF16; a weight's class is its exponent."""
@@ -77,12 +77,8 @@ class Inputs:
         # Spread over the chunk, since tensors differ, and rows too.
         starts = np.linspace(0, self.base.size - PIECE_ELEMENTS, SAMPLE_PIECES).astype(np.int64).tolist()
         pieces = [self.slice(start, start + PIECE_ELEMENTS) for start in starts]
-        return Inputs(
-            np.concatenate([piece.base for piece in pieces]),
-            np.concatenate([piece.local for piece in pieces]),
-            np.concatenate([piece.feedback for piece in pieces]),
-            self.decay,
-        )
+        base, local, feedback = map(np.concatenate, zip(*(piece.arrays for piece in pieces), strict=True))
+        return Inputs(base, local, feedback, self.decay)
 
 
 class _EntryList:
@@ -99,15 +95,11 @@ class _EntryList:
 
 
 class SparseEncoder:
-    """The encoder of one thread.
-
-    Args:
-        coding: how values are coded.
-    """
+    """The encoder of one thread."""
 
     def __init__(self, coding: SparseCoding) -> None:
         self._coding = coding
-        self._scratch, self._block = Scratch(), BlockScratch()
+        self._scratch, self._block = Scratch(), block_scratch()
         self._sorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
         self._unranked = np.empty(CHUNK_ELEMENTS * UNRANKED_BITS // 32 + 2 if coding.exact else 2, np.uint32)
 
@@ -143,7 +135,7 @@ class SparseEncoder:
 
     def _scan(self, inputs: Inputs, residual: Floats, form: NDArray[np.uint64], listing: _EntryList) -> int:
         """Append the entries of some elements to the list; return their total number."""
-        block, size = self._block, inputs.base.size
+        size = inputs.base.size
         whole = size // VECTOR_SIZE * VECTOR_SIZE
         count = 0
         # Whole vectors, then the tail in a copy that is padded with zeros: they are invisible, so no entry is added.
@@ -154,7 +146,7 @@ class SparseEncoder:
             out = residual[begin:end] if end == whole else np.empty(VECTOR_SIZE, np.float32)
             lists, bits = (listing.changes, listing.counts, listing.gaps), (self._unranked, listing.filled)
             constants = (np.float32(own.decay), form, listing.grid)
-            count = scans().scan(own.arrays, *constants, out, block.arrays, lists, bits, listing.squares)
+            count = scan(own.arrays, *constants, out, self._block, lists, bits, listing.squares)
             if count < 0:
                 raise ContributionError("values that are not finite", "an update")
             residual[begin:end] = out[: end - begin]
@@ -163,47 +155,46 @@ class SparseEncoder:
     def _chunk(self, inputs: Inputs, residual: Floats, squares: Lanes) -> tuple[int, bytes]:
         """Encode a chunk; return the number of entries and the bytes."""
         # 1. What must be known before the pass: the grid and the classes, from a sample.
-        sample = inputs.sample()
-        reference = self._reference(sample)
+        part = inputs.sample()
+        reference = self._reference(part)
         grid = np.array((reference, self._coding.fraction, self._coding.exact), np.uint64)
         changes = self._scratch.unsorted
-        first, classes = self._classes(sample, grid)
+        first, classes = self._classes(part, grid)
         # 2. One pass over the elements collects the entries and leaves the error feedback.
         listing = _EntryList(grid, changes, squares)
         count = self._scan(inputs, residual, form_of(WORDS, first, classes), listing)
         if count == 0:
             return 0, varint(0)
         # 3. From here on they are coded like the changes of a patch: sorted by class, with a model fitted to all.
-        statistics, kernels, ordered = Statistics(), coders_for(2), self._sorted[:count]
-        kernels.sort(changes, count, np.cumsum(listing.counts) - listing.counts, ordered)
-        kernels.tally(ordered, count, statistics.elements, statistics.steps)
+        statistics, ordered = Statistics(), self._sorted[:count]
+        sort(changes, count, np.cumsum(listing.counts) - listing.counts, ordered)
+        tally(ordered, count, statistics.elements, statistics.steps)
         statistics.elements[1:] -= listing.gaps
         model = statistics.model(LAYOUT, first, classes)
         head = varint(count) + (b"" if self._coding.exact else bytes((reference,))) + write_model(model)
         return count, head + self._sections(ordered, listing.counts, model, listing.filled)
 
-    def _classes(self, sample: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
-        """Choose the classes of a chunk by the exponents of the entries in a sample."""
+    def _classes(self, inputs: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
+        """Choose the classes of a chunk by the exponents of the entries in a sample of it."""
         # A sample without entries still gives one class, into which all elements fall.
         counts, residual = np.zeros(LAYOUT.exponents, np.int64), np.empty(BLOCK_ELEMENTS, np.float32)
-        scans().sample(sample.arrays, np.float32(sample.decay), grid, residual, self._block.arrays, counts)
+        sample(inputs.arrays, np.float32(inputs.decay), grid, residual, self._block, counts)
         return classes_of(counts)
 
     def _sections(
         self, changes: NDArray[np.uint64], counts: NDArray[np.int64], model: Model, filled: NDArray[np.uint64]
     ) -> bytes:
         """Code the entries: counts of the classes, lengths, words, raw bits, values without a rank."""
-        kernels, (gaps, steps) = coders_for(2), model.encoder_tables()
-        tables = (model.buckets, model.symbols)
+        gaps, steps = model.encoder_tables()
         out = self._scratch.words
         flat = (gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1])
-        begin = kernels.put_changes(changes, counts, *tables, *flat, out)
+        begin = put_changes(changes, counts, model.buckets, model.symbols, *flat, out)
         # A patch's encoder would take another mode here. An entry takes less than the 4 bytes of its element.
         if begin == BUFFER_FULL:
             raise AssertionError("a model that is fitted to all entries of a chunk takes less than the chunk")
         # The words are copied before the raw bits overwrite them: both sections use the same memory.
         words = out[begin:].astype("<u2").tobytes()
-        bits = kernels.put_raw(changes, counts, *tables, self._scratch.raw)
+        bits = put_raw(changes, counts, model.buckets, model.symbols, self._scratch.raw)
         raw = self._scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
         lengths = [*counts[1 : model.classes + 1].tolist(), len(words) // 2, len(raw)]
         unranked = b""

@@ -8,14 +8,13 @@ place in it travels as l raw bits, which is what halving would cost.
 The coder is rANS with a state from 2^32 on, words of 32 bits and 2^16 slots.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel
+from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import lowest_bit, popcount
 from protocol.patch.entropy_decoding import CUT_OFF, get_bits
 from protocol.patch.entropy_encoding import put_bits
@@ -35,6 +34,7 @@ MAX_NODES: Final = MAX_CHOSEN * MAX_LEVEL // 2
 """Upper limit of the nodes of a chunk that are halved: at each level at most one for two chosen elements."""
 
 
+@lazy_kernel("int64[:, ::1]", "uint64[::1]", "uint32[::1]")
 def fill_slots(offsets: Int64Array, weights: UInt64Array, slots: UInt32Array) -> Any:
     """Fill the tables of the counts in a left half.
 
@@ -81,7 +81,7 @@ def fill_slots(offsets: Int64Array, weights: UInt64Array, slots: UInt32Array) ->
 
 @dataclass(frozen=True, slots=True)
 class SlotTables:
-    """The tables for chunks with up to so many chosen elements; see `fill_slots`."""
+    """The tables of `fill_slots` for chunks with up to so many chosen elements."""
 
     offsets: Int64Array
     slots: UInt32Array
@@ -99,7 +99,7 @@ def slot_tables(chosen: int) -> SlotTables:
             offsets[level, k] = size
             size += min(k, half) - max(0, k - half) + 2
     slots = np.zeros(size, np.uint32)
-    subset_coders().fill_slots(offsets, np.zeros(MAX_CHOSEN + 1, np.uint64), slots)
+    fill_slots(offsets, np.zeros(MAX_CHOSEN + 1, np.uint64), slots)
     return SlotTables(offsets, slots)
 
 
@@ -209,6 +209,7 @@ def split(
     return symbols
 
 
+@lazy_kernel("uint32[:, ::1]", "uint32[::1]")
 def put_symbols(codes: UInt32Array, out: UInt32Array) -> Any:
     """Code symbols with rANS from the last to the first; return the index in `out` of the first word.
 
@@ -322,20 +323,3 @@ def join(
                 tail += I(1)
     state[0], state[1], state[2] = x, at, bits
     return I(0) if at <= last_word and bits <= last_bit else I(CUT_OFF)
-
-
-@dataclass(frozen=True, slots=True)
-class SubsetCoders:
-    """The kernels of this module that other modules do not inline."""
-
-    fill_slots: Callable[..., int]
-    put_symbols: Callable[..., int]
-
-
-@cache
-def subset_coders() -> SubsetCoders:
-    """Compile the kernels, or load them from numba's cache."""
-    return SubsetCoders(
-        fill_slots=kernel("int64[:, ::1]", "uint64[::1]", "uint32[::1]")(fill_slots),
-        put_symbols=kernel("uint32[:, ::1]", "uint32[::1]")(put_symbols),
-    )

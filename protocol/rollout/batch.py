@@ -29,11 +29,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """Return the token ids of little-endian 32-bit words.
-
-    Raises:
-        struct.error: the length is not a multiple of 4.
-    """
+    """Return the token ids of whole little-endian 32-bit words."""
     return struct.unpack(f"<{len(data) // _TOKEN_BYTES}I", data)
 
 
@@ -67,7 +63,6 @@ class Rollout(Record):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The completion's token ids."""
         return unpack_tokens(self.completion)
 
 
@@ -104,22 +99,15 @@ class Group(Record):
         return content_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 
     def to_frame(self) -> bytes:
-        """Return the group's zstd frame, which is named by its SHA-256.
-
-        Raises:
-            LimitError: the group is larger than any reader accepts.
-        """
+        """Return the group's zstd frame, which is named by its SHA-256."""
         return compress(self.to_bytes())
 
     @classmethod
     def from_frame(cls, frame: bytes, max_bytes: int = limits.MAX_GROUP_BYTES) -> "Group":
         """Decompress and parse a frame.
 
-        Args:
-            max_bytes: largest size of the record, decompressed.
-
         Raises:
-            LimitError, MalformedError: the bytes are no frame of a group within the limits.
+            LimitError, MalformedError: the bytes are no frame of a group of at most `max_bytes`, decompressed.
         """
         return cls.from_bytes(decompress(frame, max_bytes))
 
@@ -169,9 +157,6 @@ def assemble(groups: Sequence[Group], arithmetic: Arithmetic) -> tuple[bytes, Co
 
     Args:
         groups: at least one group; all have the same run, window, version and miner, and ascend by index from 0.
-
-    Raises:
-        LimitError: a group is larger than any reader accepts.
     """
     first = groups[0]
     frames = [group.to_frame() for group in groups]

@@ -42,13 +42,8 @@ EVERY_TOKEN: Final = Filters()
 
 
 def allowed_tokens(scaled: Tensor, filters: Filters) -> Tensor:
-    """Return a mask of the tokens that pass the filters, which is a threshold on the logits of each row.
-
-    Args:
-        scaled: float32 [..., V], logits / temperature.
-
-    Returns:
-        bool [..., V].
+    """Return a mask of the tokens that pass the filters, which is a threshold on each row of logits / temperature: bool
+    [..., V] from float32 [..., V].
     """
     threshold = torch.full_like(scaled[..., :1], -math.inf)
     if 0 < filters.top_k < scaled.shape[-1]:
@@ -85,15 +80,12 @@ def _log_sum(scaled: Tensor) -> Tensor:
 
 
 def certain_border(scaled: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Return the logit above which a token passes the filters in every honest computation.
+    """Return the logit above which a token passes the filters in every honest computation: float32 [..., 1].
 
     Args:
         scaled: float32 [..., V], logits / temperature of one honest computation.
         slack: how far two honest computations may differ in the difference of two tokens' logits / temperature. The
             odds of any set of tokens then differ by a factor of at most e**slack.
-
-    Returns:
-        float32 [..., 1].
     """
     border = torch.full_like(scaled[..., :1], -math.inf)
     if 0 < filters.top_k < scaled.shape[-1]:
@@ -132,15 +124,10 @@ def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tenso
 
 
 def possible_tokens(scaled: Tensor, tokens: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Return whether a token of each row passes the filters in any honest computation.
+    """Return whether a token of each row (int64 [...]) passes the filters in any honest computation: bool [...].
 
     Args:
-        scaled: float32 [..., V], logits / temperature of one honest computation.
-        tokens: int64 [...], a token of each row.
-        slack: as for `certain_border`.
-
-    Returns:
-        bool [...].
+        scaled, slack: see `certain_border`.
     """
     own = scaled.gather(-1, tokens[..., None])
     possible = torch.ones_like(own, dtype=torch.bool)

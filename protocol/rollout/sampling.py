@@ -92,15 +92,11 @@ def noise_table(device: torch.device) -> Tensor:
 
 
 def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Hash (seed, position, token) to a 32-bit word, from which the noise is computed.
+    """Hash (seed, position, token) to a 32-bit word, from which the noise is computed: int64 [..., V] in [0, 2**32).
 
     Args:
-        seeds: int64 [..., 4], each a 32-bit word of the rollout's seed.
-        positions: int64 [...], index of the token in its completion.
+        seeds, positions: see `noise`.
         tokens: int64 [V], token ids.
-
-    Returns:
-        int64 [..., V] in [0, 2**32).
     """
     return _hash_pairs(seeds[..., None, :], positions[..., None], tokens)
 
@@ -159,14 +155,11 @@ def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor
 
 
 def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Compute the Gumbel noise of every token of the vocabulary.
+    """Compute the Gumbel noise of every token of the vocabulary: float32 [..., V].
 
     Args:
         seeds: int64 [..., 4] from `seed_words`.
         positions: int64 [...], index of the token in its completion.
-
-    Returns:
-        float32 [..., V].
     """
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
@@ -178,8 +171,7 @@ def choose(
 
     Args:
         logits: float32 [..., V].
-        seeds: int64 [..., 4] from `seed_words`.
-        positions: int64 [...], index of the token in its completion.
+        seeds, positions: see `noise`.
 
     Returns:
         int64 [...], token ids.
@@ -205,11 +197,9 @@ def batch_margins(
 ) -> Tensor:
     """Compute how far the score of each token falls short of the best score; 0 for the right token.
 
-    Every token of the vocabulary is considered, however unlikely it is.
-
-    With filters, only tokens that pass them in every honest computation are considered, and a token that passes in none
-    has an infinite margin. A margin that holds for an uncertainty of `slack` but not of `limit` counts at most as a
-    miss: it is reduced to less than `limit`.
+    Every token of the vocabulary is considered, however unlikely it is. With filters, only tokens that pass them in
+    every honest computation are considered, and a token that passes in none has an infinite margin. A margin that holds
+    for an uncertainty of `slack` but not of `limit` counts at most as a miss: it is reduced to less than `limit`.
 
     Args:
         logits: float32 [N, V]; row n holds the logits from which token n was sampled.
@@ -250,46 +240,34 @@ def batch_margins(
 def _scores(
     contenders: Tensor, tokens: Tensor, token_logits: Tensor, words: Tensor, lengths: Sequence[int], first: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the score of each token, and the best score of each row.
+    """Compute the score of each token, and the best score of each row: float32 [N] each.
 
     Args:
         contenders: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
-        tokens: int64 [N].
         token_logits: float32 [N], logits / temperature of the tokens.
         words: int64 [C, 4], the seed of each completion.
-        lengths: tokens of each completion; their sum is N.
-        first: how many tokens of the first completion come before these.
-
-    Returns:
-        float32 [N] each.
+        tokens, lengths, first: see `batch_margins`.
     """
     counts = torch.tensor(lengths, dtype=torch.int64, device=contenders.device)
     words = words.repeat_interleave(counts, dim=0)
-    positions = _positions(counts, first)
+    begins = counts.cumsum(0) - counts
+    begins[:1] -= first
+    positions = torch.arange(len(words), device=counts.device) - begins.repeat_interleave(counts)
     own = token_logits + gumbel(_hash_pairs(words, positions, tokens))
     return own, _best(contenders, own, words, positions)
 
 
-def _positions(counts: Tensor, first: int) -> Tensor:
-    """Return the index of each token in its completion: int64 [N].
+def best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return the token with the best score of each row: int64 [N]; see `gumbel_triton.best_tokens`."""
+    from protocol.rollout.gumbel_triton import best_tokens  # noqa: PLC0415 - only where there is a GPU
 
-    Args:
-        counts: int64 [C], tokens of each completion.
-        first: how many tokens of the first completion come before these.
-    """
-    begins = counts.cumsum(0) - counts
-    begins[:1] -= first
-    positions = torch.arange(int(counts.sum()), device=counts.device)
-    return positions - begins.repeat_interleave(counts)
+    return best_tokens(scaled, noise_keys(seeds, positions), noise_table(scaled.device))
 
 
 def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
     """Return the best score of each row, at least `own`: float32 [N]. A logit that is no number has no score."""
     if contenders.is_cuda and has_triton():
-        from protocol.rollout.gumbel_triton import best_tokens  # noqa: PLC0415 - only where there is a GPU
-
-        table = noise_table(contenders.device)
-        winners = best_tokens(contenders.contiguous(), noise_keys(words, positions), table)
+        winners = best_tokens_on_gpu(contenders.contiguous(), words, positions)
         scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, winners))
         return torch.maximum(own, scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf))
     best = own.clone()
@@ -325,31 +303,31 @@ def _scores_on_cpu(
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filters: Filters = EVERY_TOKEN) -> Tensor:
-    """Compute the log-probability of each token under the distribution that is sampled from.
+    """Compute the log-probability of each token under the distribution that is sampled from: float32 [T].
 
     With filters, this is the distribution over the tokens that pass them and the token itself.
 
     Args:
         logits: float32 [T, V].
         tokens: int64 [T].
-
-    Returns:
-        float32 [T].
     """
     scaled = logits if temperature == 1.0 else logits / temperature
     if filters.active:
         mask = allowed_tokens(scaled, filters).scatter(-1, tokens[:, None], True)
         scaled = scaled.masked_fill(~mask, -math.inf)
     if scaled.device.type == "cpu" and scaled.dtype == torch.float32 and not scaled.requires_grad:
-        return _log_probabilities_on_cpu(scaled, tokens)
+        largest, log_sums = exponential_sums(scaled.contiguous())
+        return scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - log_sums
     return torch.log_softmax(scaled, dim=-1).gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def _log_probabilities_on_cpu(scaled: Tensor, tokens: Tensor) -> Tensor:
-    """Compute the same as `log_probabilities` with compiled code, without filters: float32 [T]."""
+def exponential_sums(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each row, and ln(sum of exp(value - largest)): float32 [T] each, of a contiguous
+    float32 [T, V] on a CPU.
+    """
     from protocol.kernels import exact  # noqa: PLC0415 - see _scores_on_cpu
-    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415
+    from protocol.rollout import gumbel_max  # noqa: PLC0415
 
     largest, sums, scratch = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)
-    exponential_sums(scaled.contiguous().numpy(), scratch.numpy(), largest.numpy(), sums.numpy())
-    return scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - torch.from_numpy(exact.logs(sums.numpy()))
+    gumbel_max.exponential_sums(scaled.numpy(), scratch.numpy(), largest.numpy(), sums.numpy())
+    return largest, torch.from_numpy(exact.logs(sums.numpy()))

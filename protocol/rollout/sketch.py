@@ -76,14 +76,11 @@ def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
 
 
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
-    """Compute the sketch of a completion.
+    """Compute the sketch of a completion: int8 [T, 4], row-major.
 
     Args:
         hidden: float32 [T, D], the final hidden state from which each token was sampled.
         seed: the window's 32-byte sketch seed.
-
-    Returns:
-        4 * T bytes: int8 [T, 4], row-major.
     """
     return b"".join(_commit_piece(kind, piece, seed) for piece in torch.split(hidden, _PIECE))
 
@@ -102,8 +99,7 @@ def distances(sketch: bytes, recomputed: bytes) -> np.ndarray:
     """Compute the largest of the four absolute differences at each position of two sketches.
 
     Args:
-        sketch: the miner's sketch, 4 * T bytes.
-        recomputed: the validator's sketch, 4 * T bytes.
+        sketch: the miner's; recomputed: the validator's, 4 * T bytes.
 
     Returns:
         int16 [T], in sketch units.

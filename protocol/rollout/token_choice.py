@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens
-from protocol.rollout.sampling import choose, has_triton, log_probabilities, noise_keys, noise_table
+from protocol.rollout.sampling import (
+    best_tokens_on_gpu,
+    choose,
+    exponential_sums,
+    has_triton,
+    log_probabilities,
+    noise_table,
+)
 
 
 def choose_with_log_probabilities(
@@ -39,9 +46,9 @@ def choose_with_log_probabilities(
         scaled = scaled.masked_fill(~allowed_tokens(scaled, filters), -math.inf)
     scaled = scaled.contiguous()
     if logits.is_cuda:
-        tokens = _best_tokens_on_gpu(scaled, seeds, positions)
+        tokens = best_tokens_on_gpu(scaled, seeds, positions)
         return tokens, log_probabilities(logits, tokens, temperature, filters)
-    largest, log_sums = _exponential_sums(scaled)
+    largest, log_sums = exponential_sums(scaled)
     tokens = _best_tokens(scaled, seeds, positions, largest)
     for row in (tokens < 0).nonzero().flatten().tolist():  # a policy that computes no finite number
         tokens[row] = choose(logits[row], seeds[row], positions[row], temperature, filters)
@@ -52,22 +59,6 @@ def greedy_with_log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most likely token of each row and its log-probability: int64 [B] and float32 [B] of logits [B, V]."""
     tokens = logits.argmax(dim=-1)
     return tokens, log_probabilities(logits, tokens, 1.0)
-
-
-def _best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    from protocol.rollout.gumbel_triton import best_tokens  # noqa: PLC0415 - only where there is a GPU
-
-    return best_tokens(scaled, noise_keys(seeds, positions), noise_table(scaled.device))
-
-
-def _exponential_sums(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest value of each row, and ln(sum of exp(value - largest)): float32 [B] each."""
-    from protocol.kernels import exact  # noqa: PLC0415 - numba is imported where it is used
-    from protocol.rollout.gumbel_max import exponential_sums  # noqa: PLC0415
-
-    largest, sums, scratch = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)
-    exponential_sums(scaled.numpy(), scratch.numpy(), largest.numpy(), sums.numpy())
-    return largest, torch.from_numpy(exact.logs(sums.numpy()))
 
 
 def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:

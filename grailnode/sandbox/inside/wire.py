@@ -49,12 +49,7 @@ def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int) -> N
 
 
 def send(channel: int, kind: bytes, value: object = None) -> None:
-    """Write a frame.
-
-    Raises:
-        UnsendableError: the value is not plain, or too large.
-        GoneError: the other side has ended.
-    """
+    """Write a frame; raise UnsendableError or GoneError."""
     payload = json.dumps(_Packer().pack(value, 0)).encode()
     if len(payload) >= MAX_FRAME_BYTES:
         raise UnsendableError("too large")
@@ -67,11 +62,7 @@ def send(channel: int, kind: bytes, value: object = None) -> None:
 
 
 def receive(channel: int) -> tuple[bytes, Any]:
-    """Read a frame, and return its kind and its value.
-
-    Raises:
-        GoneError: the other side has ended, or sent something else.
-    """
+    """Read a frame, and return its kind and its value; raise GoneError."""
     size = int.from_bytes(_read(channel, 4), "big")
     if not 1 <= size <= MAX_FRAME_BYTES:
         raise GoneError
