@@ -21,7 +21,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import Envelope, sign
 from protocol.objects import ObjectRef
 from protocol.run import FileRef
-from roles.participants import find_participants, list_announced_keys
+from roles.participants import list_announced_keys
 from roles.ports import ObjectInfo, StoreError
 from tests.support.attacked_nodes.follower import (
     HOUR_MS,
@@ -318,7 +318,7 @@ async def test_endless_announcements_are_passed_over():
     testbed = await follow_chain()
     await testbed.node.announce("miner", 60.0)
     await testbed.store.put(paths.participant(STRANGER.public), bytes(1 << 20))
-    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    assert await testbed.participants() == [MINER.public]
     (line,) = testbed.log.named("announcement-refused")
     assert STRANGER.public.hex() in line["path"]
 
@@ -350,7 +350,7 @@ async def test_endless_a_listing_is_not_read_under_an_allowlist():
     testbed = AttackedFollower(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
     testbed.store = Endless()
     testbed.node = testbed.new_node()
-    assert await find_participants(testbed.node, "miner") == []
+    assert await testbed.participants() == []
     assert testbed.store.entries == 0
 
 
@@ -361,7 +361,7 @@ async def test_extraneous_participants_are_not_fetched_under_an_allowlist():
     await testbed.node.announce("miner", 60.0)
     for number in range(50):
         await testbed.store.put(paths.participant(samples.digest(str(number))), b"junk")
-    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    assert await testbed.participants() == [MINER.public]
     assert not testbed.log.named("announcement-refused")
 
 
