@@ -114,21 +114,6 @@ async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
 # Validators, miners and storage that make the trainer wait: a space that hangs costs only its owner
 
 
-class SlowStore(SilentStore):
-    """A store that fails after some seconds for every object in some spaces."""
-
-    def __init__(self, seconds: float, *spaces: SigningKey) -> None:
-        super().__init__()
-        self._spaces = tuple(space.public.hex() for space in spaces)
-        self._seconds = seconds
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._spaces):
-            await trio.sleep(self._seconds)
-            raise StoreError(f"{path}: no answer within {self._seconds} s")
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-
 class StoreWithoutReports(SilentStore):
     """A store that refuses the trainer's reports while it is full, and takes everything else."""
 
@@ -144,7 +129,9 @@ class StoreWithoutReports(SilentStore):
 @simulated
 async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
     hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
-    testbed = AttackedTrainer(store=SlowStore(seconds, hanging))
+    store = HangingStore(seconds)
+    store.hangs = lambda path: path.startswith(hanging.public.hex())
+    testbed = AttackedTrainer(store=store)
     await testbed.deliver()
 
     async def publish_late() -> None:
@@ -160,7 +147,9 @@ async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: f
 @simulated
 async def test_miners_whose_spaces_hang_delay_only_each_other():
     hanging = [SigningKey(bytes([150 + number]) * 32) for number in range(40)]
-    testbed = AttackedTrainer(store=SlowStore(1.5, *hanging))
+    store = HangingStore(seconds=1.5)
+    store.hangs = lambda path: path.startswith(tuple(key.public.hex() for key in hanging))
+    testbed = AttackedTrainer(store=store)
     verdicts = sorted((testbed.verdict(FIRST, miner=key.public) for key in hanging), key=lambda verdict: verdict.miner)
     scores = tuple(sorted((key.public, 1.0) for key in [*hanging, MINER]))
     summary = testbed.summary(FIRST, *verdicts, scores=scores)

@@ -143,7 +143,6 @@ async def test_keys_roots_that_were_replaced_cannot_revise():
 @simulated
 async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.node.announce("miner", 60.0)
     assert await testbed.participants() == [MINER.public]
     await testbed.revise_and_learn(revoked=(MINER.public,))
@@ -153,7 +152,6 @@ async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
 @simulated
 async def test_keys_a_stranger_that_announces_itself_as_a_validator():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.new_node(key=STRANGER).announce("validator", 60.0)
     await testbed.new_node(key=VALIDATOR).announce("validator", 60.0)
     assert await testbed.participants("validator") == [VALIDATOR.public]
@@ -163,7 +161,6 @@ async def test_keys_a_stranger_that_announces_itself_as_a_validator():
 async def test_keys_a_revoked_inviters_invitations_end():
     inviter = samples.key("inviter")
     testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
-    await testbed.publish()
 
     async def token(node: Node) -> bytes:
         return sign(Invite(run=node.run_id, key=node.key.public, expires_ms=1 << 50), inviter)
@@ -181,7 +178,6 @@ async def test_keys_a_miner_without_proof_of_work_is_refused():
         return do_work(node.run_id, STRANGER.public, 12, int(node.clock.now() * 1000) + 1000).to_bytes()
 
     testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=12))
-    await testbed.publish()
     await dataclasses.replace(testbed.node, credential=short_work).announce("miner", 60.0)
     assert await testbed.participants() == []
     assert "zero bits" in testbed.logged_error("announcement-refused")
@@ -190,7 +186,6 @@ async def test_keys_a_miner_without_proof_of_work_is_refused():
 @simulated
 async def test_keys_refused_junk_is_not_fetched_again_at_once():
     testbed = AttackedFollower()
-    await testbed.publish()
     junk = [samples.key(str(number)).public for number in range(20)]
     for key in junk:
         await testbed.store.put(paths.participant(key), b"junk")

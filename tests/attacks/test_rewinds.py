@@ -35,7 +35,6 @@ async def honest_from(testbed: AttackedFollower, version: int, newest: int) -> N
 
 
 def point(testbed: AttackedFollower, version: int) -> ChainPoint:
-    """Return a version of the chain as it is now."""
     return ChainPoint(version=version, digest=testbed.chain.signed_manifests[version].digest)
 
 

@@ -200,7 +200,6 @@ async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
 @simulated
 async def test_rollback_to_an_announcement_that_has_expired():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.node.announce("miner", 60.0)
     assert await testbed.participants() == [MINER.public]
     await trio.sleep(61.0)
@@ -312,7 +311,6 @@ async def test_mix_two_heads_for_one_version_is_an_alarm():
 @simulated
 async def test_mix_an_announcement_at_another_participants_path():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.node.announce("miner", 60.0)
     data = await testbed.store.get(paths.participant(MINER.public), 1 << 16)
     await testbed.store.put(paths.participant(STRANGER.public), data)
@@ -323,7 +321,6 @@ async def test_mix_an_announcement_at_another_participants_path():
 @simulated
 async def test_mix_an_announcement_of_another_run():
     testbed = AttackedFollower()
-    await testbed.publish()
     other = replace(testbed.new_node(), run_id=samples.digest("another run"))
     await other.announce("miner", 60.0)
     assert await testbed.participants() == []

@@ -29,7 +29,6 @@ SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, 
 
 
 async def copy_of(store: MemoryStore) -> MemoryStore:
-    """Return another store with the same objects."""
     copy = MemoryStore()
     async for item in store.list(""):
         await copy.put(item.path, await store.get(item.path, 1 << 30))

@@ -45,7 +45,6 @@ class RefusesAnchors(MemoryStore):
 
 
 async def names_below(state: ObjectStore, prefix: str) -> list[str]:
-    """Return the names of the objects below a prefix."""
     return [item.path.removeprefix(prefix) async for item in state.list(prefix)]
 
 

@@ -78,7 +78,7 @@ async def test_a_record_of_another_run_is_refused(record: PublishedRecord) -> No
 async def test_a_true_record_of_another_window_or_a_verdict_on_another_miner_is_refused(
     record: PublishedRecord,
 ) -> None:
-    other_places = {"window": {"window": 6}, "judgements": {"miner": OTHER.public}}
+    other_places: dict[str, dict[str, Any]] = {"window": {"window": 6}, "judgements": {"miner": OTHER.public}}
     for field in other_places.keys() & type(record).model_fields:
         other = record.model_copy(update=other_places[field])
         with pytest.raises(MalformedError, match="belongs at"):
