@@ -7,11 +7,12 @@ import trio
 from grailnode.store.memory import MemoryStore
 from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import HOUR_MS, AttackedFollower
+from tests.support.attacked_nodes.trainer import SilentStore
 from tests.support.builders.chains import Chain
 from tests.support.simulation.network import BEGIN
 
 
-class HangingStore(MemoryStore):
+class HangingStore(SilentStore):
     """Storage that does not answer for some paths, and fails after `seconds`."""
 
     def __init__(self, seconds: float = 3600.0) -> None:
@@ -27,7 +28,6 @@ class HangingStore(MemoryStore):
 
 
 def make_follower_on(store: MemoryStore) -> AttackedFollower:
-    """Return a testbed whose chain is in this store."""
     testbed = AttackedFollower()
     testbed.store = store
     testbed.chain = Chain(testbed.run_id, store, int(BEGIN * 1000) + HOUR_MS)

@@ -1,6 +1,5 @@
 """Crowds of strangers: announcements, junk among them, and ground keys. Honest participants are found all the same."""
 
-import hashlib
 import random
 from dataclasses import replace
 from itertools import count, islice
@@ -22,7 +21,7 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
-from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
+from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator, VaryingBeacon
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.simulation.virtual_clock import simulated
@@ -115,13 +114,6 @@ CROWD = [samples.key(f"crowd {number}").public for number in range(400)]
 HONEST = {samples.key(f"honest {number}").public for number in range(16)}
 
 
-class VaryingBeacon:
-    """A beacon whose rounds have different randomness."""
-
-    async def randomness(self, round_number: int) -> bytes:
-        return hashlib.sha256(f"round {round_number}".encode()).digest()
-
-
 def ground_keys(salt: bytes, places: int, first: int = 1) -> list[SigningKey]:
     """Return keys that all come before MINER with a salt."""
     keys = (SigningKey(number.to_bytes(32, "big")) for number in count(first))
@@ -180,10 +172,7 @@ def test_newcomers_get_a_quarter_of_the_places_however_many_are_known() -> None:
 @simulated
 async def test_a_known_miner_has_a_place_in_every_window() -> None:
     testbed = AttackedValidator()
-    admission = testbed.run.authority.admission.model_copy(update={"miners": 4})
-    authority = testbed.run.authority.model_copy(update={"admission": admission})
-    testbed.run = testbed.run.model_copy(update={"authority": authority})
-    node = replace(testbed.validator, run=testbed.run, beacon=VaryingBeacon())
+    node = testbed.validator_of_few(4)
     pledges = dict.fromkeys([*CROWD[:40], MINER.public], PLEDGE)
     for window in range(WINDOW, WINDOW + 3):
         await node.time.wait_for_newest_round()

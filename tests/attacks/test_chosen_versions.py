@@ -129,12 +129,14 @@ async def test_a_pledge_of_a_version_that_is_too_old_is_none():
     assert await testbed.pledges.read() == {MINER.public: Pledge(2, 4, "torch-float32", was_allowed=False)}
 
 
+@pytest.mark.parametrize("changes", [{"version": 5}, {"version": 6, "arithmetic": "torch-bfloat16"}], ids=str)
 @simulated
-async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledge():
+async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledge(changes: dict[str, Any]) -> None:
     testbed = AttackedValidator()
-    await testbed.announce(version=6, expires_ms=int(testbed.clock.now() * 1000) + HOUR_MS)
+    later = int(testbed.clock.now() * 1000) + HOUR_MS
+    await testbed.announce(version=6, expires_ms=later)
     await testbed.pledges.read()
-    await testbed.announce(version=5, expires_ms=int(testbed.clock.now() * 1000) + HOUR_MS - 1)
+    await testbed.announce(**changes, expires_ms=later - 1)
     assert await testbed.pledges.read(versions=ALLOWED) == {MINER.public: Pledge(2, 6, "torch-float32")}
 
 
@@ -171,8 +173,7 @@ async def test_a_validator_that_spares_a_miner_by_calling_its_version_lapsed_is_
     verdict = testbed.verdict(FIRST, *(samples.rejected(index, reason) for index in range(2)), submitted=2)
     verdict = verdict.model_copy(update={"version": version})
     summary = testbed.summary(FIRST, verdict, version=3, previous=b"", scores=())
-    await testbed.seal(FIRST, summary)
-    await testbed.reveal(FIRST, summary, verdict)
+    await testbed.seal_and_reveal(FIRST, summary, verdict)
     if holds:
         assert await verify_ledger(testbed.node, FIRST.public, lambda _: None) == 1
     else:

@@ -11,8 +11,8 @@ from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
-from roles.trainer.spool import INBOX, OUTCOMES
-from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
+from roles.trainer.spool import OUTCOMES
+from roles.trainer.verified_batch import WindowOutcomes
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
@@ -60,10 +60,7 @@ def disguised(group: Group) -> Group:
 async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
     groups = AttackedTrainer().groups
     testbed = await deliver_in_turn(groups, [disguised(group) for group in groups])
-    batches = [
-        VerifiedBatch.from_bytes(await testbed.state.get(i.path, 1 << 20)) async for i in testbed.state.list(INBOX)
-    ]
-    work = [(group.prompt, group.completions) for batch in batches for group in batch.groups]
+    work = [(group.prompt, group.completions) for batch in await testbed.inbox_batches() for group in batch.groups]
     assert len(set(work)) == len(work) == len(groups)
 
 
@@ -97,7 +94,6 @@ async def swap(store: MemoryStore, first: str, second: str) -> None:
 
 
 async def committed_groups(network: Network, commitment: Commitment) -> list[Group]:
-    """Return the groups of a commitment."""
     batch = await network.store.get(
         paths.batch(commitment.miner, commitment.window, commitment.batch), limits.MAX_BATCH_BYTES
     )
@@ -113,23 +109,17 @@ async def judged_network() -> Network:
     return network
 
 
+@pytest.mark.parametrize("kind", ["commitments of a miner", "verdicts of a validator"])
 @simulated
-async def test_swapped_commitments_of_a_miner_are_refused_and_accuse_no_validator():
-    network = await judged_network()
-    observer, miner = network.node("observer"), key("miner-1").public
-    task = network.task(observer)
-    await swap(network.store, *(paths.commitment(miner, window) for window in WINDOWS))
-    for window in WINDOWS:
-        with pytest.raises(ProtocolError, match="belongs at"):
-            await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
-
-
-@simulated
-async def test_swapped_verdicts_of_a_validator_are_refused():
+async def test_swapped_records_are_refused_and_accuse_no_validator(kind: str) -> None:
     network = await judged_network()
     observer, miner, validator = network.node("observer"), key("miner-1").public, key("validator-0").public
     task = network.task(observer)
-    await swap(network.store, *(paths.verdict(validator, window, miner) for window in WINDOWS))
+    one, other = (
+        paths.commitment(miner, window) if kind.startswith("commitments") else paths.verdict(validator, window, miner)
+        for window in WINDOWS
+    )
+    await swap(network.store, one, other)
     for window in WINDOWS:
         with pytest.raises(ProtocolError, match="belongs at"):
             await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))

@@ -20,8 +20,8 @@ from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, decide
 from roles.trainer.verified_batch import USED
 from roles.validator.window_cases import Pledge, read_window_cases
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome
-from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer
-from tests.support.attacked_nodes.validator import HOUR_MS, AttackedValidator
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer, make_honest_testbed
+from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
@@ -136,16 +136,6 @@ async def test_a_pledge_of_an_arithmetic_that_the_run_does_not_admit_is_none():
     assert await testbed.pledges.read() == {}
 
 
-@simulated
-async def test_an_older_announcement_does_not_change_the_declaration():
-    testbed = AttackedValidator()
-    later = int(testbed.clock.now() * 1000) + HOUR_MS
-    await testbed.announce(expires_ms=later)
-    assert await testbed.pledges.read() == {MINER.public: Pledge(2, 0, "torch-float32", was_allowed=False)}
-    await testbed.announce(arithmetic="torch-bfloat16", expires_ms=later - 1)
-    assert await testbed.pledges.read() == {MINER.public: Pledge(2, 0, "torch-float32", was_allowed=False)}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -157,13 +147,10 @@ async def test_an_older_announcement_does_not_change_the_declaration():
 @simulated
 async def test_a_verdict_by_thresholds_that_the_run_does_not_have_is_ignored(changes: dict[str, Arithmetic]) -> None:
     """The validator's own summary names the same arithmetic, so that only the run's table shows it."""
-    testbed = AttackedTrainer(quorum=2)
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
+    testbed = await make_honest_testbed(2, FIRST)
     lie = testbed.verdict(SECOND, **changes)
     entry = testbed.summary(SECOND, lie, arithmetic=lie.validator_arithmetic)
-    await testbed.seal(SECOND, entry)
-    await testbed.reveal(SECOND, entry, lie)
+    await testbed.seal_and_reveal(SECOND, entry, lie)
     await testbed.collect()
     assert await testbed.outcomes() == {"no-quorum"}
     errors = [event["error"] for event in testbed.log.named("verdict-refused")]
@@ -176,8 +163,7 @@ async def test_a_verdict_in_another_arithmetic_than_its_summary_is_ignored() -> 
     await testbed.deliver()
     accepting = testbed.verdict(FIRST)
     entry = testbed.summary(FIRST, accepting, arithmetic="torch-bfloat16")
-    await testbed.seal(FIRST, entry)
-    await testbed.reveal(FIRST, entry, accepting)
+    await testbed.seal_and_reveal(FIRST, entry, accepting)
     await testbed.collect()
     assert USED not in await testbed.outcomes()
 

@@ -7,6 +7,7 @@ import trio
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, sign
+from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from roles.trainer.collect.collector import Collector, CollectorSettings
@@ -16,9 +17,11 @@ from roles.validator.judge import reject_group
 from tests.support.attacked_nodes.trainer import (
     FIRST,
     SECOND,
+    STRANGER,
     WINDOW,
     AttackedTrainer,
     closing_time,
+    make_honest_testbed,
 )
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import VALIDATOR, judgement, verdict
@@ -56,7 +59,6 @@ async def reveal_in_turn(
 
 
 def acceptance(index: int) -> Judgement:
-    """Return the judgement that accepts a group of the miner."""
     return AttackedTrainer().judgement(index)
 
 
@@ -105,8 +107,7 @@ async def invent_miners(testbed: AttackedTrainer) -> set[str]:
     summary = testbed.summary(FIRST, *sorted([own, *verdicts], key=lambda verdict: verdict.miner))
     for invented in verdicts:
         await testbed.store.put(paths.verdict(FIRST.public, WINDOW, invented.miner), sign(invented, FIRST))
-    await testbed.seal(FIRST, summary)
-    await testbed.reveal(FIRST, summary, own)
+    await testbed.seal_and_reveal(FIRST, summary, own)
     return {paths.verdict(FIRST.public, WINDOW, verdict.miner) for verdict in verdicts}
 
 
@@ -127,9 +128,7 @@ async def test_miners_that_one_validator_invents_cost_the_trainer_no_request_and
 
 @simulated
 async def test_what_one_validator_lists_is_read_when_a_late_one_lists_it_too():
-    testbed = AttackedTrainer(quorum=2)
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
+    testbed = await make_honest_testbed(2, FIRST)
     late_verdict = testbed.verdict(SECOND)
     summary = testbed.summary(SECOND, late_verdict)
     await testbed.seal(SECOND, summary)
@@ -141,20 +140,25 @@ async def test_what_one_validator_lists_is_read_when_a_late_one_lists_it_too():
     assert await testbed.outcomes() == {"used"}
 
 
+@pytest.mark.parametrize(
+    ("quorum", "missing_verdicts"), [(2, 0), (1, 1)], ids=["listed by one", "another verdict is missing"]
+)
 @simulated
-async def test_a_canary_that_one_validator_lists_is_examined():
-    testbed = AttackedTrainer(quorum=2)
+async def test_a_validator_that_accepts_a_false_canary_is_caught(quorum: int, missing_verdicts: int) -> None:
+    testbed = AttackedTrainer(quorum)
     canary = canary_key(TRAINER, 0).public
     false_index = next(index for index in range(100) if is_false_group(TRAINER, WINDOW, index))
     lie = testbed.verdict(FIRST, testbed.judgement(false_index), miner=canary, pledged=100, submitted=100)
-    summary = testbed.summary(FIRST, lie)
-    await testbed.seal(FIRST, summary)
+    missing = [testbed.verdict(FIRST, miner=STRANGER.public)] * missing_verdicts
     await testbed.store.put(paths.verdict(FIRST.public, WINDOW, canary), sign(lie, FIRST))
-    await testbed.reveal(FIRST, summary)
+    await testbed.seal_and_reveal(FIRST, testbed.summary(FIRST, lie, *missing))
     await testbed.clock.sleep_until(testbed.run.opening_time(WINDOW))
     with trio.move_on_after(closing_time(testbed) - 1.0 - testbed.clock.now()):
         await Collector(testbed.node, CollectorSettings(canaries=1)).run()
-    assert [event["accepted"] for event in testbed.log.named("canary-failure")] == [True]
+    events = testbed.log.named("canary-failure")
+    assert [(event["validator"], event["accepted"], event["verdict"]) for event in events] == [
+        (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())
+    ]
 
 
 @simulated
@@ -165,8 +169,7 @@ async def test_a_late_summary_makes_a_validator_that_was_read_often_enough_be_re
     verdict_on_canary = testbed.verdict(FIRST, miner=canary_key(TRAINER, 0).public)
     own = testbed.verdict(FIRST)
     summary = testbed.summary(FIRST, *sorted([own, verdict_on_canary], key=lambda verdict: verdict.miner))
-    await testbed.seal(FIRST, summary)
-    await testbed.reveal(FIRST, summary, own)
+    await testbed.seal_and_reveal(FIRST, summary, own)
     await testbed.publish_records(SECOND)
     testbed.store.silent_prefixes = (paths.summary(SECOND.public, WINDOW),)
 

@@ -22,7 +22,6 @@ from tests.support.adversaries.miners.registry import assignments_of, complete_g
 from tests.support.builders.proofs import with_thresholds
 from tests.support.simulation.virtual_clock import simulate
 
-WINDOWS = 1
 Behaviour = Callable[[TrialHarness, MiningWindow, Sequence[int]], Awaitable[list[Group]]]
 
 
@@ -49,7 +48,6 @@ def harness() -> TrialHarness:
 
 
 def serving(harness: TrialHarness) -> Weights:
-    """Return the weights that serve."""
     return dict(harness.policy_history.version(8))
 
 
@@ -100,12 +98,12 @@ CHEATS: dict[str, Behaviour] = {
 }
 
 
-def judge(harness: TrialHarness, behaviour: Behaviour, window: int) -> tuple[list[Group], TrialOutcome]:
-    """Return the groups of a window, and the verdict on them."""
+def judge(harness: TrialHarness, behaviour: Behaviour) -> tuple[list[Group], TrialOutcome]:
+    """Return the groups of the first window, and the verdict on them."""
 
     async def scenario() -> tuple[list[Group], TrialOutcome]:
         harness.accepted_work.clear()
-        groups = await behaviour(harness, harness.mining_window(window), range(harness.groups))
+        groups = await behaviour(harness, harness.mining_window(0), range(harness.groups))
         return groups, await harness.judge(*assemble(groups, "exact"), harness.miner)
 
     result: tuple[list[Group], TrialOutcome] = simulate(scenario)
@@ -114,25 +112,22 @@ def judge(harness: TrialHarness, behaviour: Behaviour, window: int) -> tuple[lis
 
 @pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
 def test_a_cheat_is_refused_in_its_first_window(harness: TrialHarness, cheat: Behaviour) -> None:
-    for window in range(WINDOWS):
-        _, outcome = judge(harness, cheat, window)
-        assert outcome.reasons
-        assert set(outcome.reasons) <= {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
+    _, outcome = judge(harness, cheat)
+    assert outcome.reasons
+    assert set(outcome.reasons) <= {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
 
 
 def test_an_8_bit_decode_with_a_right_prefill_passes_only_with_the_right_tokens(harness: TrialHarness) -> None:
     cheat = right_prefill("8 bits", lambda harness: quantized(serving(harness), 8))
-    for window in range(WINDOWS):
-        groups, outcome = judge(harness, cheat, window)
-        honest, _ = judge(harness, TrialHarness.honest_groups, window)
-        assert (groups == honest) == (not outcome.reasons)
+    groups, outcome = judge(harness, cheat)
+    honest, _ = judge(harness, TrialHarness.honest_groups)
+    assert (groups == honest) == (not outcome.reasons)
 
 
 def test_honest_work_is_accepted_whole(harness: TrialHarness) -> None:
-    for window in range(WINDOWS):
-        _, outcome = judge(harness, TrialHarness.honest_groups, window)
-        assert (outcome.accepted, outcome.reasons) == (harness.groups, {})
-        assert (outcome.counts.sketch_misses, outcome.counts.margin_misses) == (0, 0)
+    _, outcome = judge(harness, TrialHarness.honest_groups)
+    assert (outcome.accepted, outcome.reasons) == (harness.groups, {})
+    assert (outcome.counts.sketch_misses, outcome.counts.margin_misses) == (0, 0)
 
 
 @pytest.mark.parametrize("change", [{"margin_limit": 1e-9}, {"sketch_tolerance": 1}, {"logprob_tolerance": 1e-6}])

@@ -1,6 +1,5 @@
 """Storage, miners and validators that hang, or answer with as many bytes as they may: they cost only themselves."""
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -11,13 +10,11 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.ledger import LedgerRow
-from protocol.judging.report import ValidatorReport, canary_key, is_false_group
+from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Reason
 from roles.authority_updates import poll_authority
 from roles.policy.serving import keep_fresh
 from roles.ports import StoreError
-from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import OUTCOMES
 from roles.validator.judge import reject_group
 from tests.attacks.hanging_store import HangingStore, follow_chain_on, make_follower_on
@@ -32,6 +29,7 @@ from tests.support.attacked_nodes.trainer import (
     SilentStore,
     closing_time,
     collected_windows,
+    make_honest_testbed,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
@@ -97,8 +95,7 @@ async def test_a_patch_that_hangs_hides_no_newer_head():
         await trio.sleep(5.0)
         await testbed.publish(2)
         await trio.sleep(5.0)
-    assert testbed.follower.chain.head is not None
-    assert testbed.follower.chain.head.version == 6
+    assert testbed.head_version == 6
 
 
 @simulated
@@ -110,27 +107,11 @@ async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
     await testbed.publish()
     with trio.move_on_after(10.0):
         await keep_fresh(testbed.node, testbed.follower, 1.0)
-    assert testbed.follower.chain.head is not None
-    assert testbed.follower.chain.head.version == 4
+    assert testbed.head_version == 4
     assert ["no answer within 5 s" in event["error"] for event in testbed.log.named("cannot-follow")] == [True]
 
 
 # Validators, miners and storage that make the trainer wait: a space that hangs costs only its owner
-
-
-class SlowStore(SilentStore):
-    """A store that fails after some seconds for every object in some spaces."""
-
-    def __init__(self, seconds: float, *spaces: SigningKey) -> None:
-        super().__init__()
-        self._spaces = tuple(space.public.hex() for space in spaces)
-        self._seconds = seconds
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self._spaces):
-            await trio.sleep(self._seconds)
-            raise StoreError(f"{path}: no answer within {self._seconds} s")
-        return await super().get(path, max_bytes, offset=offset, size=size)
 
 
 class StoreWithoutReports(SilentStore):
@@ -147,10 +128,10 @@ class StoreWithoutReports(SilentStore):
 @pytest.mark.parametrize(("seconds", "before"), [(0.5, 1.0), (5.0, 3.0)])
 @simulated
 async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
-    testbed = AttackedTrainer()
     hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
-    testbed.store = SlowStore(seconds, hanging)
-    testbed.node = replace(testbed.node, store=testbed.store)
+    store = HangingStore(seconds)
+    store.hangs = lambda path: path.startswith(hanging.public.hex())
+    testbed = AttackedTrainer(store=store)
     await testbed.deliver()
 
     async def publish_late() -> None:
@@ -165,10 +146,10 @@ async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: f
 
 @simulated
 async def test_miners_whose_spaces_hang_delay_only_each_other():
-    testbed = AttackedTrainer()
     hanging = [SigningKey(bytes([150 + number]) * 32) for number in range(40)]
-    testbed.store = SlowStore(1.5, *hanging)
-    testbed.node = replace(testbed.node, store=testbed.store)
+    store = HangingStore(seconds=1.5)
+    store.hangs = lambda path: path.startswith(tuple(key.public.hex() for key in hanging))
+    testbed = AttackedTrainer(store=store)
     verdicts = sorted((testbed.verdict(FIRST, miner=key.public) for key in hanging), key=lambda verdict: verdict.miner)
     scores = tuple(sorted((key.public, 1.0) for key in [*hanging, MINER]))
     summary = testbed.summary(FIRST, *verdicts, scores=scores)
@@ -180,23 +161,18 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
         await trio.sleep(5.2)  # by now the collector has tried each of them once
         assert await collected_windows(testbed) == set()
         for validator in (FIRST, SECOND):
-            await testbed.publish_records(
-                validator, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH), window=WINDOW + 1
-            )
+            refusal = reject_group(0, testbed.judgement(0).digest, Reason.SKETCH)
+            await testbed.publish_records(validator, refusal, window=WINDOW + 1)
         await trio.sleep(0.7)
         assert await collected_windows(testbed) == {WINDOW + 1}
         await testbed.clock.sleep_until(closing_time(testbed, WINDOW + 20))
-    assert len([item async for item in testbed.state.list(OUTCOMES)]) == 1 + len(
-        hanging
-    )  # each of them 'unreachable' in the end
+    outcomes = [item async for item in testbed.state.list(OUTCOMES)]
+    assert len(outcomes) == 1 + len(hanging)  # each of them 'unreachable' in the end
 
 
 @simulated
 async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
-    testbed = AttackedTrainer()
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
-    await testbed.publish_records(SECOND)
+    testbed = await make_honest_testbed()
     await testbed.clock.sleep_until(closing_time(testbed) + 0.5)
     testbed.store.silent_prefixes = ("",)
     async with running((await testbed.open_collector()).run):
@@ -208,8 +184,8 @@ async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
 
 @simulated
 async def test_a_report_that_storage_refuses_delays_nothing():
-    testbed, store, later = AttackedTrainer(), StoreWithoutReports(), WINDOW + 4
-    testbed.store, testbed.node = store, replace(testbed.node, store=store)
+    store, later = StoreWithoutReports(), WINDOW + 4
+    testbed = AttackedTrainer(store=store)
     await testbed.deliver()
     await testbed.publish_records(FIRST, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH))
     await testbed.publish_records(SECOND)
@@ -232,32 +208,12 @@ async def test_an_invented_group_and_a_missing_verdict_delay_no_honest_group():
     invented = testbed.verdict(FIRST, reject_group(1, samples.digest("nothing"), Reason.SKETCH))
     missing_verdict = testbed.verdict(FIRST, miner=STRANGER.public)
     summary = testbed.summary(FIRST, invented, missing_verdict)
-    await testbed.seal(FIRST, summary)
-    await testbed.reveal(FIRST, summary, invented)
+    await testbed.seal_and_reveal(FIRST, summary, invented)
     await testbed.publish_records(SECOND)
     await testbed.collect(until=closing_time(testbed) - 1.0)
     honest = {content_digest(group.to_frame()): "used" for group in testbed.groups}
     assert await testbed.group_outcomes() == {**honest, samples.digest("nothing"): Reason.SKETCH}
     await testbed.outcomes()
-
-
-@simulated
-async def test_a_validator_that_accepts_a_false_canary_is_caught_although_another_verdict_is_missing():
-    testbed = AttackedTrainer()
-    canary = canary_key(TRAINER, 0).public
-    false_index = next(index for index in range(100) if is_false_group(TRAINER, WINDOW, index))
-    lie = testbed.verdict(FIRST, testbed.judgement(false_index), miner=canary, pledged=100, submitted=100)
-    summary = testbed.summary(FIRST, lie, testbed.verdict(FIRST, miner=STRANGER.public))
-    await testbed.seal(FIRST, summary)
-    await testbed.store.put(paths.verdict(FIRST.public, WINDOW, canary), sign(lie, FIRST))
-    await testbed.reveal(FIRST, summary)
-    await testbed.clock.sleep_until(testbed.run.opening_time(WINDOW))
-    with trio.move_on_after(closing_time(testbed) - 1.0 - testbed.clock.now()):
-        await Collector(testbed.node, CollectorSettings(canaries=1)).run()
-    events = testbed.log.named("canary-failure")
-    assert [(event["validator"], event["accepted"], event["verdict"]) for event in events] == [
-        (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())
-    ]
 
 
 class DrippingStore(SilentStore):
@@ -281,18 +237,13 @@ class DrippingStore(SilentStore):
 @simulated
 async def test_a_read_that_goes_on_after_a_window_has_closed_is_given_up():
     """Otherwise it would keep the window's verdicts in memory for as long as it takes."""
-    testbed = AttackedTrainer()
-    testbed.store = DrippingStore(paths.summary(SECOND.public, WINDOW))
-    testbed.node = replace(testbed.node, store=testbed.store)
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
-    await testbed.publish_records(SECOND)
-    collector = await testbed.open_collector()
-    async with running(collector.run):
+    store = DrippingStore(paths.summary(SECOND.public, WINDOW))
+    testbed = await make_honest_testbed(store=store)
+    async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(closing_time(testbed) + 1.0)
-        assert testbed.store.waiting == 1
+        assert store.waiting == 1
         while not await testbed.window_has_closed():
             await trio.sleep(1.0)
         await trio.sleep(1.0)
-        assert testbed.store.waiting == 0
+        assert store.waiting == 0
     assert await testbed.outcomes() == {"used"}

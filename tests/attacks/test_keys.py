@@ -13,7 +13,6 @@ from protocol.identity.admission import Invite, do_work
 from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import POLL_SECONDS, poll_authority, refresh_authority
 from roles.node.identity import Node
-from roles.participants import find_participants
 from roles.policy.follower import TRUST_PATH
 from tests.support.attacked_nodes.follower import (
     ROOTS,
@@ -39,7 +38,7 @@ async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
         await testbed.publish()  # the thief goes on
         await testbed.mirror(SECOND, newest=3, epoch=1, revision=1)
         await testbed.follower.refresh()
-    assert testbed.follower.chain.head is not None and testbed.follower.chain.head.version == 3
+    assert testbed.head_version == 3
     assert testbed.follower.version_for(3) == 3
 
 
@@ -58,8 +57,7 @@ async def test_keys_a_revoked_trainers_manifests_are_refused():
 @simulated
 async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
     testbed = await follow_chain()
-    await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await refresh_authority(testbed.node)
+    await testbed.revise_and_learn(trainers=(SECOND.public,), revoked=(TRAINER.public,))
     await testbed.assert_refuses("head")
     assert testbed.follower.version_for(2) == 2
     assert (await testbed.follower.rebuild(3)).version == 3
@@ -145,39 +143,33 @@ async def test_keys_roots_that_were_replaced_cannot_revise():
 @simulated
 async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.node.announce("miner", 60.0)
-    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
-    await testbed.revise(revoked=(MINER.public,))
-    await refresh_authority(testbed.node)
-    assert await find_participants(testbed.node, "miner") == []
+    assert await testbed.participants() == [MINER.public]
+    await testbed.revise_and_learn(revoked=(MINER.public,))
+    assert await testbed.participants() == []
 
 
 @simulated
 async def test_keys_a_stranger_that_announces_itself_as_a_validator():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.new_node(key=STRANGER).announce("validator", 60.0)
     await testbed.new_node(key=VALIDATOR).announce("validator", 60.0)
-    assert [item.key for item in await find_participants(testbed.node, "validator")] == [VALIDATOR.public]
+    assert await testbed.participants("validator") == [VALIDATOR.public]
 
 
 @simulated
 async def test_keys_a_revoked_inviters_invitations_end():
     inviter = samples.key("inviter")
     testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
-    await testbed.publish()
 
     async def token(node: Node) -> bytes:
         return sign(Invite(run=node.run_id, key=node.key.public, expires_ms=1 << 50), inviter)
 
     await dataclasses.replace(testbed.node, credential=token).announce("miner", 60.0)
-    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
-    await testbed.revise(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
-    await refresh_authority(testbed.node)
-    assert await find_participants(testbed.node, "miner") == []
-    (line,) = testbed.log.named("announcement-refused")
-    assert "no invitation by an inviter of this run" in line["error"]
+    assert await testbed.participants() == [MINER.public]
+    await testbed.revise_and_learn(admission=samples.admission(policy="invite"), revoked=(inviter.public,))
+    assert await testbed.participants() == []
+    assert "no invitation by an inviter of this run" in testbed.logged_error("announcement-refused")
 
 
 @simulated
@@ -186,25 +178,22 @@ async def test_keys_a_miner_without_proof_of_work_is_refused():
         return do_work(node.run_id, STRANGER.public, 12, int(node.clock.now() * 1000) + 1000).to_bytes()
 
     testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=12))
-    await testbed.publish()
     await dataclasses.replace(testbed.node, credential=short_work).announce("miner", 60.0)
-    assert await find_participants(testbed.node, "miner") == []
-    (line,) = testbed.log.named("announcement-refused")
-    assert "zero bits" in line["error"]
+    assert await testbed.participants() == []
+    assert "zero bits" in testbed.logged_error("announcement-refused")
 
 
 @simulated
 async def test_keys_refused_junk_is_not_fetched_again_at_once():
     testbed = AttackedFollower()
-    await testbed.publish()
     junk = [samples.key(str(number)).public for number in range(20)]
     for key in junk:
         await testbed.store.put(paths.participant(key), b"junk")
     for _ in range(5):
-        await find_participants(testbed.node, "miner")
+        await testbed.participants()
     assert len(testbed.log.named("announcement-refused")) == len(junk)
     await trio.sleep(11.0)
-    await find_participants(testbed.node, "miner")
+    await testbed.participants()
     assert len(testbed.log.named("announcement-refused")) == 2 * len(junk)
 
 

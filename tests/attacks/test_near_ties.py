@@ -90,7 +90,6 @@ def test_a_miner_that_puts_few_tokens_in_the_place_of_others_is_refused(row: Thr
 
 
 def right_answer(prompt: Tokens, completion: Tokens) -> int | None:
-    """Return the next token of the right answer to a sum."""
     first, second = (int(number) for number in POLICY.tokenizer.decode(prompt).strip("= ").split("+"))
     answer = POLICY.tokenizer.encode(str(first + second))
     return answer[len(completion)] if completion == answer[: len(completion)] and completion != answer else None

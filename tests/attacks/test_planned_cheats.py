@@ -88,8 +88,7 @@ async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
     await testbed.deliver()
     verdict_on_miner = testbed.verdict(FIRST)
     summary = testbed.summary(FIRST, verdict_on_miner, scores=((key("somebody else").public, 1.0),))
-    await testbed.seal(FIRST, summary)
-    await testbed.reveal(FIRST, summary, verdict_on_miner)
+    await testbed.seal_and_reveal(FIRST, summary, verdict_on_miner)
     await testbed.collect()
     assert await testbed.outcomes() == {BELOW_DEPOSIT}
 

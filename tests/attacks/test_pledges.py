@@ -1,22 +1,19 @@
 """Miners that lie about their pledges and commitments to a validator (roles/validator/window_cases.py)."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 
-from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import assemble
 from roles.validator.window_cases import WindowCases, read_window_cases
-from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW
+from tests.support.attacked_nodes.trainer import STRANGER, WINDOW
 from tests.support.attacked_nodes.validator import HOUR_MS, PLEDGE, AttackedValidator
 from tests.support.builders import samples
-from tests.support.builders.chains import MINER, make_node
-from tests.support.simulation.network import Log
+from tests.support.builders.chains import MINER
 from tests.support.simulation.virtual_clock import simulated
 
 # Pledges
@@ -219,23 +216,9 @@ async def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[st
 @simulated
 async def test_of_many_pledges_a_few_are_selected_at_random():
     testbed = AttackedValidator()
-    admission = testbed.run.authority.admission.model_copy(update={"miners": 4})
-    testbed.run = testbed.run.model_copy(
-        update={"authority": testbed.run.authority.model_copy(update={"admission": admission})}
-    )
-    node = make_node(
-        testbed.run_id, testbed.run, testbed.store, MemoryStore(), Log("validator"), FIRST, clock=testbed.clock
-    )
-    node = replace(node, beacon=VaryingBeacon())
+    node = testbed.validator_of_few(4)
     pledges = {samples.key(f"crowd {number}").public: PLEDGE for number in range(40)}
     first = set((await read_window_cases(node, 2, pledges)).undelivered)
     second = set((await read_window_cases(node, 3, pledges)).undelivered)
     assert len(first) == len(second) == 4
     assert first != second
-
-
-class VaryingBeacon:
-    """A beacon whose rounds have different randomness."""
-
-    async def randomness(self, round_number: int) -> bytes:
-        return samples.digest(f"round {round_number}")

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
@@ -34,7 +35,6 @@ async def honest_from(testbed: AttackedFollower, version: int, newest: int) -> N
 
 
 def point(testbed: AttackedFollower, version: int) -> ChainPoint:
-    """Return a version of the chain as it is now."""
     return ChainPoint(version=version, digest=testbed.chain.signed_manifests[version].digest)
 
 
@@ -254,29 +254,16 @@ async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
 # Two trainers with valid heads, of which one has stopped or lies: the newest chain that can be fetched is followed
 
 
-async def two_trainers() -> AttackedFollower:
-    """Return a follower of two trainers, of which the first stopped at version 1 and the other at 3."""
+@pytest.mark.parametrize(("is_newest_there", "followed"), [(True, 3), (False, 1)])
+@simulated
+async def test_the_newest_head_goes_first_although_an_older_one_is_valid(is_newest_there: bool, followed: int) -> None:
+    """Of two trainers the first has stopped at version 1. It is followed while the other's cannot be fetched."""
     testbed = AttackedFollower(trainers=(TRAINER.public, SECOND.public))
     await testbed.publish(4)
     await testbed.mirror(SECOND, epoch=1)
     await testbed.put_head(testbed.head(newest=1))
     await testbed.restart()
-    return testbed
-
-
-@simulated
-async def test_the_newest_head_goes_first_although_an_older_one_is_valid():
-    testbed = await two_trainers()
+    if not is_newest_there:
+        await testbed.store.delete(paths.manifest(SECOND.public, 3, testbed.chain.signed_manifests[3].digest))
     await testbed.follow()
-    assert testbed.follower.chain.head is not None
-    assert testbed.follower.chain.head.version == 3
-
-
-@simulated
-async def test_an_older_head_is_followed_while_the_newest_cannot_be_fetched():
-    testbed = await two_trainers()
-    digest = testbed.chain.signed_manifests[3].digest
-    await testbed.store.delete(paths.manifest(SECOND.public, 3, digest))
-    await testbed.follow()
-    assert testbed.follower.chain.head is not None
-    assert testbed.follower.chain.head.version == 1
+    assert testbed.head_version == followed

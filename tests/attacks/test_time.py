@@ -13,7 +13,6 @@ from protocol.errors import ExpiredError, ProtocolError
 from protocol.identity.authority import ChainPoint, Revision
 from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import load_authority, refresh_authority
-from roles.participants import find_participants
 from roles.policy.follower import TRUST_PATH
 from tests.support.attacked_nodes.follower import (
     ROOTS,
@@ -78,11 +77,10 @@ async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_versions()
 async def test_fast_forward_of_a_rewound_node_back_to_the_thiefs_chain():
     testbed = await follow_chain()
     old_head = testbed.head(epoch=5)
-    await testbed.revise(
+    await testbed.revise_and_learn(
         trainers=(SUCCESSOR.public, TRAINER.public),
         rewind=ChainPoint(version=3, digest=testbed.chain.signed_manifests[3].digest),
     )
-    await refresh_authority(testbed.node)
     await testbed.mirror(SUCCESSOR, epoch=6, revision=1)
     await testbed.follow()
     await testbed.store.delete(paths.head(SUCCESSOR.public))
@@ -115,8 +113,7 @@ async def test_freeze_for_ever_ends_when_the_head_expires(is_withheld: bool) -> 
 async def test_freeze_of_a_revocation_at_the_meeting_point():
     testbed = await follow_chain()
     copy = paths.revision_copy(VALIDATOR.public, 1)
-    await testbed.revise(at=copy, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-    await refresh_authority(testbed.node)
+    await testbed.revise_and_learn(at=copy, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     assert testbed.node.authority.trainers == (SUCCESSOR.public,)
 
 
@@ -135,8 +132,7 @@ async def test_freeze_of_a_revision_that_the_head_names():
     await testbed.publish(head=False)
     await testbed.put_head(testbed.head(revision=1))
     await testbed.assert_refuses("made under revision 1 .* storage hides the others")
-    await testbed.revise()
-    await refresh_authority(testbed.node)
+    await testbed.revise_and_learn()
     await testbed.assert_follows()
 
 
@@ -185,8 +181,7 @@ async def test_rollback_of_a_revocation():
 @simulated
 async def test_rollback_of_a_revocation_by_withholding_it():
     testbed = await follow_chain()
-    await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await refresh_authority(testbed.node)
+    await testbed.revise_and_learn(trainers=(SECOND.public,), revoked=(TRAINER.public,))
     await testbed.store.delete(paths.revision(testbed.run_id, 1))
     await testbed.restart()  # it reads its own state
     assert testbed.node.authority.revoked == (TRAINER.public,)
@@ -196,8 +191,7 @@ async def test_rollback_of_a_revocation_by_withholding_it():
 @simulated
 async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
     testbed = await follow_chain()
-    await testbed.revise(revoked=(STRANGER.public,))
-    await refresh_authority(testbed.node)
+    await testbed.revise_and_learn(revoked=(STRANGER.public,))
     await testbed.state.put("authority/0000000001", sign(testbed.run, *ROOTS))
     with pytest.raises(ProtocolError):
         await load_authority(testbed.new_node())
@@ -206,13 +200,11 @@ async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
 @simulated
 async def test_rollback_to_an_announcement_that_has_expired():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.node.announce("miner", 60.0)
-    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
+    assert await testbed.participants() == [MINER.public]
     await trio.sleep(61.0)
-    assert await find_participants(testbed.node, "miner") == []
-    (line,) = testbed.log.named("announcement-refused")
-    assert "expired" in line["error"]
+    assert await testbed.participants() == []
+    assert "expired" in testbed.logged_error("announcement-refused")
 
 
 # Malicious mirrors and mix-and-match: spaces that lie, each in its own way, and true records in wrong combinations
@@ -258,15 +250,13 @@ async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_wit
     await refresh_authority(testbed.node)
     assert testbed.node.authority.revoked == (STRANGER.public,)
     assert testbed.node.authority.trainers == (TRAINER.public, SECOND.public)
-    (line,) = testbed.log.named("revision-refused")
-    assert "signed by 0 roots where 2 must sign" in line["error"]
+    assert "signed by 0 roots where 2 must sign" in testbed.logged_error("revision-refused")
 
 
 @simulated
 async def test_mirror_strangers_spaces_are_not_read_for_revisions():
     testbed = await follow_chain()
-    await testbed.revise(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
-    await refresh_authority(testbed.node)
+    await testbed.revise_and_learn(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
     assert testbed.node.revisions.number == 0
 
 
@@ -321,24 +311,20 @@ async def test_mix_two_heads_for_one_version_is_an_alarm():
 @simulated
 async def test_mix_an_announcement_at_another_participants_path():
     testbed = AttackedFollower()
-    await testbed.publish()
     await testbed.node.announce("miner", 60.0)
     data = await testbed.store.get(paths.participant(MINER.public), 1 << 16)
     await testbed.store.put(paths.participant(STRANGER.public), data)
-    assert [item.key for item in await find_participants(testbed.node, "miner")] == [MINER.public]
-    (line,) = testbed.log.named("announcement-refused")
-    assert "not signed by keys that may sign it" in line["error"]
+    assert await testbed.participants() == [MINER.public]
+    assert "not signed by keys that may sign it" in testbed.logged_error("announcement-refused")
 
 
 @simulated
 async def test_mix_an_announcement_of_another_run():
     testbed = AttackedFollower()
-    await testbed.publish()
     other = replace(testbed.new_node(), run_id=samples.digest("another run"))
     await other.announce("miner", 60.0)
-    assert await find_participants(testbed.node, "miner") == []
-    (line,) = testbed.log.named("announcement-refused")
-    assert "of another run" in line["error"]
+    assert await testbed.participants() == []
+    assert "of another run" in testbed.logged_error("announcement-refused")
 
 
 @simulated

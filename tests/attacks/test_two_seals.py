@@ -3,7 +3,6 @@
 """
 
 import math
-from dataclasses import replace
 
 import pytest
 import trio
@@ -19,7 +18,15 @@ from roles.node.identity import Node
 from roles.ports import StoreError
 from roles.validator.ledger_state import Ledger
 from roles.validator.reveal import Revealer
-from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer, SilentStore
+from tests.support.attacked_nodes.trainer import (
+    FIRST,
+    SECOND,
+    STRANGER,
+    WINDOW,
+    AttackedTrainer,
+    SilentStore,
+    make_honest_testbed,
+)
 from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
 from tests.support.simulation.network import Log
@@ -43,19 +50,10 @@ def ignored_validators(testbed: AttackedTrainer) -> list[tuple[str, str]]:
     return [(validator, reason.partition(":")[0]) for validator, reason in exclusions.of_window(WINDOW)]
 
 
-async def make_testbed_with_records(quorum: int) -> AttackedTrainer:
-    """Return a testbed in which the miner has delivered and both validators have accepted."""
-    testbed = AttackedTrainer(quorum)
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
-    await testbed.publish_records(SECOND)
-    return testbed
-
-
 @pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["read first", "read last"])
 @simulated
 async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey) -> None:
-    testbed = await make_testbed_with_records(quorum=2)
+    testbed = await make_honest_testbed(2)
     await testbed.attest(FIRST if liar is SECOND else SECOND, WINDOW, seal_of(testbed, liar))
     await testbed.collect()
     assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
@@ -64,7 +62,7 @@ async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: Signi
 
 @simulated
 async def test_two_seals_in_one_witness_disqualify_their_validator():
-    testbed = await make_testbed_with_records(quorum=2)
+    testbed = await make_honest_testbed(2)
     first_seal = await testbed.store.get(paths.seal(SECOND.public, WINDOW), 512)
     await testbed.attest(FIRST, WINDOW, seal_of(testbed, SECOND), first_seal)
     await testbed.collect()
@@ -74,9 +72,7 @@ async def test_two_seals_in_one_witness_disqualify_their_validator():
 
 @simulated
 async def test_the_honest_validators_verdicts_still_count():
-    testbed = AttackedTrainer(quorum=1)
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
+    testbed = await make_honest_testbed(1, FIRST)
     await testbed.publish_records(SECOND, testbed.judgement(0, digest=digest("invented")))
     await testbed.attest(FIRST, WINDOW, seal_of(testbed, SECOND))
     await testbed.collect()
@@ -86,7 +82,7 @@ async def test_the_honest_validators_verdicts_still_count():
 
 @simulated
 async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody():
-    testbed = await make_testbed_with_records(quorum=2)
+    testbed = await make_honest_testbed(2)
     first_seal = await testbed.store.get(paths.seal(SECOND.public, WINDOW), 512)
     invalid_entries = (
         b"",
@@ -107,7 +103,7 @@ async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody(
 @pytest.mark.parametrize("kind", ["missing", "another window's", "forged", "garbage", "oversized"])
 @simulated
 async def test_a_validator_without_a_readable_witness_does_not_count(kind: str) -> None:
-    testbed = await make_testbed_with_records(quorum=2)
+    testbed = await make_honest_testbed(2)
     path = paths.witness(FIRST.public, WINDOW)
     if kind == "missing":
         await testbed.store.delete(path)
@@ -153,8 +149,8 @@ class SealsLate(SilentStore):
 
 @simulated
 async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count():
-    testbed, store = AttackedTrainer(quorum=2), SealsLate()
-    store.testbed, testbed.store, testbed.node = testbed, store, replace(testbed.node, store=store)
+    store = SealsLate()
+    testbed = store.testbed = AttackedTrainer(2, store)
     await testbed.deliver()
     seal_time = testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW))
 

@@ -21,6 +21,7 @@ from tests.support.attacked_nodes.trainer import (
     WINDOW,
     AttackedTrainer,
     group_with_other_prompt,
+    make_honest_testbed,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
@@ -28,15 +29,6 @@ from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import running, simulated
 
 ALL_USED = {"used"}
-
-
-async def make_honest_testbed(quorum: int = 1, *validators: Any) -> AttackedTrainer:
-    """Return a testbed in which the miner and the given validators (else the second one) are honest."""
-    testbed = AttackedTrainer(quorum)
-    await testbed.deliver()
-    for validator in validators or (SECOND,):
-        await testbed.publish_records(validator)
-    return testbed
 
 
 def logged_error(testbed: AttackedTrainer, event: str) -> str:
@@ -54,7 +46,7 @@ def exclusions_of(testbed: AttackedTrainer) -> list[tuple[str, str]]:
 
 @simulated
 async def test_honest_verdicts_are_used():
-    testbed = await make_honest_testbed(2, FIRST, SECOND)
+    testbed = await make_honest_testbed(2)
     await testbed.collect()
     assert await testbed.outcomes() == ALL_USED
 
@@ -64,7 +56,7 @@ async def test_honest_verdicts_are_used():
 
 @simulated
 async def test_forged_by_a_stranger_at_a_validators_path():
-    testbed = await make_honest_testbed(2)
+    testbed = await make_honest_testbed(2, SECOND)
     await testbed.publish_records(FIRST)
     await testbed.store.put(testbed.verdict_path(FIRST), sign(testbed.verdict(FIRST), STRANGER))
     await testbed.collect()
@@ -74,7 +66,7 @@ async def test_forged_by_a_stranger_at_a_validators_path():
 
 @simulated
 async def test_forged_records_of_a_stranger_do_not_count():
-    testbed = await make_honest_testbed(2)
+    testbed = await make_honest_testbed(2, SECOND)
     await testbed.publish_records(STRANGER)
     await testbed.collect()
     assert await testbed.outcomes() == set()
@@ -82,11 +74,10 @@ async def test_forged_records_of_a_stranger_do_not_count():
 
 @simulated
 async def test_forged_by_one_validator_in_the_name_of_the_other():
-    testbed = await make_honest_testbed(2)
+    testbed = await make_honest_testbed(2, SECOND)
     verdict = testbed.verdict(FIRST)
     summary = testbed.summary(FIRST, verdict)
-    await testbed.seal(SECOND, summary)
-    await testbed.reveal(SECOND, summary, verdict)
+    await testbed.seal_and_reveal(SECOND, summary, verdict)
     await testbed.collect()
     assert await testbed.outcomes() == set()
     assert "belongs at" in logged_error(testbed, "summary-refused")
@@ -95,14 +86,13 @@ async def test_forged_by_one_validator_in_the_name_of_the_other():
 @pytest.mark.parametrize("changes", [{"window": WINDOW - 1}, {"run": bytes(32)}, {"miner": STRANGER.public}], ids=str)
 @simulated
 async def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[str, Any]) -> None:
-    testbed = await make_honest_testbed(2)
+    testbed = await make_honest_testbed(2, SECOND)
     verdict, honest_verdict = testbed.verdict(FIRST, **changes), testbed.verdict(FIRST)
     summary = testbed.summary(FIRST, honest_verdict)
     (row,) = summary.rows
     false_row = row.model_copy(update={"verdict": content_digest(verdict.to_bytes())})
     summary = summary.model_copy(update={"rows": (false_row,)})
-    await testbed.seal(FIRST, summary)
-    await testbed.reveal(FIRST, summary, verdict)
+    await testbed.seal_and_reveal(FIRST, summary, verdict)
     await testbed.collect()
     assert await testbed.outcomes() == {"no-quorum"}
     error = "is of another run" if "run" in changes else "belongs at"
@@ -111,7 +101,7 @@ async def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[st
 
 @simulated
 async def test_forged_a_summary_that_was_not_sealed():
-    testbed = await make_honest_testbed(2)
+    testbed = await make_honest_testbed(2, SECOND)
     verdict = testbed.verdict(FIRST)
     await testbed.seal(FIRST, testbed.summary(FIRST))
     await testbed.reveal(FIRST, testbed.summary(FIRST, verdict), verdict)
@@ -122,10 +112,9 @@ async def test_forged_a_summary_that_was_not_sealed():
 
 @simulated
 async def test_forged_a_second_seal_after_the_other_validator_revealed():
-    testbed = await make_honest_testbed(2)
+    testbed = await make_honest_testbed(2, SECOND)
     await testbed.seal(FIRST, testbed.summary(FIRST))
-    collector = await testbed.open_collector()
-    async with running(collector.run):
+    async with running((await testbed.open_collector()).run):
         await trio.sleep(1.0)
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
@@ -135,10 +124,10 @@ async def test_forged_a_second_seal_after_the_other_validator_revealed():
 
 @simulated
 async def test_forged_a_group_that_the_miner_did_not_commit_to():
-    testbed = await make_honest_testbed(1, FIRST)
-    await testbed.publish_records(
-        FIRST, testbed.judgement(0), testbed.judgement(1), testbed.judgement(9, digest=samples.digest("none"))
-    )
+    testbed = AttackedTrainer()
+    await testbed.deliver()
+    invented = testbed.judgement(9, digest=samples.digest("none"))
+    await testbed.publish_records(FIRST, testbed.judgement(0), testbed.judgement(1), invented)
     await testbed.collect()
     assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
 
@@ -157,21 +146,27 @@ async def test_forged_one_group_under_two_names():
     assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0.5], ids=str)
+@pytest.mark.parametrize(("quorum", "value"), [(1, np.nan), (1, np.inf), (1, 0.5), (2, -50.0)])
 @simulated
-async def test_forged_log_probabilities_outside_their_range(value: float) -> None:
-    testbed = AttackedTrainer()
+async def test_forged_log_probabilities_cost_the_group(quorum: int, value: float) -> None:
+    """They are outside their range, or far from those of the other validator."""
+    testbed = AttackedTrainer(quorum)
     await testbed.deliver()
-    await testbed.publish_records(
-        FIRST, testbed.judgement(0, logprobs=np.full(5, value, "<f4").tobytes()), testbed.judgement(1)
-    )
+    if quorum == 2:
+        await testbed.publish_records(SECOND)
+    logprobs = np.full(5, value, "<f4").tobytes()
+    await testbed.publish_records(FIRST, testbed.judgement(0, logprobs=logprobs), testbed.judgement(1))
     await testbed.collect()
     assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rewards": (1.0, 1.0)}, {"rewards": (0.5,)}, {"tokens": 4, "positions": 4, "logprobs": bytes(16)}],
+    [
+        {"rewards": (1.0, 1.0)},
+        {"rewards": (0.5,)},
+        {"tokens": 4, "positions": 4, "logprobs": bytes(16)},
+    ],
     ids=str,
 )
 @simulated
@@ -183,22 +178,13 @@ async def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any])
     assert await testbed.outcomes() == {"verdict-does-not-fit"}
 
 
-@simulated
-async def test_forged_log_probabilities_of_one_validator_cost_the_group():
-    testbed = await make_honest_testbed(2, SECOND)
-    low = np.full(5, -50.0, "<f4").tobytes()
-    await testbed.publish_records(FIRST, testbed.judgement(0, logprobs=low), testbed.judgement(1))
-    await testbed.collect()
-    assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
-
-
 # Oversized
 
 
 @pytest.mark.parametrize("kind", ["seal", "summary", "verdict"])
 @simulated
 async def test_oversized(kind: str) -> None:
-    testbed = await make_honest_testbed(1, FIRST, SECOND)
+    testbed = await make_honest_testbed()
     path = {
         "seal": paths.seal(FIRST.public, WINDOW),
         "summary": paths.summary(FIRST.public, WINDOW),
@@ -212,7 +198,7 @@ async def test_oversized(kind: str) -> None:
 
 @simulated
 async def test_oversized_commitment_in_place_of_the_judged_one():
-    testbed = await make_honest_testbed()
+    testbed = await make_honest_testbed(1, SECOND)
     await testbed.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES * 2))
     await testbed.collect()
     assert await testbed.outcomes() == {"commitment-changed"}
@@ -249,7 +235,7 @@ async def _run() -> Any:
 @pytest.mark.parametrize("quorum", [1, 2])
 @simulated
 async def test_withheld(kind: str, quorum: int) -> None:
-    testbed = await make_honest_testbed(quorum, FIRST, SECOND)
+    testbed = await make_honest_testbed(quorum)
     async for item in testbed.store.list(paths.kind_prefix(FIRST.public, kind)):
         await testbed.store.delete(item.path)
     await testbed.collect()
@@ -261,9 +247,8 @@ async def test_withheld(kind: str, quorum: int) -> None:
 
 @simulated
 async def test_withheld_until_the_other_seals_are_revealed():
-    testbed = await make_honest_testbed(2)
-    collector = await testbed.open_collector()
-    async with running(collector.run):
+    testbed = await make_honest_testbed(2, SECOND)
+    async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
@@ -273,7 +258,7 @@ async def test_withheld_until_the_other_seals_are_revealed():
 
 @simulated
 async def test_withheld_batch_is_recorded_as_missing_in_the_end():
-    testbed = await make_honest_testbed()
+    testbed = await make_honest_testbed(1, SECOND)
     batch, commitment = assemble(testbed.groups, "torch-float32")
     await testbed.store.delete(paths.batch(MINER.public, WINDOW, commitment.batch))
     await testbed.collect(until=testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) - 0.5)
@@ -285,11 +270,10 @@ async def test_withheld_batch_is_recorded_as_missing_in_the_end():
 
 @simulated
 async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given_up():
-    testbed = await make_honest_testbed(1, FIRST, SECOND)
+    testbed = await make_honest_testbed()
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
     last_round = testbed.run.schedule.verdict(WINDOW) + testbed.run.schedule.verdict_rounds
-    collector = await testbed.open_collector()
-    async with running(collector.run):
+    async with running((await testbed.open_collector()).run):
         await trio.sleep(2.0)
         assert await testbed.outcomes() == ALL_USED
         assert "connection refused" in logged_error(testbed, "validator-unreachable")
@@ -301,11 +285,10 @@ async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given
 
 @simulated
 async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
-    testbed = await make_honest_testbed(2, FIRST, SECOND)
+    testbed = await make_honest_testbed(2)
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
     closing_time = testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW))
-    collector = await testbed.open_collector()
-    async with running(collector.run):
+    async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(closing_time + 2.0)
         assert await testbed.outcomes() == set()  # the collector still waits for the summary
         testbed.store.silent_prefixes = ()
@@ -318,7 +301,7 @@ async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
 
 @simulated
 async def test_another_batch_after_the_verdict():
-    testbed = await make_honest_testbed()
+    testbed = await make_honest_testbed(1, SECOND)
     batch, commitment = assemble(testbed.groups, "torch-float32")
     await testbed.store.put(paths.batch(MINER.public, WINDOW, commitment.batch), bytes(reversed(batch)))
     await testbed.collect()
@@ -327,7 +310,7 @@ async def test_another_batch_after_the_verdict():
 
 @simulated
 async def test_another_commitment_after_the_verdict():
-    testbed = await make_honest_testbed()
+    testbed = await make_honest_testbed(1, SECOND)
     await testbed.deliver([group_with_other_prompt(testbed), testbed.groups[1]])
     await testbed.collect()
     assert await testbed.outcomes() == {"commitment-changed"}
@@ -346,7 +329,7 @@ async def test_duplicated_work_of_an_older_window_that_a_validator_accepts():
 
 @simulated
 async def test_duplicated_by_a_trainer_that_dies_before_it_records_the_outcome():
-    testbed = await make_honest_testbed()
+    testbed = await make_honest_testbed(1, SECOND)
     await testbed.collect(until=testbed.run.opening_time(WINDOW) + 2.0)
     assert await testbed.outcomes() == ALL_USED
     outcomes = [item.path async for item in testbed.state.list("outcomes/")]

@@ -17,12 +17,10 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 @pytest.fixture(scope="session")
 def weights(policy: Policy) -> Weights:
-    """Return its weights."""
     return load_weights(policy.directory)
 
 
 def addition(seed: bytes) -> str:
-    """Return the prompt of a group."""
     return environments.get("addition").problem(seed).prompt
 
 

@@ -308,7 +308,6 @@ def start(policy: Policy) -> LoraStart:
 
 @pytest.fixture(scope="module")
 def adapters(policy: Policy, weights: Weights, start: LoraStart) -> dict[str, Tensor]:
-    """Return the adapters of a calibration."""
     return random_adapters(weights, build(policy, lora=start.spec).shapes, start.spec.scale, SHARE, seed=0)
 
 

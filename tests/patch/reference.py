@@ -60,7 +60,6 @@ def step_widths(weights: list[int]) -> list[int]:
 
 
 def key_of(bits: int, layout: Layout) -> int:
-    """Return the key of a bit pattern."""
     top = 1 << (layout.bits - 1)
     if layout.is_float:
         return (2 * top - 1) - bits if bits & top else bits + top
@@ -68,7 +67,6 @@ def key_of(bits: int, layout: Layout) -> int:
 
 
 def class_of(bits: int, layout: Layout, first: int, classes: int) -> int:
-    """Return the class of a bit pattern, from 0."""
     exponent = (bits >> layout.mantissa) % layout.exponents
     return min(max(exponent - first, 0), classes - 1)
 

@@ -12,7 +12,6 @@ DTYPES = sorted(type_names, key=str)
 
 
 def from_bits(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Build a tensor from bit patterns."""
     if values.size == 0:
         return torch.empty(shape, dtype=dtype)
     width = dtype.itemsize
@@ -21,7 +20,6 @@ def from_bits(values: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether two weights are the same, bit for bit."""
     return a.keys() == b.keys() and all(
         a[name].dtype == b[name].dtype
         and a[name].shape == b[name].shape

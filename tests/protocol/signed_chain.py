@@ -29,7 +29,6 @@ class Trainer:
         return self
 
     def data(self, version: int) -> bytes:
-        """Return the signed manifest of a version."""
         return sign(self.manifests[version], self.key)
 
     def head(self, newest: int | None = None, base: int = 0, **changes: Any) -> bytes:
@@ -53,7 +52,6 @@ def chain(versions: int) -> Trainer:
 
 
 def verifier(trust: Trust | None = None) -> ChainVerifier:
-    """Return a verifier of the sample run."""
     return ChainVerifier(RUN_ID, samples.run_manifest(), trust)
 
 

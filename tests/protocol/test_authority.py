@@ -33,7 +33,6 @@ def revisions_of(*revisions: Revision) -> Revisions:
 
 
 def after(node: Revisions, **changes: Any) -> Revision:
-    """Build the next revision."""
     return revision(node.number + 1, node.digest, **({"authority": of()} | changes))
 
 

@@ -209,7 +209,6 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def other(value: Any) -> Any:
-    """Return another value of the same type."""
     match value:
         case bool():
             return not value

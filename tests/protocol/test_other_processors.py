@@ -87,7 +87,6 @@ def _state_after_a_round() -> str:
 
 
 def results() -> dict[str, Any]:
-    """Return what this process computes."""
     return {
         "scores": [
             [(miner.hex(), score) for miner, score in scores(_ledger(seed), SCORING, PROOF)] for seed in range(LEDGERS)

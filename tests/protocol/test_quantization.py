@@ -34,7 +34,6 @@ rows = st.lists(st.one_of(finite, grid, tiny), min_size=1, max_size=8)
 
 
 def cases(field: str) -> list[Any]:
-    """Return the golden vectors that have a field."""
     return [pytest.param(item, id=item["name"]) for item in VECTORS if field in item]
 
 

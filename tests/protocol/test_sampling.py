@@ -19,7 +19,6 @@ EDGES = [0, 1, 2, 127, 128, (1 << 31) - 2, (1 << 31) - 1, 1 << 31, (1 << 31) + 1
 
 
 def margins(logits: torch.Tensor, tokens: torch.Tensor, seed: bytes, temperature: float) -> torch.Tensor:
-    """Return the margins of one completion."""
     return sampling.batch_margins(logits, tokens, [seed], [len(tokens)], temperature)
 
 

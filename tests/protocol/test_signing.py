@@ -75,23 +75,18 @@ def test_the_digest_does_not_depend_on_the_signatures() -> None:
     assert two_signatures.data != one_signature.data
 
 
-@pytest.mark.parametrize("key", SMALL_ORDER.values(), ids=SMALL_ORDER.keys())
-def test_a_key_of_small_order_is_refused(key: bytes) -> None:
-    for encoding in (key, with_sign(key)):
-        with pytest.raises(SignatureError, match="small order"):
-            check_public_key(encoding)
-
-
-@pytest.mark.parametrize("key", NOT_CANONICAL.values(), ids=NOT_CANONICAL.keys())
-def test_a_key_that_is_not_canonical_is_refused(key: bytes) -> None:
-    with pytest.raises(SignatureError, match="not canonical"):
+@pytest.mark.parametrize(
+    ("key", "refusal"),
+    [
+        *((key, "small order") for key in (*SMALL_ORDER.values(), *map(with_sign, SMALL_ORDER.values()))),
+        *((key, "not canonical") for key in NOT_CANONICAL.values()),
+        *((bytes(size), "") for size in (0, 31, 33)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.hex()[-6:],
+)
+def test_a_key_that_is_no_sound_point_is_refused(key: bytes, refusal: str) -> None:
+    with pytest.raises(SignatureError, match=refusal or None):
         check_public_key(key)
-
-
-@pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_key_of_another_length_is_refused(size: int) -> None:
-    with pytest.raises(SignatureError):
-        check_public_key(bytes(size))
 
 
 def test_the_library_accepts_one_signature_for_many_messages_under_a_key_of_small_order() -> None:

@@ -64,7 +64,6 @@ PARSER_CASES = [(page, item) for page, items in VECTORS.items() for item in item
 
 
 def cases(page: str, *fields: str) -> list[dict[str, Any]]:
-    """Return the cases of a page that have all of these fields."""
     return [item for item in VECTORS[page] if set(fields) <= item.keys()]
 
 

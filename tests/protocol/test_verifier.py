@@ -23,15 +23,6 @@ from tests.protocol.signed_chain import NOW, Trainer, chain, follow, steps, veri
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, RUN_ID
 
-
-def test_a_node_follows_new_versions() -> None:
-    trainer = chain(3)
-    node = follow(verifier(), trainer)
-    follow(node, trainer.add().add())
-    assert node.trust is not None
-    assert node.trust.version == 4
-
-
 REFUSED_HEADS: dict[str, tuple[Callable[[Trainer], bytes], type[ProtocolError]]] = {
     "an older version": (lambda trainer: trainer.head(1, epoch=5), RollbackError),
     "an older version under a newer epoch": (lambda trainer: trainer.head(1, epoch=9), RollbackError),

@@ -17,7 +17,7 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
+from tests.support.builders.chains import TRAINER, change_elements, equal, make_node, small_run, small_weights
 from tests.support.builders.samples import revision
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
@@ -29,7 +29,6 @@ SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, 
 
 
 async def copy_of(store: MemoryStore) -> MemoryStore:
-    """Return another store with the same objects."""
     copy = MemoryStore()
     async for item in store.list(""):
         await copy.put(item.path, await store.get(item.path, 1 << 30))
@@ -55,9 +54,15 @@ class PublisherTestbed:
             await put_snapshot(state or self.state, version, self.weights[version])
 
     async def publish(
-        self, seconds: float = 5.0, expiry_offset_ms: int = 0, settings: PublisherSettings = SETTINGS, **options: Any
+        self,
+        *versions: int,
+        seconds: float = 5.0,
+        expiry_offset_ms: int = 0,
+        settings: PublisherSettings = SETTINGS,
+        **options: Any,
     ) -> None:
-        """Run a publisher for some seconds."""
+        """Put snapshots of versions, and run a publisher for some seconds."""
+        await self.snapshot(*versions, state=options.get("state"))
         node = self.node(**options)
         await refresh_authority(node)
         with trio.move_on_after(seconds):
@@ -75,8 +80,22 @@ class PublisherTestbed:
         record = revision(number, previous, run=self.run_id, authority=authority)
         await self.store.put(paths.revision(self.run_id, number), sign(record, key("root")))
 
+    async def assert_followed(self, version: int, state: MemoryStore | None = None) -> None:
+        """Assert that a follower verifies a version as the newest, bit for bit."""
+        newest_version, weights = await newest(*await self.follower(state))
+        assert newest_version == version
+        assert equal(weights, self.weights[version])
+
     async def head(self, key: SigningKey = TRAINER) -> Head:
         return open_announced(await self.store.get(paths.head(key.public), 1 << 20), Head).record
+
+
+async def published(versions: int) -> PublisherTestbed:
+    """Return a testbed that has published so many versions."""
+    testbed = PublisherTestbed()
+    await testbed.publish(*range(versions))
+    assert (await testbed.head()).version == versions - 1
+    return testbed
 
 
 async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
@@ -123,7 +142,7 @@ async def killed_at(testbed: PublisherTestbed, operation: int, seconds: float, *
     crashing_stores: Any = [CrashingStore(inner, trigger) for inner in (store, state)]
     testbed.store, testbed.state = crashing_stores
     with scope:
-        await testbed.publish(seconds, **options)
+        await testbed.publish(seconds=seconds, **options)
     testbed.store, testbed.state = store, state
     return has_crashed
 

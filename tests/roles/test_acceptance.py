@@ -33,6 +33,7 @@ from tests.support.attacked_nodes.trainer import (
     closing_time,
     collected_windows,
     group_with_other_prompt,
+    make_honest_testbed,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
@@ -93,9 +94,8 @@ class ScheduledBeacon:
 
 def make_testbed_with_full_disk() -> tuple[AttackedTrainer, NoSpaceForOutcomes]:
     """Return a testbed whose trainer cannot write its outcome log."""
-    testbed, disk = AttackedTrainer(), NoSpaceForOutcomes()
-    testbed.state, testbed.node = disk, replace(testbed.node, state=disk)
-    return testbed, disk
+    disk = NoSpaceForOutcomes()
+    return AttackedTrainer(state=disk), disk
 
 
 def revise(testbed: AttackedTrainer, **changes: Any) -> None:
@@ -157,11 +157,7 @@ async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows
 @pytest.mark.parametrize("kind", ["commitments", "batches"])
 @simulated
 async def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
-    testbed = AttackedTrainer()
-    testbed.store = WrongOnce(paths.kind_prefix(MINER.public, kind), how)
-    testbed.node = replace(testbed.node, store=testbed.store)
-    await testbed.deliver()
-    await testbed.publish_records(SECOND)
+    testbed = await make_honest_testbed(1, SECOND, store=WrongOnce(paths.kind_prefix(MINER.public, kind), how))
     await testbed.collect()
     assert await testbed.outcomes() == {"used"}
 
@@ -171,19 +167,14 @@ async def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(VerifiedBatch, "max_bytes", 100)
-    testbed = AttackedTrainer()
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
+    testbed = await make_honest_testbed(1, FIRST)
     await testbed.collect()
     assert await testbed.outcomes() == {"too-large"}
 
 
 @simulated
 async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_restart():
-    testbed, later = AttackedTrainer(), WINDOW + 4
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
-    await testbed.publish_records(SECOND)
+    testbed, later = await make_honest_testbed(), WINDOW + 4
     testbed.store.silent_prefixes = (paths.kind_prefix(MINER.public, "batches"),)
     timeout = testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW) + testbed.run.schedule.verdict_rounds)
     restart = testbed.run.opening_time(later) + 1.0
@@ -208,10 +199,9 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
 
 @simulated
 async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
-    testbed, later = AttackedTrainer(), WINDOW + 4
+    testbed, later = AttackedTrainer(store=Distant()), WINDOW + 4
     clock = WrongClock(testbed.clock)
-    testbed.store = Distant()
-    testbed.node = replace(testbed.node, store=testbed.store, clock=clock, beacon=ScheduledBeacon(testbed))
+    testbed.node = replace(testbed.node, clock=clock, beacon=ScheduledBeacon(testbed))
     async with running((await testbed.open_collector()).run):
         await trio.sleep(1.0)
         clock.error_seconds = 3600.0
@@ -277,11 +267,7 @@ class SlowVerdicts(SilentStore):
 
 @simulated
 async def test_after_a_long_absence_slow_verdicts_are_waited_for():
-    testbed = AttackedTrainer()
-    testbed.store = SlowVerdicts()
-    object.__setattr__(testbed.node, "store", testbed.store)
-    await testbed.deliver()
-    await testbed.publish_records(FIRST)
+    testbed = await make_honest_testbed(1, FIRST, store=SlowVerdicts())
     await testbed.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
     schedule = testbed.run.schedule
     await testbed.clock.sleep_until(

@@ -71,7 +71,6 @@ class BusyAuditor:
 
 
 def miners(reputation: Reputation, count: int) -> list[bytes]:
-    """Return keys of miners of a reputation."""
     return [content_digest(bytes([reputation, number % 256, number // 256])) for number in range(count)]
 
 
@@ -118,26 +117,10 @@ async def record_histories(ledger: Ledger, keys: Mapping[Reputation, Sequence[by
 
 
 def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
-    """Return a miner's row."""
-    groups = accepted + rejected
-    return LedgerRow(
-        miner=miner,
-        verdict=bytes(32),
-        arithmetic="torch-float32",
-        pledged=groups,
-        submitted=groups,
-        dealt=groups,
-        audited=groups,
-        accepted=accepted,
-        rejected=rejected,
-        tokens=0,
-        positions=0,
-        sketch_misses=0,
-        margin_misses=0,
-        sketch_points=0,
-        margin_points=0,
-        far_rollouts=0,
-    )
+    counts: dict[str, Any] = dict.fromkeys(("pledged", "submitted", "dealt", "audited"), accepted + rejected)
+    counts |= dict.fromkeys(("tokens", "positions", "sketch_misses", "margin_misses"), 0)
+    result: LedgerRow = samples.row(**counts, accepted=accepted, rejected=rejected)
+    return result.model_copy(update={"miner": miner})
 
 
 @simulated

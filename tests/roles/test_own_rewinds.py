@@ -34,20 +34,12 @@ from tests.roles.publisher_testbed import (
     copy_of,
     newest,
     publish_until_killed,
+    published,
 )
 from tests.support.builders import samples
-from tests.support.builders.chains import TRAINER, change_elements, equal
+from tests.support.builders.chains import TRAINER, change_elements
 from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import simulated
-
-
-async def published(versions: int = 7) -> PublisherTestbed:
-    """Return a testbed that has published versions, and no follower yet."""
-    testbed = PublisherTestbed()
-    await testbed.snapshot(*range(versions))
-    await testbed.publish(seconds=30.0)
-    assert (await testbed.head()).version == versions - 1
-    return testbed
 
 
 async def take_back(testbed: PublisherTestbed, version: int, digest: bytes | None = None) -> None:
@@ -69,7 +61,7 @@ async def repair(testbed: PublisherTestbed) -> list[str]:
 
 @simulated
 async def test_a_trainer_does_not_go_on_with_versions_that_the_roots_take_back():
-    testbed = await published()
+    testbed = await published(7)
     await take_back(testbed, 4)
     await testbed.snapshot(7)
     for _ in range(2):  # its supervisor starts it again
@@ -90,15 +82,13 @@ async def test_what_a_killed_trainer_had_shown_is_taken_back_as_well():
         await testbed.publish()
     assert "versions 2 to 2 are taken back" in (await repair(testbed))[0]
     testbed.weights[2] = change_elements(testbed.weights[1], 500)
-    await testbed.snapshot(2)
-    await testbed.publish()
-    version, weights = await newest(*await testbed.follower())
-    assert version == 2 and equal(weights, testbed.weights[2])
+    await testbed.publish(2)
+    await testbed.assert_followed(2)
 
 
 @simulated
 async def test_followers_do_not_take_up_again_what_was_taken_back():
-    testbed = await published()
+    testbed = await published(7)
     state = MemoryStore()
     await newest(*await testbed.follower(state))
     await take_back(testbed, 4)
@@ -112,38 +102,33 @@ async def test_followers_do_not_take_up_again_what_was_taken_back():
 
 @simulated
 async def test_after_a_repair_the_trainer_goes_on_from_the_last_valid_version():
-    testbed, state = await published(), MemoryStore()
+    testbed, state = await published(7), MemoryStore()
     await newest(*await testbed.follower(state))
     await take_back(testbed, 4)
     await testbed.state.put(f"{INBOX}0000000003-{bytes(32).hex()}", b"groups of version 6")
     lines = await repair(testbed)
     assert f"{CHAIN}: versions 5 to 6 are taken back by revision 1; 4 is the newest" in lines
     assert not [item async for item in testbed.state.list(INBOX)]
-    version, weights = await newest(*await testbed.follower(state))
-    assert version == 4 and equal(weights, testbed.weights[4])
+    await testbed.assert_followed(4, state)
     testbed.weights[5] = change_elements(testbed.weights[4], 500)
-    await testbed.snapshot(5)
-    await testbed.publish()
+    await testbed.publish(5)
     for follower_state in (state, MemoryStore()):
-        version, weights = await newest(*await testbed.follower(follower_state))
-        assert version == 5 and equal(weights, testbed.weights[5])
+        await testbed.assert_followed(5, follower_state)
 
 
 @simulated
 async def test_a_rewind_to_the_newest_version_stops_nobody():
-    testbed = await published()
+    testbed = await published(7)
     await take_back(testbed, 6)
-    await testbed.snapshot(7)
-    await testbed.publish()
+    await testbed.publish(7)
     assert (await testbed.head()).version == 7
-    await testbed.snapshot(8)
-    await testbed.publish()  # the rewind was obeyed once
+    await testbed.publish(8)  # the rewind was obeyed once
     assert (await testbed.head()).version == 8
 
 
 @simulated
 async def test_a_rewind_to_somebody_elses_version_cannot_be_repaired():
-    testbed = await published()
+    testbed = await published(7)
     await take_back(testbed, 4, digest=bytes(32))
     with pytest.raises(RepairError, match="has not published"):
         await repair(testbed)
@@ -164,7 +149,7 @@ class RevisingStore(MemoryStore):
 
 @simulated
 async def test_a_head_that_is_being_made_when_the_rewind_arrives_is_refused():
-    testbed = await published()
+    testbed = await published(7)
     store = RevisingStore()
     async for item in testbed.store.list(""):
         await store.put(item.path, await testbed.store.get(item.path, 1 << 30))
@@ -194,14 +179,13 @@ async def test_a_head_that_is_being_made_when_the_rewind_arrives_is_refused():
 @simulated
 async def test_a_coordinator_of_sites_does_not_publish_again_what_is_taken_back():
     """The state that its sites share is that of the versions that are taken back. The chain ends where it is valid."""
-    testbed = await published()
+    testbed = await published(7)
     await testbed.state.put(f"{ROUNDS}0000000006-{TRAINER.public.hex()}", b"a signed round manifest")
     await take_back(testbed, 4)
     await repair(testbed)
     with pytest.raises(RepairError, match=r"sites share a state of later ones.*`grailnode export DIR`"):
         await repair_rounds(testbed.node(), set(), print, is_rewound=True)
-    version, weights = await newest(*await testbed.follower())
-    assert version == 4 and equal(weights, testbed.weights[4])
+    await testbed.assert_followed(4)
 
 
 @simulated
@@ -209,8 +193,7 @@ async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_a
     """A head that is taken back says nothing about the versions up to the rewind, which this state does not know."""
     testbed, state = await published(4), MemoryStore()
     backup = await copy_of(testbed.state)
-    await testbed.snapshot(4, 5, 6)
-    await testbed.publish(seconds=20.0)
+    await testbed.publish(4, 5, 6, seconds=20.0)
     await newest(*await testbed.follower(state))
     await take_back(testbed, 4)
     valid, testbed.weights[4] = testbed.weights[4], change_elements(testbed.weights[3], 500)
@@ -224,13 +207,11 @@ async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_a
     chain = ChainRepair(node, set(), print)
     assert await chain.is_needed()
     await chain.run()
-    version, weights = await newest(*await testbed.follower(state))
-    assert version == 4 and equal(weights, valid)
+    testbed.weights[4] = valid
+    await testbed.assert_followed(4, state)
     testbed.weights[5] = change_elements(valid, 500)
-    await testbed.snapshot(5, state=backup)
-    await testbed.publish(state=backup)
-    version, weights = await newest(*await testbed.follower(state))
-    assert version == 5 and equal(weights, testbed.weights[5])
+    await testbed.publish(5, state=backup)
+    await testbed.assert_followed(5, state)
 
 
 class RepairedState(DeadlyState):
@@ -264,7 +245,7 @@ async def test_a_repair_that_is_killed_at_any_change_leaves_nothing_of_what_is_t
     """The trainer goes on with the last valid version, or it refuses to start and another repair brings it there."""
     changes, was_killed = 0, True
     while was_killed:
-        testbed = await published()
+        testbed = await published(7)
         old_work = f"{INBOX}0000000003-{bytes(32).hex()}"
         await testbed.state.put(old_work, b"groups of version 6")
         await take_back(testbed, 4)
@@ -275,7 +256,6 @@ async def test_a_repair_that_is_killed_at_any_change_leaves_nothing_of_what_is_t
             assert not await repair_until_killed(testbed, -1)
             await testbed.publish()
         assert old_work not in {item.path async for item in testbed.state.list(INBOX)}
-        version, weights = await newest(*await testbed.follower())
-        assert version == 4 and equal(weights, testbed.weights[4])
+        await testbed.assert_followed(4)
         changes += 1
     assert changes > 10

@@ -28,6 +28,7 @@ from tests.roles.publisher_testbed import (
     copy_of,
     killed_at,
     newest,
+    published,
 )
 from tests.support.builders.chains import TRAINER, equal, version_weights
 from tests.support.simulation.network import Log
@@ -36,9 +37,7 @@ from tests.support.simulation.virtual_clock import simulated
 
 @simulated
 async def test_a_new_key_takes_over_the_chain():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1, 2, 3, 4, 5)
-    await testbed.publish()
+    testbed = await published(6)
     node, follower = await testbed.follower()
     version, weights = await newest(node, follower)
     assert version == 5 and equal(weights, testbed.weights[5])
@@ -47,8 +46,7 @@ async def test_a_new_key_takes_over_the_chain():
     with pytest.raises(NotFoundError):
         await follower.refresh()  # the old head does not count any more, and there is no new one yet
     assert follower.version_for(0) >= 0  # the follower still serves what it has verified
-    await testbed.snapshot(6)
-    await testbed.publish(key=SUCCESSOR)
+    await testbed.publish(6, key=SUCCESSOR)
     before, after = await testbed.head(), await testbed.head(SUCCESSOR)
     assert (after.epoch, after.version, after.revision) == (before.epoch + 1, 6, 1)
     overlap = range(max(before.base, after.base), 6)
@@ -62,23 +60,18 @@ async def test_a_new_key_takes_over_the_chain():
 
 @simulated
 async def test_an_interrupted_migration_goes_on():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1, 2, 3)
-    await testbed.publish()
+    testbed = await published(4)
     await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,))
     await testbed.snapshot(4)
     for _ in range(4):
         await testbed.publish(seconds=0.0, key=SUCCESSOR)  # killed at its first wait
     await testbed.publish(key=SUCCESSOR)
-    version, weights = await newest(*await testbed.follower())
-    assert version == 4 and equal(weights, testbed.weights[4])
+    await testbed.assert_followed(4)
 
 
 @simulated
 async def test_a_migration_without_the_old_space_says_what_is_missing():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1)
-    await testbed.publish()
+    testbed = await published(2)
     await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,))
     async for item in testbed.store.list(paths.kind_prefix(TRAINER.public, "anchors")):
         await testbed.store.delete(item.path)
@@ -89,9 +82,7 @@ async def test_a_migration_without_the_old_space_says_what_is_missing():
 @pytest.mark.parametrize(("delay", "seconds"), [(0.0, 4000.0), (0.5, 60.0), (3.0, 60.0)])
 @simulated
 async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1, 2)
-    await testbed.publish()
+    testbed = await published(3)
     states = [testbed.state, await copy_of(testbed.state)]
     stopped_places: list[int] = []
 
@@ -109,18 +100,14 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
         for place in range(2):
             nursery.start_soon(run, place)
     assert len(stopped_places) == 1
-    version, weights = await newest(*await testbed.follower())
-    assert version == 4 and equal(weights, testbed.weights[4])
+    await testbed.assert_followed(4)
 
 
 @simulated
 async def test_a_state_that_is_older_than_the_published_chain_is_refused():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1)
-    await testbed.publish()
+    testbed = await published(2)
     backup = await copy_of(testbed.state)
-    await testbed.snapshot(2)
-    await testbed.publish()
+    await testbed.publish(2)
     with pytest.raises(ChainError, match="storage shows version 2"):
         await testbed.publish(state=backup)
     assert (await testbed.head()).version == 2
@@ -128,25 +115,18 @@ async def test_a_state_that_is_older_than_the_published_chain_is_refused():
 
 @simulated
 async def test_a_state_that_differs_from_the_published_chain_is_refused():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1)
-    await testbed.publish()
+    testbed = await published(2)
     other = PublisherTestbed()
-    await other.snapshot(0)
-    await other.publish()
-    await other.snapshot(1)
+    await other.publish(0)
     other.weights[1] = other.weights[5]
-    await other.snapshot(1)
-    await other.publish()
+    await other.publish(1)
     with pytest.raises(ChainError, match="did not publish"):
         await testbed.publish(state=other.state)
 
 
 @simulated
 async def test_the_head_is_renewed_at_once_when_a_trainer_restarts():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0)
-    await testbed.publish()
+    testbed = await published(1)
     _, follower = await testbed.follower()
     await trio.sleep(2 * testbed.run.head_ttl)
     with pytest.raises(ProtocolError, match="has expired"):
@@ -169,11 +149,9 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
 ):
     testbed = PublisherTestbed()
     testbed.store = LosesPatches()
-    await testbed.snapshot(0, 1)
-    await testbed.publish(seconds=60, settings=settings)
+    await testbed.publish(0, 1, seconds=60, settings=settings)
     testbed.store.losing = False
-    await testbed.snapshot(*range(2, newest_version + 1))
-    await testbed.publish(seconds=30, settings=settings)
+    await testbed.publish(*range(2, newest_version + 1), seconds=30, settings=settings)
     without_patch = [fields["version"] for fields in testbed.log.named("published") if not fields["patch_bytes"]]
     assert without_patch == [0, 1]
     assert (1 in (await testbed.head()).anchors) == (settings is SETTINGS)
@@ -189,8 +167,7 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
 @simulated
 async def test_patches_have_the_profile_that_is_set(profile: str):
     testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1, 2)
-    await testbed.publish(settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
+    await testbed.publish(0, 1, 2, settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
     patches = [item.path async for item in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))]
     assert len(patches) == 2
     for path in patches:
@@ -284,8 +261,7 @@ class RotatedKeyTestbed(PublisherTestbed):
     """A trainer whose key has been replaced, and which has not started since."""
 
     async def prepare(self) -> None:
-        await self.snapshot(0, 1, 2, 3)
-        await self.publish(SECONDS)
+        await self.publish(0, 1, 2, 3, seconds=SECONDS)
         await self.revise(1, self.run_id, trainers=(SUCCESSOR.public,))
         await self.snapshot(4)
 
@@ -304,7 +280,7 @@ async def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
         testbed.store, testbed.state = await copy_of(before.store), await copy_of(before.state)
         if not await killed_at(testbed, operation, SECONDS, after=after, key=SUCCESSOR):
             break
-        await testbed.publish(SECONDS, key=SUCCESSOR)
+        await testbed.publish(seconds=SECONDS, key=SUCCESSOR)
         version, weights = await newest(*await testbed.follower())
         assert (operation, version) == (operation, 4)
         assert equal(weights, testbed.weights[4])

@@ -23,6 +23,7 @@ from tests.roles.publisher_testbed import (
     killed_at,
     newest,
     publish_until_killed,
+    published,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, equal
@@ -44,7 +45,6 @@ class RefusesAnchors(MemoryStore):
 
 
 async def names_below(state: ObjectStore, prefix: str) -> list[str]:
-    """Return the names of the objects below a prefix."""
     return [item.path.removeprefix(prefix) async for item in state.list(prefix)]
 
 
@@ -53,9 +53,7 @@ async def names_below(state: ObjectStore, prefix: str) -> list[str]:
 
 @simulated
 async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1, 2, 3)
-    await testbed.publish()
+    testbed = await published(4)
     head = await testbed.head()
     await testbed.store.put(paths.head(TRAINER.public), sign(head.model_copy(update={"epoch": LAST_EPOCH}), TRAINER))
     for _ in range(2):  # its supervisor starts it again
@@ -65,10 +63,8 @@ async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
     authority = testbed.run.authority.model_copy(update={"trainers": (SUCCESSOR.public,), "revoked": (TRAINER.public,)})
     record = samples.revision(1, testbed.run_id, run=testbed.run_id, authority=authority, rewind=point)
     await testbed.store.put(paths.revision(testbed.run_id, 1), sign(record, key("root")))
-    await testbed.snapshot(4)
-    await testbed.publish(key=SUCCESSOR)
-    version, weights = await newest(*await testbed.follower())
-    assert version == 4 and equal(weights, testbed.weights[4])
+    await testbed.publish(4, key=SUCCESSOR)
+    await testbed.assert_followed(4)
 
 
 # Storage
@@ -76,28 +72,20 @@ async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
 
 @simulated
 async def test_a_head_that_is_too_large_is_written_over():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0)
-    await testbed.publish()
+    testbed = await published(1)
     await testbed.store.put(paths.head(TRAINER.public), bytes(2 << 20))
-    await testbed.snapshot(1)
-    await testbed.publish()
+    await testbed.publish(1)
     assert (await testbed.head()).version == 1
 
 
 @simulated
 async def test_an_old_head_does_not_stop_its_trainer():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0)
-    await testbed.publish()
+    testbed = await published(1)
     old = await testbed.store.get(paths.head(TRAINER.public), 1 << 20)
-    await testbed.snapshot(*range(1, 11))
-    await testbed.publish(seconds=60)
+    await testbed.publish(*range(1, 11), seconds=60)
     await testbed.store.put(paths.head(TRAINER.public), old)  # storage was rolled back
-    await testbed.snapshot(11)
-    await testbed.publish()
-    version, weights = await newest(*await testbed.follower())
-    assert version == 11 and equal(weights, testbed.weights[11])
+    await testbed.publish(11)
+    await testbed.assert_followed(11)
 
 
 # Kills
@@ -105,14 +93,11 @@ async def test_an_old_head_does_not_stop_its_trainer():
 
 @simulated
 async def test_killed_before_older_weights_are_deleted():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1)
-    await testbed.publish()
+    testbed = await published(2)
     await testbed.snapshot(2)
     await publish_until_killed(testbed, "delete", "chain/weights/")
     assert len(await names_below(testbed.state, "chain/weights/")) == 2
-    await testbed.snapshot(3, 4)
-    await testbed.publish()
+    await testbed.publish(3, 4)
     assert await names_below(testbed.state, "chain/weights/") == ["0000000004"]
 
 
@@ -122,19 +107,17 @@ async def test_killed_between_a_head_and_its_mark_it_never_shows_an_older_head(n
     """It may then fail to go on, and what followers have seen is what a repair continues."""
     testbed = PublisherTestbed()
     if newest_version:
-        await testbed.snapshot(*range(newest_version))
-        await testbed.publish()
+        await testbed.publish(*range(newest_version))
     await testbed.snapshot(newest_version)
     await publish_until_killed(testbed, "put", f"chain/weights/{newest_version:010d}")
     shown = await testbed.head()
     assert shown.version == newest_version
-    await testbed.publish(SETTINGS.takeover_seconds / 2)
+    await testbed.publish(seconds=SETTINGS.takeover_seconds / 2)
     assert (await testbed.head()).manifests == shown.manifests
     await testbed.publish()
     assert (await testbed.head()).manifests == shown.manifests
     assert await names_below(testbed.state, "outbox/") == []
-    version, weights = await newest(*await testbed.follower())
-    assert version == newest_version and equal(weights, testbed.weights[newest_version])
+    await testbed.assert_followed(newest_version)
 
 
 @simulated
@@ -142,32 +125,26 @@ async def test_killed_after_the_anchor_of_a_version_without_a_patch_and_then_rot
     testbed, store = PublisherTestbed(), LosesPatches()
     testbed.store, store.losing = store, False
     settings = replace(SETTINGS, anchor_interval=100, keep_patches=100)
-    await testbed.snapshot(0, 1)
-    await testbed.publish(settings=settings)
+    await testbed.publish(0, 1, settings=settings)
     store.losing = True
     await testbed.snapshot(2)
     await publish_until_killed(testbed, "put", "chain/weights/0000000002", settings=settings, seconds=60)
     store.losing = False
     await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-    await testbed.snapshot(3)
-    await testbed.publish(key=SUCCESSOR, settings=settings, seconds=60)
+    await testbed.publish(3, key=SUCCESSOR, settings=settings, seconds=60)
     assert (await testbed.head(SUCCESSOR)).version == 3
-    version, weights = await newest(*await testbed.follower())
-    assert version == 3 and equal(weights, testbed.weights[3])
+    await testbed.assert_followed(3)
 
 
 @simulated
 async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep_more():
     testbed = PublisherTestbed()
     few = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
-    await testbed.snapshot(0)
-    await testbed.publish(settings=few)
+    await testbed.publish(0, settings=few)
     await testbed.snapshot(1, 2, 3, 4)
     await publish_until_killed(testbed, "delete", "chain/anchors/", settings=few, seconds=60)
-    await testbed.snapshot(5)
-    await testbed.publish(settings=replace(few, keep_anchors=10), seconds=60)
-    version, weights = await newest(*await testbed.follower())
-    assert version == 5 and equal(weights, testbed.weights[5])
+    await testbed.publish(5, settings=replace(few, keep_anchors=10), seconds=60)
+    await testbed.assert_followed(5)
     assert await names_below(testbed.state, "chain/anchors/") == await names_below(testbed.state, "chain/manifests/")
 
 
@@ -176,20 +153,18 @@ async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep
 async def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(after: bool):
     settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, takeover_seconds=0.1, poll_seconds=0.5)
     template = PublisherTestbed()
-    await template.snapshot(0, 1)
-    await template.publish(2, settings=settings)
+    await template.publish(0, 1, seconds=2, settings=settings)
     await template.snapshot(2, 3, 4)
     for operation in itertools.count():
         testbed = PublisherTestbed()
         testbed.store, testbed.state = await copy_of(template.store), await copy_of(template.state)
         if not await killed_at(testbed, operation, 3, after=after, settings=settings):
             break
-        await testbed.publish(3, settings=settings)
+        await testbed.publish(seconds=3, settings=settings)
         version, weights = await newest(*await testbed.follower())
         assert (operation, version) == (operation, 4)
         assert equal(weights, testbed.weights[4])
-        await testbed.snapshot(5, 6)
-        await testbed.publish(3, settings=settings)
+        await testbed.publish(5, 6, seconds=3, settings=settings)
         assert (operation, await names_below(testbed.state, "chain/weights/")) == (operation, ["0000000006"])
         assert (operation, await names_below(testbed.state, "weights/")) == (operation, ["0000000006/00000"])
         notes = set(await names_below(testbed.state, "chain/anchors/")) - set(
@@ -204,9 +179,7 @@ async def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_veri
 
 @simulated
 async def test_opening_the_history_of_a_running_trainer_deletes_nothing():
-    testbed = PublisherTestbed()
-    await testbed.snapshot(0, 1)
-    await testbed.publish()
+    testbed = await published(2)
     await testbed.snapshot(0)  # its note is left over, and its files would be cleaned up
     objects = await names_below(testbed.state, "")
     await History.open(testbed.state)  # as another process does, to look something up
@@ -217,11 +190,9 @@ async def test_opening_the_history_of_a_running_trainer_deletes_nothing():
 async def test_weights_stay_until_their_anchor_is_uploaded_and_no_longer():
     testbed, store = PublisherTestbed(), RefusesAnchors()
     testbed.store = store
-    await testbed.snapshot(0)
-    await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
+    await testbed.publish(0, settings=replace(SETTINGS, anchor_interval=2))
     store.refusing = True
-    await testbed.snapshot(1, 2, 3, 4, 5)
-    await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
+    await testbed.publish(1, 2, 3, 4, 5, settings=replace(SETTINGS, anchor_interval=2))
     assert {name.split("/")[0] for name in await names_below(testbed.state, "weights/")} == {
         f"{version:010d}" for version in (2, 4, 5)
     }
@@ -229,8 +200,7 @@ async def test_weights_stay_until_their_anchor_is_uploaded_and_no_longer():
     await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
     assert {name.split("/")[0] for name in await names_below(testbed.state, "weights/")} == {"0000000005"}
     assert (await testbed.head()).anchors[-1] == 4
-    version, weights = await newest(*await testbed.follower())
-    assert version == 5 and equal(weights, testbed.weights[5])
+    await testbed.assert_followed(5)
 
 
 def long_history(versions: int, *anchors: int) -> History:

@@ -1,7 +1,6 @@
 """Followers of quantized versions: equal bit for bit by patches and anchors; bad scales and tables are never used."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -102,26 +101,3 @@ async def test_a_bad_scale_is_refused_although_the_trainer_has_signed_it(value: 
     await testbed.chain.publish(testbed.version(2), anchor=True)
     await follower.refresh()
     assert (await follower.rebuild(2)).version == 2
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {MATRIX: torch.zeros(32, 16, dtype=torch.bfloat16)},
-        {MATRIX + SCALE: torch.ones(32, dtype=torch.float32)},
-        {MATRIX: torch.zeros(32, 16, dtype=torch.int8)},
-    ],
-    ids=["BF16 matrix", "float32 scales", "codes of another precision"],
-)
-@simulated
-async def test_a_version_with_another_table_is_refused_before_it_is_fetched(changes: dict[str, Any]) -> None:
-    testbed = Testbed("fp8")
-    other = testbed.version(0) | changes
-    testbed.run = testbed.run.model_copy(
-        update={"model": testbed.run.model.model_copy(update={"genesis": digest_weights(other)})}
-    )
-    testbed.run_id = content_digest(testbed.run.to_bytes())
-    testbed.chain = Chain(testbed.run_id, testbed.store, int(BEGIN * 1000) + HOUR_MS)
-    await testbed.chain.publish(other)
-    with pytest.raises(ChainError, match="not the table of a version in fp8"):
-        await testbed.follower()

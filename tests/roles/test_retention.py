@@ -22,7 +22,7 @@ from protocol.limits import MAX_CHAIN
 from roles.policy.follower import Follower
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.retention import check_retention, retained_range
-from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, killed_at, newest
+from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, killed_at
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.simulation.network import BEGIN, Log
@@ -185,12 +185,10 @@ async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
 ) -> None:
     settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
     testbed = LongRunTestbed(40)
-    for version in range(40):
-        await testbed.snapshot(version)
-    await testbed.publish(2000, settings=settings)
+    await testbed.publish(*range(40), seconds=2000, settings=settings)
     assert testbed.store.violations == []
     assert (await testbed.head()).version == 39
-    assert (await newest(*await testbed.follower()))[0] == 39
+    await testbed.assert_followed(39)
 
 
 @dataclass(frozen=True)
@@ -219,15 +217,14 @@ class Life:
                 after = chance.random() < 0.5
                 await killed_at(testbed, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
             else:
-                await testbed.publish(chance.choice([1, 30, 400]), settings=settings, key=trainer)
+                await testbed.publish(seconds=chance.choice([1, 30, 400]), settings=settings, key=trainer)
             await trio.sleep(chance.choice([0, 5, 300, 900]))
             if trainer is TRAINER and chance.random() < 0.1:
                 trainer = SUCCESSOR
                 await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-        await testbed.publish(400, settings=settings, key=trainer)
+        await testbed.publish(seconds=400, settings=settings, key=trainer)
         assert testbed.store.violations == []
-        version, _ = await newest(*await testbed.follower())
-        assert version == 29
+        await testbed.assert_followed(29)
         return testbed.store.heads, len(testbed.store.manifests)
 
 
@@ -273,7 +270,7 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
             weights = {"a": weights["a"].roll(1, 0)}
             await trio.sleep(1)
 
-    async with running(lambda: testbed.publish(70, settings=settings)) as nursery:
+    async with running(lambda: testbed.publish(seconds=70, settings=settings)) as nursery:
         nursery.start_soon(train)
         await trio.sleep(3)
         node = make_node(
@@ -300,17 +297,15 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
 async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> None:
     testbed = LongRunTestbed(8)
     settings = replace(SETTINGS, anchor_interval=2, keep_patches=4, keep_anchors=2)
-    await testbed.snapshot(*range(6))
-    await testbed.publish(30, settings=settings)
+    await testbed.publish(*range(6), seconds=30, settings=settings)
     head = await testbed.head()
     lost_version = head.anchors[0]
     manifest = testbed.store.manifests[head.digest(lost_version)]
     await MemoryStore.delete(testbed.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
-    await testbed.snapshot(6)
-    await testbed.publish(30, settings=settings)
+    await testbed.publish(6, seconds=30, settings=settings)
     assert [event["version"] for event in testbed.log.named("anchor-lost")] == [lost_version]
     assert lost_version not in (await testbed.head()).anchors
-    assert (await newest(*await testbed.follower()))[0] == 6
+    await testbed.assert_followed(6)
     assert testbed.store.violations == []
 
 
@@ -318,11 +313,10 @@ async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> Non
 async def test_the_only_anchor_is_named_even_if_storage_does_not_show_it() -> None:
     testbed = LongRunTestbed(3)
     settings = replace(SETTINGS, anchor_interval=10)
-    await testbed.snapshot(0, 1)
-    await testbed.publish(5, settings=settings)
+    await testbed.publish(0, 1, seconds=5, settings=settings)
     head = await testbed.head()
     manifest = testbed.store.manifests[head.digest(0)]
     await MemoryStore.delete(testbed.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
-    await testbed.publish(5, settings=settings)
+    await testbed.publish(seconds=5, settings=settings)
     assert [event["retired"] for event in testbed.log.named("anchor-lost")] == [False]
     assert (await testbed.head()).anchors == (0,)

@@ -51,7 +51,6 @@ class FourValidators:
         self.windows = presence_windows(self.run.schedule, WINDOW)
 
     async def publish(self, validator: int, window: int, *rows: LedgerRow) -> None:
-        """Publish a validator's summary."""
         key = KEYS[validator]
         fields: dict[str, Any] = {"run": self.run_id, "window": window, "validator": key.public, "scores": ()}
         data = sign(samples.summary(*rows, **fields), key)

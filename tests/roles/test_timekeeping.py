@@ -1,5 +1,7 @@
 """A node whose clock is wrong signs nothing, on a virtual clock and with a beacon whose rounds are out when due."""
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
@@ -26,122 +28,108 @@ class ClockTestbed:
         await self.right.sleep_until(BEGIN + second)
 
 
-def simulated(scenario) -> None:
+def simulated(test: Callable[[ClockTestbed], Awaitable[None]]) -> Callable[[], None]:
+    """Run a test on a virtual clock with a testbed."""
+
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            await scenario(ClockTestbed(nursery))
+            await test(ClockTestbed(nursery))
             nursery.cancel_scope.cancel()
 
-    simulate(run)
+    return lambda: simulate(run)
 
 
-def test_a_right_clock_is_proven_at_once():
-    async def scenario(testbed: ClockTestbed) -> None:
-        await testbed.until(10.5)
-        assert await testbed.time.wait_for_newest_round() == 11
-        assert await testbed.time.proven_time() == BEGIN + 10.5
-        assert await testbed.time.has_come(11) and not await testbed.time.has_come(12)
-        assert testbed.log.events == []
-
-    simulated(scenario)
+@simulated
+async def test_a_right_clock_is_proven_at_once(testbed: ClockTestbed) -> None:
+    await testbed.until(10.5)
+    assert await testbed.time.wait_for_newest_round() == 11
+    assert await testbed.time.proven_time() == BEGIN + 10.5
+    assert await testbed.time.has_come(11) and not await testbed.time.has_come(12)
+    assert testbed.log.events == []
 
 
-def test_a_clock_that_is_ahead_proves_nothing_until_it_is_right():
-    async def scenario(testbed: ClockTestbed) -> None:
-        await testbed.until(10.5)
-        testbed.clock.error_seconds = 3600.0
-        assert not await testbed.time.has_come(100)
-        with trio.move_on_after(20) as scope:
-            await testbed.time.wait_for_newest_round()
-        assert scope.cancelled_caught
-        assert {name for name, _ in testbed.log.events} == {"beacon-late"}
-        assert all("clock is ahead" in fields["error"] for _, fields in testbed.log.events)
-        testbed.clock.error_seconds = 0.0
-        await testbed.until(40.5)
-        assert await testbed.time.wait_for_newest_round() == 41
-
-    simulated(scenario)
-
-
-def test_a_clock_that_was_set_back_proves_nothing_and_past_deadlines_stay_past():
-    async def scenario(testbed: ClockTestbed) -> None:
-        await testbed.until(10.5)
+@simulated
+async def test_a_clock_that_is_ahead_proves_nothing_until_it_is_right(testbed: ClockTestbed) -> None:
+    await testbed.until(10.5)
+    testbed.clock.error_seconds = 3600.0
+    assert not await testbed.time.has_come(100)
+    with trio.move_on_after(20) as scope:
         await testbed.time.wait_for_newest_round()
-        testbed.clock.error_seconds = -3600.0
-        await testbed.until(30.5)
-        assert testbed.time.now() >= BEGIN + 30.0  # since the newest round that was seen, so much time has passed
-        with trio.move_on_after(20) as scope:
-            await testbed.time.wait_for_newest_round()
-        assert scope.cancelled_caught
-        assert "set back by 36" in testbed.log.events[-1][1]["error"]
-        testbed.clock.error_seconds = 0.0
-        assert await testbed.time.wait_for_newest_round() == 51
-
-    simulated(scenario)
+    assert scope.cancelled_caught
+    assert {name for name, _ in testbed.log.events} == {"beacon-late"}
+    assert all("clock is ahead" in fields["error"] for _, fields in testbed.log.events)
+    testbed.clock.error_seconds = 0.0
+    await testbed.until(40.5)
+    assert await testbed.time.wait_for_newest_round() == 41
 
 
-def test_a_wait_for_a_round_of_a_wrong_clock_ends_when_the_clock_is_right():
-    async def scenario(testbed: ClockTestbed) -> None:
-        await testbed.until(10.5)
-        testbed.clock.error_seconds = 3600.0
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(testbed.time.wait_for_newest_round)
-            await trio.sleep(3)
-            testbed.clock.error_seconds = 0.0
-            with trio.fail_after(1):
-                while nursery.child_tasks:
-                    await trio.sleep(0.1)
-
-    simulated(scenario)
-
-
-def test_a_clock_alone_does_not_end_the_wait_for_a_round():
-    async def scenario(testbed: ClockTestbed) -> None:
-        await testbed.until(10.5)
+@simulated
+async def test_a_clock_that_was_set_back_proves_nothing_and_past_deadlines_stay_past(testbed: ClockTestbed) -> None:
+    await testbed.until(10.5)
+    await testbed.time.wait_for_newest_round()
+    testbed.clock.error_seconds = -3600.0
+    await testbed.until(30.5)
+    assert testbed.time.now() >= BEGIN + 30.0  # since the newest round that was seen, so much time has passed
+    with trio.move_on_after(20) as scope:
         await testbed.time.wait_for_newest_round()
-        testbed.clock.error_seconds = 3600.0
-        await testbed.time.wait_for_round(31)
-        assert testbed.right.now() >= BEGIN + 30.0
+    assert scope.cancelled_caught
+    assert "set back by 36" in testbed.log.events[-1][1]["error"]
+    testbed.clock.error_seconds = 0.0
+    assert await testbed.time.wait_for_newest_round() == 51
+
+
+@simulated
+async def test_a_wait_for_a_round_of_a_wrong_clock_ends_when_the_clock_is_right(testbed: ClockTestbed) -> None:
+    await testbed.until(10.5)
+    testbed.clock.error_seconds = 3600.0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(testbed.time.wait_for_newest_round)
+        await trio.sleep(3)
         testbed.clock.error_seconds = 0.0
-        await testbed.time.wait_for_round(41)
-        assert testbed.right.now() < BEGIN + 41.0
-
-    simulated(scenario)
-
-
-def test_the_wait_for_a_round_ends_without_the_beacon_after_that_much_process_time():
-    async def scenario(testbed: ClockTestbed) -> None:
-        await testbed.until(10.5)
-        await testbed.time.wait_for_newest_round()
-        offline = Timekeeper(StoreBeacon(MemoryStore(), CHAIN, testbed.clock), CHAIN, testbed.clock, testbed.log)
-        offline.record_round(11)
-        await offline.wait_for_round(31)
-        assert BEGIN + 30.0 <= testbed.right.now() < BEGIN + 33.0
-
-    simulated(scenario)
+        with trio.fail_after(1):
+            while nursery.child_tasks:
+                await trio.sleep(0.1)
 
 
-def test_a_beacon_that_always_lags_is_used_with_its_lag():
-    async def scenario(testbed: ClockTestbed) -> None:
-        lagging = WrongClock(testbed.right)
-        lagging.error_seconds = -20.0
-        store = MemoryStore()
-        time = Timekeeper(StoreBeacon(store, CHAIN, testbed.clock), CHAIN, testbed.clock, testbed.log)
-        async with running(lambda: publish_rounds(BEACON_KEY, CHAIN, store, lagging, keep=100)):
-            await testbed.until(50.5)
-            assert await time.wait_for_newest_round() == 51
-            assert await time.proven_time() <= BEGIN + 100
-
-    simulated(scenario)
+@simulated
+async def test_a_clock_alone_does_not_end_the_wait_for_a_round(testbed: ClockTestbed) -> None:
+    await testbed.until(10.5)
+    await testbed.time.wait_for_newest_round()
+    testbed.clock.error_seconds = 3600.0
+    await testbed.time.wait_for_round(31)
+    assert testbed.right.now() >= BEGIN + 30.0
+    testbed.clock.error_seconds = 0.0
+    await testbed.time.wait_for_round(41)
+    assert testbed.right.now() < BEGIN + 41.0
 
 
-def test_a_round_that_the_node_has_signed_bounds_the_time_after_a_restart():
-    async def scenario(testbed: ClockTestbed) -> None:
+@simulated
+async def test_the_wait_for_a_round_ends_without_the_beacon_after_that_much_process_time(testbed: ClockTestbed) -> None:
+    await testbed.until(10.5)
+    await testbed.time.wait_for_newest_round()
+    offline = Timekeeper(StoreBeacon(MemoryStore(), CHAIN, testbed.clock), CHAIN, testbed.clock, testbed.log)
+    offline.record_round(11)
+    await offline.wait_for_round(31)
+    assert BEGIN + 30.0 <= testbed.right.now() < BEGIN + 33.0
+
+
+@simulated
+async def test_a_beacon_that_always_lags_is_used_with_its_lag(testbed: ClockTestbed) -> None:
+    lagging = WrongClock(testbed.right)
+    lagging.error_seconds = -20.0
+    store = MemoryStore()
+    time = Timekeeper(StoreBeacon(store, CHAIN, testbed.clock), CHAIN, testbed.clock, testbed.log)
+    async with running(lambda: publish_rounds(BEACON_KEY, CHAIN, store, lagging, keep=100)):
         await testbed.until(50.5)
-        testbed.clock.error_seconds = -45.0
-        testbed.time.record_round(40)
-        with trio.move_on_after(3) as scope:
-            await testbed.time.wait_for_newest_round()
-        assert scope.cancelled_caught
+        assert await time.wait_for_newest_round() == 51
+        assert await time.proven_time() <= BEGIN + 100
 
-    simulated(scenario)
+
+@simulated
+async def test_a_round_that_the_node_has_signed_bounds_the_time_after_a_restart(testbed: ClockTestbed) -> None:
+    await testbed.until(50.5)
+    testbed.clock.error_seconds = -45.0
+    testbed.time.record_round(40)
+    with trio.move_on_after(3) as scope:
+        await testbed.time.wait_for_newest_round()
+    assert scope.cancelled_caught

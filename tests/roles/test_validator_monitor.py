@@ -22,6 +22,15 @@ WINDOW = next(w for w in range(100) if [is_false_group(TRAINER, w, i) for i in r
 TRUE_WINDOW = next(w for w in range(100) if not any(is_false_group(TRAINER, w, i) for i in range(3)))
 
 
+def make_monitor(state: MemoryStore | None = None, canaries: int = 1) -> tuple[ValidatorMonitor, Log]:
+    """Return the monitor of a trainer in a run that tolerates log-probabilities that differ by 0.005, and its log."""
+    run_id, run = small_run(digest_weights(small_weights(0)))
+    run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=0.005)})
+    log = Log("trainer")
+    node = make_node(run_id, run, MemoryStore(), state or MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
+    return ValidatorMonitor(node, canaries=canaries), log
+
+
 @pytest.mark.parametrize(
     ("window", "judgements", "failures"),
     [
@@ -38,10 +47,7 @@ TRUE_WINDOW = next(w for w in range(100) if not any(is_false_group(TRAINER, w, i
 async def test_the_failures_of_a_validator_in_a_canarys_window(
     window: int, judgements: tuple[Judgement, ...], failures: list[tuple[int, bool]]
 ) -> None:
-    log = Log("trainer")
-    run_id, run = small_run(digest_weights(small_weights(0)))
-    node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-    monitor = ValidatorMonitor(node, canaries=1)
+    monitor, log = make_monitor()
     canary_verdict = verdict(*judgements, window=window, miner=CANARY)
     validator = canary_verdict.validator
     await monitor.examine(window, CANARY, {validator: canary_verdict})
@@ -55,11 +61,8 @@ async def test_the_failures_of_a_validator_in_a_canarys_window(
 async def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(
     change: float, is_false: bool
 ) -> None:
-    log, state = Log("trainer"), MemoryStore()
-    run_id, run = small_run(digest_weights(small_weights(0)))
-    run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=0.005)})
-    node = make_node(run_id, run, MemoryStore(), state, log, TRAINER, clock=TrioClock(BEGIN))
-    monitor = ValidatorMonitor(node, canaries=1)
+    state = MemoryStore()
+    monitor, _ = make_monitor(state)
     truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
     opinion = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
     note = pack_canary_note("torch-float32", truth.astype("<f4").tobytes())
@@ -79,10 +82,7 @@ async def test_a_validator_with_false_log_probabilities_of_a_canary_is_distruste
 
 @simulated
 async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -> None:
-    log = Log("trainer")
-    run_id, run = small_run(digest_weights(small_weights(0)))
-    node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-    monitor = ValidatorMonitor(node, canaries=1)
+    monitor, log = make_monitor()
     accepting = verdict(*map(judgement, range(16)), window=WINDOW)
     rejecting = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
     for number in range(MAX_GROUPS // 16 + 1):
@@ -99,10 +99,7 @@ async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_repo
 
 @simulated
 async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
-    log = Log("trainer")
-    run_id, run = small_run(digest_weights(small_weights(0)))
-    node = make_node(run_id, run, MemoryStore(), MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
-    monitor = ValidatorMonitor(node, canaries=0)
+    monitor, log = make_monitor(canaries=0)
     accepting, rejecting = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
     verdicts = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)}
     verdicts[bytes([255]) * 32] = rejecting
@@ -131,9 +128,7 @@ class FullDisk(MemoryStore):
 @simulated
 async def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
     disk = FullDisk()
-    run_id, run = small_run(digest_weights(small_weights(0)))
-    node = make_node(run_id, run, MemoryStore(), disk, Log("trainer"), TRAINER, clock=TrioClock(BEGIN))
-    monitor = ValidatorMonitor(node, canaries=1)
+    monitor, _ = make_monitor(disk)
     false_verdict = verdict(judgement(1), window=WINDOW, miner=CANARY)
     with pytest.raises(StoreError):
         await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
@@ -143,6 +138,6 @@ async def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full()
     report = monitor.report(WINDOW)
     assert report is not None
     assert [item.accepted for item in report.canary_failures] == [True]
-    restarted = ValidatorMonitor(node, canaries=1)
+    restarted, _ = make_monitor(disk)
     await restarted.open()
     assert restarted.distrusted_validators == {false_verdict.validator}

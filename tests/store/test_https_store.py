@@ -131,17 +131,16 @@ async def test_redirects_are_not_followed(store, server, url, status):
 
 
 @pytest.mark.parametrize(
-    ("status", "match"), [(429, "too many requests"), (500, "500"), (503, "unavailable"), (204, "204")]
+    ("status", "match", "kind"),
+    [
+        *((status, "no such object", NotFoundError) for status in (403, 404, 410)),
+        *((429, "too many requests", StoreError), (503, "unavailable", StoreError)),
+        *((status, str(status), StoreError) for status in (204, 500)),
+    ],
 )
-async def test_other_statuses_are_errors(store, server, status, match):
-    server.change = lambda request, reply: Reply(status, b"")
-    await fails(store.get("o", 10), match)
-
-
-@pytest.mark.parametrize("status", [403, 404, 410])
-async def test_a_missing_object_by_status(store, server, status):
-    server.change = lambda request, reply: Reply(status, b"<html>")
-    await fails(store.get("o", 10), "no such object", NotFoundError)
+async def test_other_statuses_are_errors(store, server, status, match, kind):
+    server.change = lambda request, reply: Reply(status, b"<html>" if kind is NotFoundError else b"")
+    await fails(store.get("o", 10), match, kind)
 
 
 @pytest.mark.parametrize("content_range", ["", "bytes 1-4/10", "bytes x", "items 2-5/10", "bytes 2-5/10 or so"])

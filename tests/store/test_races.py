@@ -17,7 +17,7 @@ from grailnode.store import disk, local
 from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.state_store import StateStore
-from roles.ports import NotFoundError, ObjectStore, StateError, StoreError
+from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.support.measuring.store_listing import paths
 
 RUN = bytes(32)
@@ -108,8 +108,6 @@ def test_an_object_in_the_place_of_a_folder_is_named(tmp_path: Path):
     (tmp_path / "inbox").write_bytes(b"")
     with pytest.raises(StoreError, match="inbox/1: a part of this path is an object, not a folder"):
         trio.run(LocalStore(tmp_path, inline=True).put, "inbox/1", b"one")
-    with pytest.raises(StateError, match="inbox/1: a part of its path is a file"):
-        trio.run(StateStore(tmp_path, RUN, inline=True, repairing=True).put, "inbox/1", b"one")
 
 
 # Random histories of operations: a store answers as a dictionary would

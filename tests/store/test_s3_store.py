@@ -263,8 +263,7 @@ async def test_a_part_without_an_etag_is_an_error(location, service):
     def answer(request: HttpRequest) -> Reply:
         if "uploadId" in request.target:
             return Reply(200)
-        xml = "<R><UploadId>1</UploadId></R>" if request.method == "POST" else "<R></R>"
-        return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
+        return _xml("<UploadId>1</UploadId>" if request.method == "POST" else "")
 
     service.answer = answer
     await fails(store.put("a", bytes(6 * MIB)), "no ETag")
@@ -279,8 +278,7 @@ async def test_a_completion_that_fails_with_status_200_is_an_error(location, ser
             return Reply(200, b"", {"ETag": '"1"'})
         if request.method == "POST" and "uploadId" in request.target:
             return Reply(200, refusal(200, "InternalError").body, {"Content-Type": "application/xml"})
-        xml = "<R><UploadId>1</UploadId></R>" if request.method == "POST" else "<R></R>"
-        return Reply(200, xml.encode(), {"Content-Type": "application/xml"})
+        return _xml("<UploadId>1</UploadId>" if request.method == "POST" else "")
 
     service.answer = answer
     await fails(store.put("a", bytes(6 * MIB)), "InternalError")

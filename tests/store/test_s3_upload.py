@@ -72,6 +72,15 @@ def store(bucket: tuple[S3Location, S3Credentials]) -> Iterator[S3Store]:
     store.close()
 
 
+async def fail_at_part_2(store: S3Store) -> RequestFaults:
+    """Put an object whose second part is not sent; return what makes requests fail."""
+    faults = RequestFaults(store)
+    faults.unsent = {"UploadPart 2"}
+    with pytest.raises(StoreError):
+        await store.put("a", OBJECT)
+    return faults
+
+
 async def test_a_large_object_arrives_whole(store):
     faults = RequestFaults(store)
     await store.put("large/object", OBJECT)
@@ -108,9 +117,7 @@ async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lo
 
 
 async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
-    RequestFaults(store).unsent = {"UploadPart 2"}
-    with pytest.raises(StoreError):
-        await store.put("a", OBJECT)
+    await fail_at_part_2(store)
     successor = S3Store(*bucket)
     faults = RequestFaults(successor)
     await successor.put("a", OBJECT)
@@ -122,9 +129,7 @@ async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
 
 
 async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
-    RequestFaults(store).unsent = {"UploadPart 2"}
-    with pytest.raises(StoreError):
-        await store.put("a", OBJECT)
+    await fail_at_part_2(store)
     successor, other = S3Store(*bucket), OBJECT[::-1]
     await successor.put("a", other)
     assert await successor.get("a", len(other)) == other
@@ -133,9 +138,7 @@ async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
 
 
 async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store, bucket):
-    RequestFaults(store).unsent = {"UploadPart 2"}
-    with pytest.raises(StoreError):
-        await store.put("a", OBJECT)
+    await fail_at_part_2(store)
     successor = S3Store(*bucket)
     RequestFaults(successor).unsent = {"ListMultipartUploads"}
     await successor.put("a", OBJECT)
@@ -144,10 +147,7 @@ async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store,
 
 
 async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
-    faults = RequestFaults(store)
-    faults.unsent = {"UploadPart 2"}
-    with pytest.raises(StoreError):
-        await store.put("a", OBJECT)
+    faults = await fail_at_part_2(store)
     faults.unsent = set()
     assert await store.abort_uploads("", time.time() + 60) == 1
     with pytest.raises(StoreError):
@@ -192,7 +192,6 @@ def any_bucket(rclone_bucket: Bucket) -> Bucket:
 
 @pytest.fixture(params=["", "runs/one"], ids=["whole-bucket", "prefix"])
 def config(request, any_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The configuration of a node with this bucket as its store."""
     location, _ = any_bucket
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", CREDENTIALS.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CREDENTIALS.secret_key)
@@ -215,31 +214,32 @@ def leave_unfinished_upload(store: S3Store, path: str) -> None:
         trio.run(store.put, path, bytes(17 * MIB))
 
 
+def sweep_events(config: Config, *seconds_later: float) -> list[tuple[str, dict[str, Any]]]:
+    """Let the owner sweep at some times from now on, and return the events."""
+    log = Log("miner")
+    for seconds in seconds_later or (0.0,):
+        trio.run(sweep_orphans, config, MINE, log, time.time() + seconds)
+    return log.events
+
+
 def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config, any_bucket: Bucket):
     store = S3Store(*any_bucket)
     under = f"{config.store.prefix}/" if config.store.prefix else ""
     for owner in (MINE, THEIRS):
         leave_unfinished_upload(store, f"{under}{owner.hex()}/anchors/a")
-    log = Log("miner")
-    trio.run(sweep_orphans, config, MINE, log, time.time())
-    trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
-    trio.run(sweep_orphans, config, MINE, log, time.time() + DAY + 60)
-    assert log.events == [("orphans-swept", {"uploads": 1})]  # nothing at the first and the last sweep
+    events = sweep_events(config, 0.0, DAY + 60, DAY + 60)
+    assert events == [("orphans-swept", {"uploads": 1})]  # nothing at the first and the last sweep
     assert trio.run(store.abort_uploads, "", time.time() + 60) == 1  # the other owner's is still there
     store.close()
 
 
 def test_a_bucket_in_which_no_upload_ever_began_causes_no_event(config: Config):
-    log = Log("miner")
-    trio.run(sweep_orphans, config, MINE, log, time.time())
-    assert log.events == []
+    assert sweep_events(config) == []
 
 
 def test_a_service_that_refuses_causes_one_event(config: Config):
     misconfigured = config.model_copy(update={"store": config.store.model_copy(update={"bucket": "no-such-bucket"})})
-    log = Log("miner")
-    trio.run(sweep_orphans, misconfigured, MINE, log, time.time())
-    [(name, fields)] = log.events
+    [(name, fields)] = sweep_events(misconfigured)
     assert name == "orphan-sweep-failed"
     assert "\n" not in fields["error"]
 
@@ -249,13 +249,9 @@ def test_a_service_that_lists_no_uploads_causes_no_event(config: Config, monkeyp
         raise UnsupportedError("s3://bucket: the service does not implement this")
 
     monkeypatch.setattr(S3Store, "abort_uploads", abort_uploads)
-    log = Log("miner")
-    trio.run(sweep_orphans, config, MINE, log, time.time())
-    assert log.events == []
+    assert sweep_events(config) == []
 
 
 def test_a_local_store_has_no_uploads_to_abort(tmp_path: Path):
     config = load(workspace.create(tmp_path, demo_recipe()).config, [])
-    log = Log("miner")
-    trio.run(sweep_orphans, config, MINE, log, time.time())
-    assert log.events == []
+    assert sweep_events(config) == []

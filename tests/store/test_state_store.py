@@ -31,7 +31,6 @@ async def paths(state: StateStore, prefix: str = "") -> list[str]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The file of an object that holds DATA."""
     trio.run(store(tmp_path).put, "ledger/5", DATA)
     return tmp_path / "ledger/5"
 

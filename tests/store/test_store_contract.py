@@ -6,6 +6,7 @@ A store that can only be read takes `ReadContract` and gives `seed`, which puts 
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
@@ -129,9 +130,11 @@ class StoreContract(ReadContract):
     """Reading, writing, listing.
 
     Attributes:
+        paged_module: the module that lists, page by page.
         hidden_while_overwritten: an object that several writers overwrite at once may be gone for an instant.
     """
 
+    paged_module: ModuleType = grailnode.store.memory
     hidden_while_overwritten = False
 
     async def test_a_put_replaces(self, store: ObjectStore):
@@ -242,8 +245,8 @@ class StoreContract(ReadContract):
         assert await paths(store, "") == []
 
     @pytest.fixture
-    def small_pages(self) -> None:
-        """Set a small size of pages; stores with such pages override this."""
+    def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.paged_module, "PAGE", 4)
 
 
 # The contract suite of ObjectStore, for every store and for decorators that must be transparent
@@ -257,29 +260,21 @@ class TestMemory(StoreContract):
     def store(self) -> ObjectStore:
         return MemoryStore()
 
-    @pytest.fixture
-    def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.memory, "PAGE", 4)
-
 
 class TestLocal(StoreContract):
+    paged_module = grailnode.store.local
+
     @pytest.fixture(params=[False, True], ids=["threads", "inline"])
     def store(self, tmp_path: Path, request) -> ObjectStore:
         return LocalStore(tmp_path / "store", inline=request.param)
 
-    @pytest.fixture
-    def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.local, "PAGE", 4)
-
 
 class TestState(StoreContract):
+    paged_module = grailnode.store.local
+
     @pytest.fixture(params=[False, True], ids=["threads", "inline"])
     def store(self, tmp_path: Path, request) -> ObjectStore:
         return StateStore(tmp_path / "state", bytes(32), inline=request.param)
-
-    @pytest.fixture
-    def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.local, "PAGE", 4)
 
 
 class TestDecorated(StoreContract):
@@ -293,32 +288,22 @@ class TestDecorated(StoreContract):
         limited = LimitedStore(FaultyStore(whole, rng), limits)
         return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), TallyMeter()), "participant/one/")
 
-    @pytest.fixture
-    def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.memory, "PAGE", 4)
-
 
 class TestCached(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         return CachedStore(MemoryStore(), DiskCache(tmp_path / "cache", 10**6))
 
-    @pytest.fixture
-    def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.memory, "PAGE", 4)
-
 
 class S3Contract(StoreContract):
+    paged_module = grailnode.store.s3.s3_store
+
     @pytest.fixture
     def store(self, bucket) -> Iterator[ObjectStore]:
         store = S3Store(*bucket)
         # as nodes use it, because rclone answers 500 to a put whose folder a deletion has just emptied
         yield RetryingStore(store, random.Random(1), BRIEF)
         store.close()
-
-    @pytest.fixture
-    def small_pages(self, monkeypatch):
-        monkeypatch.setattr(grailnode.store.s3.s3_store, "PAGE", 4)
 
     @pytest.mark.skip(reason="this service allows it; the protocol's paths never need it")
     async def test_an_object_is_no_folder_and_a_folder_no_object(self, store: ObjectStore) -> None: ...

@@ -13,11 +13,13 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, Revision
+from protocol.identity.participant import Role
 from protocol.identity.signing import Signed, SigningKey, open_announced, sign
 from protocol.patch import NewTensors
 from protocol.run import RunManifest
 from roles.authority_updates import load_authority, refresh_authority
 from roles.node.identity import Node
+from roles.participants import find_participants
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.policy.serving import keep_fresh
 from roles.ports import ObjectStore, StoreError
@@ -103,9 +105,22 @@ class AttackedFollower:
     async def follow(self, version: int | None = None) -> Weights:
         """Follow the chain to the newest version, or to another one, and return its weights."""
         await self.follower.refresh()
-        head = self.follower.chain.head
-        assert head is not None
-        return (await self.follower.rebuild(head.version if version is None else version)).weights
+        return (await self.follower.rebuild(self.head_version if version is None else version)).weights
+
+    @property
+    def head_version(self) -> int:
+        """The version of the head that the node follows."""
+        assert self.follower.chain.head is not None
+        return self.follower.chain.head.version
+
+    def logged_error(self, event: str) -> str:
+        """Return the error of the only event of a name in the node's log."""
+        (line,) = self.log.named(event)
+        return str(line["error"])
+
+    async def participants(self, role: Role = "miner") -> list[bytes]:
+        """Return the keys of the participants that the node finds."""
+        return [item.key for item in await find_participants(self.node, role)]
 
     def head(self, newest: int | None = None, **changes: Any) -> Head:
         """Return the head of the chain, with some fields changed."""
@@ -187,6 +202,12 @@ class AttackedFollower:
         record = self.next_revision(**changes)
         data = sign(record, *(keys or ROOTS[:2]))
         await self.store.put(at or paths.revision(self.run_id, self.node.revisions.number + 1), data)
+        return record
+
+    async def revise_and_learn(self, *keys: SigningKey, at: str = "", **changes: Any) -> Revision:
+        """Put the next revision, as `revise` does, and let the node read it."""
+        record = await self.revise(*keys, at=at, **changes)
+        await refresh_authority(self.node)
         return record
 
     async def assert_refuses(self, match: str, polls: int = 3) -> None:

@@ -45,14 +45,14 @@ class SilentStore(MemoryStore):
 class AttackedTrainer:
     """A trainer's collector, two validators of which `quorum` must accept, and one miner."""
 
-    def __init__(self, quorum: int = 1) -> None:
+    def __init__(self, quorum: int = 1, store: SilentStore | None = None, state: MemoryStore | None = None) -> None:
         _, run = small_run(samples.digest("genesis"))
         authority = run.authority.model_copy(
             update={"validators": tuple(sorted((FIRST.public, SECOND.public))), "quorum": quorum}
         )
         self.run = run.model_copy(update={"authority": authority})
         self.run_id = content_digest(self.run.to_bytes())
-        self.store, self.state, self.log = SilentStore(), MemoryStore(), Log("trainer")
+        self.store, self.state, self.log = store or SilentStore(), state or MemoryStore(), Log("trainer")
         self.clock = TrioClock(BEGIN)
         self.node = make_node(self.run_id, self.run, self.store, self.state, self.log, TRAINER, clock=self.clock)
         self.groups = [self.group(index) for index in range(2)]
@@ -114,9 +114,12 @@ class AttackedTrainer:
     async def publish_records(self, validator: SigningKey, *judgements: Judgement, **changes: Any) -> None:
         """Put all records of a validator on a window, which accept both groups by default."""
         verdict = self.verdict(validator, *judgements, **changes)
-        summary = self.summary(validator, verdict, window=verdict.window)
+        await self.seal_and_reveal(validator, self.summary(validator, verdict, window=verdict.window), verdict)
+
+    async def seal_and_reveal(self, validator: SigningKey, summary: Summary, *verdicts: Verdict) -> None:
+        """Put the seal of a summary, the summary, its verdicts, and a witness of no other seals."""
         await self.seal(validator, summary)
-        await self.reveal(validator, summary, verdict)
+        await self.reveal(validator, summary, *verdicts)
 
     @staticmethod
     def verdict_path(validator: SigningKey, window: int = WINDOW) -> str:
@@ -155,12 +158,13 @@ class AttackedTrainer:
     async def outcomes(self) -> set[str]:
         """Return the statuses of the miner's groups; assert that the inbox has each used group once and no other."""
         outcome_log = await self.group_outcomes()
-        used_digests = [group.digest for batch in await self._inbox_batches() for group in batch.groups]
+        used_digests = [group.digest for batch in await self.inbox_batches() for group in batch.groups]
         assert sorted(used_digests) == sorted(digest for digest, outcome in outcome_log.items() if outcome == "used")
         assert set(used_digests) <= {content_digest(group.to_frame()) for group in self.groups}
         return set(outcome_log.values())
 
-    async def _inbox_batches(self) -> list[VerifiedBatch]:
+    async def inbox_batches(self) -> list[VerifiedBatch]:
+        """Return what the learner is given."""
         return [
             VerifiedBatch.from_bytes(await self.state.get(item.path, 1 << 20)) async for item in self.state.list(INBOX)
         ]
@@ -169,6 +173,17 @@ class AttackedTrainer:
 def group_with_other_prompt(testbed: AttackedTrainer) -> Group:
     """Return a first group with another prompt than the miner's."""
     return testbed.group(0, prompt=pack_tokens((9, 9)))
+
+
+async def make_honest_testbed(
+    quorum: int = 1, *validators: SigningKey, store: SilentStore | None = None
+) -> AttackedTrainer:
+    """Return a testbed in which the miner has delivered and the validators, by default both, have accepted."""
+    testbed = AttackedTrainer(quorum, store)
+    await testbed.deliver()
+    for validator in validators or (FIRST, SECOND):
+        await testbed.publish_records(validator)
+    return testbed
 
 
 async def collected_windows(testbed: AttackedTrainer) -> set[int]:
