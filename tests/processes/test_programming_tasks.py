@@ -4,7 +4,6 @@ part.
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from protocol.judging.verdict import Verdict
 from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.sandboxes import OWN, open_sandbox
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail
 from tests.support.processes.network_of_processes import NetworkOfProcesses
-from tests.support.processes.programs import Program, eventually, members
+from tests.support.processes.programs import eventually
 
 RIGHT = "<think>a</think><solution>def f(x): return x + 1</solution>"
 HALF = "<solution>def f(x): return 2</solution>"
@@ -45,8 +44,7 @@ def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
     network = NetworkOfProcesses(tmp_path / "run", rules, tmp_path / "policy")
     data.unlink()  # the run has its own copy
     yield network
-    for program in network.programs.values():
-        program.end()
+    network.end()
 
 
 def verdicts(network: NetworkOfProcesses) -> list[Verdict]:
@@ -57,28 +55,16 @@ def verdicts(network: NetworkOfProcesses) -> list[Verdict]:
 
 
 def observed_rewards(network: NetworkOfProcesses) -> set[float]:
-    """Return all rewards in the store's verdicts."""
     return {reward for verdict in verdicts(network) for judgement in verdict.judgements for reward in judgement.rewards}
-
-
-def has_ended(program: Program) -> bool:
-    """Return whether no process of a program is alive."""
-    return not members(program.session)
 
 
 def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, network: NetworkOfProcesses):
     assert sandbox.python == OWN
     for role, name in (("trainer", "trainer"), ("validator", "validator"), ("miner", "miner-1")):
         network.start(role, name)
-    eventually(
-        lambda: {r for v in verdicts(network) for j in v.judgements for r in j.rewards} >= DUE - {0.0}, "verdicts"
-    )
+    eventually(lambda: observed_rewards(network) >= DUE - {0.0}, "verdicts")
     eventually(lambda: network.newest_version() >= 1, "a version that was trained on them")
-    for program in network.programs.values():
-        program.interrupt()
-    for program in network.programs.values():
-        program.wait()
-        eventually(partial(has_ended, program), f"nothing of {program.log.stem} is left")
+    network.stop()
     judgements = [judgement for verdict in verdicts(network) for judgement in verdict.judgements]
     assert all(judgement.accepted for judgement in judgements)
     assert observed_rewards(network) <= DUE
@@ -86,9 +72,8 @@ def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, n
 
 def output_of_start(network: NetworkOfProcesses, role: str, name: str) -> list[str]:
     """Return the output of a node that ends at once."""
-    result = run_command("--role", role, "--run", str(network.workspace.config), "--name", name)
-    assert result.returncode == 1
-    return result.stderr.splitlines()
+    error = fail("--role", role, "--run", str(network.workspace.config), "--name", name)
+    return error.splitlines()
 
 
 @pytest.mark.parametrize(("role", "name"), [("miner", "miner-1"), ("validator", "validator")])

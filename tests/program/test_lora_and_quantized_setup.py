@@ -28,7 +28,7 @@ from protocol.quantization import quantize
 from protocol.run import RunManifest
 from tests.support.builders.policies import write_policy
 from tests.support.builders.recipes import demo_recipe, demo_rules
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, run_command, succeed
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
 
@@ -44,8 +44,7 @@ def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
 
 def new_run(directory: Path, *options: str) -> tuple[Config, RunManifest]:
     """Return the configuration and the manifest of a new run."""
-    created = run_command("init", str(directory), *options)
-    assert created.returncode == 0, created.stderr
+    succeed("init", str(directory), *options)
     return load(directory), open_run((directory / "run.manifest").read_bytes()).record
 
 
@@ -170,9 +169,7 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
     with pytest.raises(ConfigError, match=message):
         check_start(open_config(str(local_run)), "worker", "worker-1", print)
     key = SigningKey(bytes([77]) * 32).public.hex()
-    command = run_command("keys", "grant", key, "--role", "worker", "--run", str(local_run))
-    assert command.returncode == 1
-    assert re.search(message, command.stderr)
+    assert re.search(message, fail("keys", "grant", key, "--role", "worker", "--run", str(local_run)))
 
 
 @pytest.mark.parametrize(
