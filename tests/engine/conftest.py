@@ -11,7 +11,6 @@ from tests.support.builders.policies import write_policy
 
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a policy directory with random weights."""
     path: Path = tmp_path_factory.mktemp("policy")
     write_policy(path)
     return path

@@ -19,7 +19,6 @@ from protocol.environments import Environment, Problem
 from protocol.environments.base import ProgramLimits, SandboxError
 from protocol.errors import MalformedError
 from protocol.identity.signing import open_signed
-from protocol.judging.ledger import Evaluation, Summary
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer
@@ -29,7 +28,7 @@ from tests.support.builders.phrase_policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.sandboxes import OWN
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import run_nodes, verdicts
+from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 
@@ -82,24 +81,11 @@ async def judged_groups(network: Network, miner: str, windows: range) -> list[tu
 
 
 def texts(network: Network, group: Group) -> list[str]:
-    """Return the text of a group's completions."""
     stops = network.run.sampling.stops
     return [
         network.policy.tokenizer.decode(tuple(token for token in rollout.tokens if token not in stops))
         for rollout in group.rollouts
     ]
-
-
-async def evaluations(network: Network) -> list[Evaluation]:
-    """Return the first validator's evaluations."""
-    records = []
-    validator = key("validator-0").public
-    async for item in network.store.list(f"{validator.hex()}/summaries/"):
-        data = await network.store.get(item.path, limits.MAX_RECORD_BYTES)
-        evaluation = open_signed(data, Summary, [validator]).record.evaluation
-        if evaluation is not None:
-            records.append(evaluation)
-    return records
 
 
 async def check_rewards(network: Network) -> list[tuple[str, float]]:
@@ -125,13 +111,17 @@ async def check_rewards(network: Network) -> list[tuple[str, float]]:
     return pairs
 
 
+async def run_with_liar(network: Network, window: int, miners: int = 1) -> None:
+    """Run the nodes, and a miner that claims full reward for everything, until a window."""
+    async with run_nodes(network, miners=miners) as nursery:
+        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
+        await network.until_window(window)
+
+
 @simulated
 async def test_countdown() -> None:
-    rules = demo_rules(environment="countdown", groups=2, group_size=4, max_tokens=8)
-    network = Network(rules)
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-        await network.until_window(6)
+    network = Network(demo_rules(environment="countdown", groups=2, group_size=4, max_tokens=8))
+    await run_with_liar(network, 6)
     await check_rewards(network)  # a policy trained on addition has no reward here yet
 
 
@@ -141,9 +131,7 @@ async def test_sat(tmp_path: Path) -> None:
     write_speaking_policy(tmp_path, values)
     rules = demo_rules(environment="sat", groups=4, group_size=8, max_tokens=1)
     network = Network(rules, policy=tmp_path)
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-        await network.until_window(9)
+    await run_with_liar(network, 9)
     rewards = {reward for _, reward in await check_rewards(network)}
     assert rewards == {0.0, 0.1, 1.0}
     assert network.events("trainer/training", "step")
@@ -172,9 +160,7 @@ def mathematics(tmp_path: Path) -> Rules:
 @simulated
 async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_path: Path) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
-    async with run_nodes(network) as nursery:
-        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-        await network.until_window(6)
+    await run_with_liar(network, 6, miners=2)
     pairs = await check_rewards(network)
     group, _ = (await judged_groups(network, "miner-1", range(6)))[0]
     prompt = network.policy.tokenizer.decode(group.prompt_tokens)
@@ -185,10 +171,12 @@ async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_
     assert {0.2, 0.3, 1.0} <= rewards  # the right format; with thinking; and with the right answer
     dataset = environments.dataset("math", mathematics.data.read_bytes() if mathematics.data else b"")
     levels = Counter(problem.stratum for problem in dataset.held_out_problems)
-    for evaluation in await evaluations(network):
+    entries = await summaries(network, "validator-0", range(6))
+    evaluations = [entry.evaluation for entry in entries if entry.evaluation is not None]
+    for evaluation in evaluations:
         assert {stratum.name: stratum.problems for stratum in evaluation.strata} == levels
         assert all(len(stratum.right) == 5 for stratum in evaluation.strata)
-    assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in await evaluations(network))
+    assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in evaluations)
 
 
 @simulated

@@ -48,7 +48,6 @@ def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
 
 
 def verdicts(network: NetworkOfProcesses) -> list[Verdict]:
-    """Return all verdicts in the store."""
     store = network.workspace.directory / "store"
     files = (store / paths.verdicts(network.workspace.keys["validator"], 0)).parent.rglob("*")
     return [open_announced(file.read_bytes(), Verdict).record for file in files if file.is_file()]

@@ -21,7 +21,6 @@ BEFORE, AFTER = 2, 4  # versions
 
 
 def objects(root: Path) -> dict[str, bytes]:
-    """Return the files of a state's objects."""
     files = (file for file in root.rglob("*") if file.is_file())
     return {str(file.relative_to(root)): file.read_bytes() for file in files if not file.name.startswith(".names")}
 

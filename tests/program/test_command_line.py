@@ -11,6 +11,8 @@ from grailnode.cli.main import VERBS, cli
 from tests.support.processes.command_line import fail, run_command, succeed
 from tests.support.processes.programs import run_program
 
+URL = f"https://Founder.example.org/runs/{'0' * 64}"
+
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,6 +41,12 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("init", "x", "--meeting", "s3://met"), 2, "--meeting: also give --bucket"),
         (("init", "x", "--join", "https://a.example/runs/ID"), 2, "--join: also give --bucket"),
         (("init", "x", "--bucket", "mine", "--meeting", "s3://met"), 2, "--join and --meeting go together"),
+        (("status", "--run", URL), 1, f"grailnode: --run {URL}: a url is https://host"),
+        (
+            ("status", "--run", URL.lower(), "--set", "store.attempts=0"),
+            1,
+            "grailnode: --set: store.attempts: ",
+        ),
     ],
 )
 def test_a_wrong_command_is_reported_in_a_line_and_an_exit_code(arguments: tuple[str, ...], code: int, message: str):
@@ -75,32 +83,25 @@ def test_a_missing_validator_key_is_not_created(run_file: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("role", "options", "code", "message"),
     [
-        (("--set", "engine.device=tpu"), 1, "engine.device: torch cannot use 'tpu' here"),
-        (("--name", "a+b"), 2, "--name a+b: up to 32 letters"),
-        (("--name", "../x"), 2, "--name ../x: up to 32 letters"),
-        (("--name", ".."), 2, "--name ..: up to 32 letters"),
+        ("miner", ("--set", "engine.device=tpu"), 1, "engine.device: torch cannot use 'tpu' here"),
+        ("miner", ("--name", "a+b"), 2, "--name a+b: up to 32 letters"),
+        ("miner", ("--name", "../x"), 2, "--name ../x: up to 32 letters"),
+        ("miner", ("--name", ".."), 2, "--name ..: up to 32 letters"),
+        ("trainer", ("--set", "trainer.gpus=9999"), 1, "trainer.gpus: 9999, but this machine has"),
+        (
+            "trainer",
+            ("--set", "trainer.gpus=2", "--set", "engine.device=meta"),
+            1,
+            "engine.device: with trainer.gpus = 2 it is",
+        ),
     ],
 )
 def test_an_unusable_setting_is_reported_before_a_node_starts(
-    run_file: Path, arguments: tuple[str, ...], code: int, message: str
+    run_file: Path, role: str, options: tuple[str, ...], code: int, message: str
 ):
-    assert message in fail("--role", "miner", "--run", str(run_file), *arguments, code=code)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("trainer.gpus=9999",), "trainer.gpus: 9999, but this machine has"),
-        (("trainer.gpus=2", "engine.device=meta"), "engine.device: with trainer.gpus = 2 it is"),
-    ],
-)
-def test_more_ranks_than_devices_are_reported_before_a_trainer_starts(
-    run_file: Path, settings: tuple[str, ...], message: str
-):
-    options = [option for setting in settings for option in ("--set", setting)]
-    assert message in fail("--role", "trainer", "--run", str(run_file), *options)
+    assert message in fail("--role", role, "--run", str(run_file), *options, code=code)
 
 
 @pytest.mark.parametrize("name", ["my miner", "../../escaped", ".."])
@@ -186,17 +187,8 @@ def test_the_list_of_commands_has_the_help_of_each(name: str):
     assert command.get_short_help_str(1000) == click.Command(name, help=VERBS[name].summary).get_short_help_str(1000)
 
 
-URL = f"https://Founder.example.org/runs/{'0' * 64}"
-
-
-def test_a_bad_url_is_reported_as_the_option_that_gave_it(tmp_path: Path):
-    assert fail("status", "--run", URL).startswith(f"grailnode: --run {URL}: a url is https://host")
+def test_a_bad_url_to_join_is_reported_as_the_option_that_gave_it(tmp_path: Path):
     bucket = ("--bucket", "mine", "--meeting", "founder")
     error = fail("init", str(tmp_path / "member"), "--join", URL, *bucket)
     assert error.startswith(f"grailnode: --join {URL}: a url is https://host")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_bad_override_of_a_run_at_a_url_is_reported_as_set():
-    error = fail("status", "--run", URL.lower(), "--set", "store.attempts=0")
-    assert error.startswith("grailnode: --set: store.attempts: ")

@@ -100,7 +100,6 @@ def init(directory: Path, *arguments: str) -> str:
 
 
 def sign(draft: Path, key: Path) -> None:
-    """Run `grailnode keys sign`."""
     CliRunner().invoke(cli, ["keys", "sign", str(draft), str(key)], catch_exceptions=False)
 
 

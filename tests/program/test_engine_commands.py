@@ -57,15 +57,17 @@ EQUAL = Verification(7, "ab" * 32, 34, 0.42)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the run.toml of a new run."""
     directory = tmp_path_factory.mktemp("run")
     succeed("init", str(directory / "run"))
     return directory / "run" / "run.toml"
 
 
 def verify(run: Path, *options: str) -> CommandResult:
-    """Run the command about the node miner-1."""
     return run_command("engine", "verify", "--run", str(run), "--name", "miner-1", *options)
+
+
+async def find_equal() -> Verification:
+    return EQUAL
 
 
 async def answer_of(
@@ -147,10 +149,7 @@ async def test_a_node_that_ends_meanwhile_is_named(run: Path, tmp_path: Path) ->
 async def test_a_state_may_have_a_long_path(run: Path, tmp_path: Path) -> None:
     state = tmp_path / ("long" * 40)
 
-    async def answer() -> Verification:
-        return EQUAL
-
-    assert (await answer_of(run, answer, state)).returncode == 0
+    assert (await answer_of(run, find_equal, state)).returncode == 0
     assert not list((state / "miner-1" / "engine").iterdir())
 
 
@@ -164,10 +163,7 @@ async def test_a_socket_of_a_killed_node_is_replaced(run: Path, tmp_path: Path) 
     assert result.returncode == 1
     assert "no node of this name answers" in result.stderr
 
-    async def answer() -> Verification:
-        return EQUAL
-
-    async with serve_verifications(path.parent, answer, lambda event, **fields: None):
+    async with serve_verifications(path.parent, find_equal, lambda event, **fields: None):
         assert path.stat().st_mode & 0o777 == 0o600
         assert (await trio.to_thread.run_sync(ask)).returncode == 0
 
@@ -176,10 +172,7 @@ async def test_a_node_works_where_no_socket_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "verify").mkdir()  # in place of the socket, as a file system without sockets refuses it
     events = []
 
-    async def answer() -> Verification:
-        return EQUAL
-
-    async with serve_verifications(tmp_path, answer, lambda event, **fields: events.append((event, fields))):
+    async with serve_verifications(tmp_path, find_equal, lambda event, **fields: events.append((event, fields))):
         assert [event for event, _ in events] == ["verify-unavailable"]
         assert str(tmp_path / "verify") in events[0][1]["error"]
 

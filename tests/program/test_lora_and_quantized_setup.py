@@ -16,7 +16,7 @@ from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
 from grailnode.node.role_processes import check_start
-from grailnode.node.run_model import check_lora, check_run_settings, genesis_reader, trainer_model
+from grailnode.node.run_model import check_run_settings, genesis_reader, trainer_model
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
@@ -30,6 +30,7 @@ from tests.support.builders.policies import write_policy
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.processes.command_line import fail, run_command, succeed
 
+VLLM: dict[str, object] = {"kind": "vllm", "url": "http://localhost:1"}
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
 
 
@@ -102,47 +103,30 @@ def test_the_manifest_pins_the_precision_and_the_quantized_genesis(quantized_run
 
 
 def with_settings(config: Config, section: str, changes: dict[str, object]) -> Config:
-    """Return a configuration with changes in a section."""
     values = config.model_dump()
     values[section] |= changes
     return Config.model_validate(values)
 
 
 @pytest.mark.parametrize(
-    ("section", "changes", "trains", "message"),
+    ("kind", "section", "changes", "trains", "message"),
     [
-        ("engine", {"kind": "vllm", "url": "http://localhost:1"}, False, '"vllm" cannot serve this run'),
-        ("trainer", {"adapters": None}, True, "trainer.adapters: missing"),
-        ("trainer", {"outer": {}}, True, "trainer.outer: .* sites train all weights"),
+        ("run", "engine", VLLM, False, '"vllm" cannot serve this run, .* LoRA adapters'),
+        ("run", "trainer", {"adapters": None}, True, "trainer.adapters: missing"),
+        ("run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train all weights"),
+        ("quantized_run", "engine", VLLM, False, '"vllm" cannot serve this run, whose weights are quantized'),
+        ("quantized_run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
+        ("quantized_run", "trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
     ],
 )
-def test_settings_that_do_not_go_with_adapters_are_refused(
-    run: tuple[Config, RunManifest], section: str, changes: dict[str, object], trains: bool, message: str
+def test_settings_that_do_not_go_with_adapters_or_quantized_weights_are_refused(
+    request: pytest.FixtureRequest, kind: str, section: str, changes: dict[str, object], trains: bool, message: str
 ) -> None:
-    config, manifest = run
-    changed = with_settings(config, section, changes)
-    with pytest.raises(ConfigError, match=message):
-        check_lora(changed, manifest, trains=trains)
-    check_lora(changed, manifest.model_copy(update={"lora": None}), trains=trains)
-    check_lora(config, manifest, trains=trains)
-
-
-@pytest.mark.parametrize(
-    ("section", "changes", "trains", "message"),
-    [
-        ("engine", {"kind": "vllm", "url": "http://localhost:1"}, False, '"vllm" cannot serve this run'),
-        ("trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
-        ("trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
-    ],
-)
-def test_settings_that_do_not_go_with_quantized_weights_are_refused(
-    quantized_run: tuple[Config, RunManifest], section: str, changes: dict[str, object], trains: bool, message: str
-) -> None:
-    config, manifest = quantized_run
+    config, manifest = request.getfixturevalue(kind)
     changed = with_settings(config, section, changes)
     with pytest.raises(ConfigError, match=message):
         check_run_settings(changed, manifest, trains=trains)
-    check_run_settings(changed, manifest.model_copy(update={"precision": "bf16"}), trains=trains)
+    check_run_settings(changed, manifest.model_copy(update={"lora": None, "precision": "bf16"}), trains=trains)
     check_run_settings(config, manifest, trains=trains)
 
 

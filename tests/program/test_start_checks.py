@@ -57,7 +57,6 @@ class AlteringStore(MemoryStore):
 
 
 def refusing(*operations: str) -> UnreachableStore:
-    """Return a store that refuses some operations."""
     return UnreachableStore(MemoryStore(), "", operations=operations, seconds=0.0)
 
 
@@ -195,7 +194,6 @@ def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> t
 
 
 def admit(run: str, key: str) -> None:
-    """Admit a miner as `grailnode admit` does."""
     admit_miner(Options(key=key, run=run, days=30, inviter=None))
 
 
