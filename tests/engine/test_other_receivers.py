@@ -32,7 +32,7 @@ from protocol.patch import apply, encode
 from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import changed, serve
 from tests.engine.vllm_site import vllm_python
-from tests.support.builders.policies import random_weights, write_policy
+from tests.support.builders.policies import random_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -69,11 +69,6 @@ class ReceivingServer(ChildServer):
         site.mkdir(parents=True, exist_ok=True)
         (site / "receiving_extension.py").write_text(EXTENSION)
         return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(site)))}
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

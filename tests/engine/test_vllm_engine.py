@@ -30,17 +30,10 @@ from tests.support.builders.policies import (
     engine_of,
     random_weights,
     requests_of_many_lengths,
-    write_policy,
 )
 from tests.support.processes.command_line import run_command
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy whose heads are as wide as vLLM's attention needs."""
-    return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
 
 
 @pytest.fixture(scope="module")

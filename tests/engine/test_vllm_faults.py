@@ -20,17 +20,11 @@ from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import changed, serve
 from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
-from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy
+from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 LONG = SamplingParams(temperature=1.0, max_tokens=40, stops=(31,))
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy whose heads are as wide as vLLM's attention needs."""
-    return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
 
 
 @pytest.fixture(scope="module")

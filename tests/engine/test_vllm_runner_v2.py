@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from grailnode.engine.models import build
+from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
@@ -25,7 +26,6 @@ from tests.support.builders.policies import (
     engine_of,
     random_weights,
     requests_of_many_lengths,
-    write_policy,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -64,9 +64,8 @@ def triton_site() -> Path:
     return path
 
 
-async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: Path) -> None:
+async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(policy: Policy, tmp_path: Path) -> None:
     triton_site()
-    policy = write_policy(tmp_path / "policy", head_dim=32)
     model = build(policy)
     weights, requests = random_weights(model), requests_of_many_lengths()
     target = changed(weights, 1)
@@ -94,10 +93,11 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: 
 # vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none
 
 
-async def test_it_is_refused_on_a_cpu_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_refused_on_a_cpu_by_its_name(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the check the server would take the weights, and fail at the first request."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    policy = write_policy(tmp_path / "policy", head_dim=32)
     model = build(policy)
     server = ChildServer(VllmSettings(python=vllm_python(), sequences=8), policy.directory, tmp_path / "server")
     engine = VllmEngine(model, server, tmp_path / "engine")

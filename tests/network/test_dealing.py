@@ -28,6 +28,7 @@ from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
 from tests.support.builders.recipes import demo_rules
+from tests.support.builders.samples import judgement
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups
 from tests.support.simulation.virtual_clock import running, simulated
@@ -55,7 +56,7 @@ class LyingValidator(Validator):
         return [await self._with_lies(verdict, roster, draw) for verdict in verdicts]
 
     async def _with_lies(self, verdict: Verdict, roster: Roster, draw: bytes) -> Verdict:
-        if not any(judgement.rejected for judgement in verdict.judgements):
+        if not any(item.rejected for item in verdict.judgements):
             return verdict
         node, window, miner = self._medium, verdict.window, verdict.miner
         commitment = (await fetch_record(node, Commitment, paths.commitment(miner, window))).record
@@ -76,20 +77,11 @@ class LyingValidator(Validator):
             group = open_group(await self._medium.store.get(path, size, offset=offset, size=size), commitment, index)
             tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
             judgements.append(
-                Judgement(
-                    index=index,
+                judgement(
+                    index,
                     digest=commitment.groups[index][0],
-                    reason="",
                     tokens=tokens,
                     positions=tokens,
-                    sketch_misses=0,
-                    sketch_median=0.0,
-                    margin_misses=0,
-                    sketch_points=0,
-                    margin_points=0,
-                    far_rollouts=0,
-                    worst_margin=0.0,
-                    surprisal=0.0,
                     rewards=tuple(rollout.reward for rollout in group.rollouts),
                     logprobs=bytes(4 * tokens),
                 )
@@ -111,8 +103,8 @@ async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tu
             path = paths.verdict(public, window, miner.public)
             if [item.path async for item in network.store.list(path)]:
                 data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-                for judgement in open_signed(data, Verdict, [public]).record.judgements:
-                    result[window, judgement.index].add(name)
+                for item in open_signed(data, Verdict, [public]).record.judgements:
+                    result[window, item.index].add(name)
     return result
 
 

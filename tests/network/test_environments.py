@@ -5,8 +5,9 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,32 +30,17 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.builders.sandboxes import OWN
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 
-@dataclass(frozen=True)
 class FullReward:
     """An environment that rewards everything with 1, for a miner that lies about its rewards."""
 
-    honest: Environment
+    def __init__(self, honest: Environment) -> None:
+        self._honest = honest
 
-    @property
-    def name(self) -> str:
-        return self.honest.name
-
-    @property
-    def exact(self) -> bool:
-        return self.honest.exact
-
-    @property
-    def held_out_size(self) -> int | None:
-        return self.honest.held_out_size
-
-    def problem(self, seed: bytes) -> Problem:
-        return self.honest.problem(seed)
-
-    def held_out_problem(self, index: int) -> Problem:
-        return self.honest.held_out_problem(index)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0
@@ -62,7 +48,8 @@ class FullReward:
 
 def full_reward_producer(task: Task, engine: TorchEngine) -> HonestProducer:
     """Return a producer of honest rollouts that claim full reward for everything."""
-    return HonestProducer(replace(task, environment=FullReward(task.environment)), engine)
+    environment: Any = FullReward(task.environment)
+    return HonestProducer(replace(task, environment=environment), engine)
 
 
 async def judged_groups(network: Network, miner: str, windows: range) -> list[tuple[Group, Judgement]]:
@@ -245,7 +232,8 @@ def f(x): return 1000 + x
     )
 
 
-def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
+@simulated
+async def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
     strict: BubblewrapSandbox, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
@@ -262,26 +250,19 @@ def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
         write_speaking_policy(tmp_path / "policy", [RIGHT, *hostile])
         rules = demo_rules(environment=f"code-{OWN}", data=data, groups=1, group_size=8, max_tokens=1)
         rewards: dict[str, set[float]] = {}
-
-        async def collect_rewards(network: Network, windows: range) -> None:
-            for group, judgement in await judged_groups(network, "liar", windows):
-                assert judgement.accepted, judgement.reason
-                assert all(rollout.reward == 1.0 for rollout in group.rollouts)
-                for text, reward in zip(texts(network, group), judgement.rewards, strict=True):
-                    rewards.setdefault(text, set()).add(reward)
-
-        async def scenario() -> None:
-            network = Network(rules, policy=tmp_path / "policy", sandbox=strict)
-            async with run_nodes(network, miners=0) as nursery:
-                nursery.start_soon(network.run_miner, "liar", 1, full_reward_producer)
-                last = 3  # and later ones, until the policy has generated each of its completions
-                while not rewards.keys() >= {RIGHT, *hostile} and last < 20:
-                    await network.until_window(last)
-                    await collect_rewards(network, range(last))
-                    last += 1
-            assert any(event["used"] for event in network.events("trainer/download", "collected"))
-
-        simulate(scenario)
+        network = Network(rules, policy=tmp_path / "policy", sandbox=strict)
+        async with run_nodes(network, miners=0) as nursery:
+            nursery.start_soon(network.run_miner, "liar", 1, full_reward_producer)
+            last = 3  # and later ones, until the policy has generated each of its completions
+            while not rewards.keys() >= {RIGHT, *hostile} and last < 20:
+                await network.until_window(last)
+                for group, judgement in await judged_groups(network, "liar", range(last)):
+                    assert judgement.accepted, judgement.reason
+                    assert all(rollout.reward == 1.0 for rollout in group.rollouts)
+                    for text, reward in zip(texts(network, group), judgement.rewards, strict=True):
+                        rewards.setdefault(text, set()).add(reward)
+                last += 1
+        assert any(event["used"] for event in network.events("trainer/download", "collected"))
         with pytest.raises(BlockingIOError):
             listener.accept()
     assert not target.exists()

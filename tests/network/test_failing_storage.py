@@ -123,10 +123,6 @@ FIRST, LAST = 6, 30
 """The windows during which storage fails."""
 
 
-async def newest_version(network: Network) -> int:
-    return (await network.head()).version
-
-
 def check_no_contradiction(network: Network) -> None:
     """Check that nobody contradicted itself, and that no honest group was refused for what it contains."""
     for log in network.logs.values():
@@ -147,12 +143,12 @@ async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name:
         await network.until_window(FIRST)
         store.is_away = True
         await network.until_window(FIRST + 4)  # what was under way has ended
-        before = await newest_version(network)
+        before = (await network.head()).version
         await network.until_window(LAST)
-        during = await newest_version(network)
+        during = (await network.head()).version
         store.is_away = False
         await network.until_window(LAST + 12)
-        after = await newest_version(network)
+        after = (await network.head()).version
     assert (during > before + 3) == (name != "trainer"), "the others go on without it"
     assert after > during + 2
     if name.startswith("miner"):
@@ -190,9 +186,9 @@ async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name
         await network.until_window(FIRST)
         await store.fail_over(paths.writer_prefix(key(name).public), 10)
         await network.until_window(FIRST + 8)
-        before = await newest_version(network)
+        before = (await network.head()).version
         await network.until_window(FIRST + 24)
-        assert await newest_version(network) > before + 3
+        assert (await network.head()).version > before + 3
         recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 12]
         assert any(event["accepted"] for event in recent)
     check_no_contradiction(network)

@@ -17,7 +17,7 @@ from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, verdicts
+from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, used_groups, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
@@ -50,9 +50,7 @@ async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: boo
         await network.until_window(6)
         hanging.is_away = True
         await network.until_window(16)
-    honest = key("miner-1").public.hex()[:8]
-    collected_events = [event for event in network.events("trainer/download", "collected") if event["miner"] == honest]
-    assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
+    assert sum(map(bool, used_groups(network, range(6, 16), "miner-1").values())) >= 6
     verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
     assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {Reason.MISSING}
 

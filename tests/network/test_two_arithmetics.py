@@ -1,7 +1,5 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -38,7 +36,6 @@ ADMITTED = ("torch-bfloat16", "torch-float32")
 def mixed_network() -> Network:
     """Return a network whose run admits both, with two validators of which both must accept."""
     network = Network(RULES, validators=2, quorum=2)
-    network.validators = ["validator-0"]
     narrow = packaged_thresholds()
     rows = [
         narrow.model_copy(
@@ -55,9 +52,8 @@ def mixed_network() -> Network:
 async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
     network = mixed_network()
     wide = Compute(models.build(network.policy), dtype=torch.bfloat16)
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(partial(network.run_validator, "validator-1", compute=wide))
-        nursery.start_soon(partial(network.run_miner, "miner-2", compute=wide))
+    network.computes = {"validator-1": wide, "miner-2": wide}
+    async with run_nodes(network, miners=2):
         await network.until_window(6)
     observer = network.node("observer")
     for name, arithmetic in (("validator-0", "torch-float32"), ("validator-1", "torch-bfloat16")):
@@ -85,10 +81,8 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
 async def test_a_node_that_nobody_has_measured_judges_nothing():
     """The program refuses to start it; here it has started."""
     network = Network(RULES)
-    network.validators = []
-    compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(partial(network.run_validator, compute=compute))
+    network.computes["validator-0"] = compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
+    async with run_nodes(network, miners=1):
         await network.until_window(4)
     ledger = await summaries(network, "validator-0", range(4))
     assert ledger

@@ -69,10 +69,8 @@ def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, n
     assert observed_rewards(network) <= DUE
 
 
-def output_of_start(network: NetworkOfProcesses, role: str, name: str) -> list[str]:
-    """Return the output of a node that ends at once."""
-    error = fail("--role", role, "--run", str(network.workspace.config), "--name", name)
-    return error.splitlines()
+def error_of_start(network: NetworkOfProcesses, role: str, name: str) -> str:
+    return fail("--role", role, "--run", str(network.workspace.config), "--name", name)
 
 
 @pytest.mark.parametrize(("role", "name"), [("miner", "miner-1"), ("validator", "validator")])
@@ -85,7 +83,7 @@ def test_a_node_without_a_sandbox_does_not_join(
     bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
-    (line,) = output_of_start(network, role, name)
+    line = error_of_start(network, role, name)
     assert line.startswith(
         "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
     )
@@ -95,7 +93,7 @@ def test_a_node_without_a_sandbox_does_not_join(
 def test_a_trainer_whose_data_file_was_changed_does_not_start(network: NetworkOfProcesses):
     data = network.workspace.directory / "data.jsonl"
     data.write_bytes(data.read_bytes().replace(b"Task 3", b"Task X"))
-    (line,) = output_of_start(network, "trainer", "trainer")
+    line = error_of_start(network, "trainer", "trainer")
     assert "data.jsonl: not the data file of this run" in line
 
 

@@ -112,22 +112,10 @@ class TestValidators:
         assert not list(tmp_path.iterdir())
 
     def test_a_member_keeps_a_key_that_it_has(self, tmp_path: Path):
-        new_key = run_command("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
-        public = new_key.stdout.split()[-1]
-        output = succeed(
-            *(
-                "init",
-                str(tmp_path),
-                "--bucket",
-                "judge",
-                "--url",
-                "https://judge.example.org",
-                "--name",
-                "validator-2",
-            ),
-            *("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder"),
-        )
-        assert f"validator-2 is {public}" in output
+        public = succeed("keys", "new", str(tmp_path / "keys" / "validator-2.key")).split()[-1]
+        judge = ("--bucket", "judge", "--url", "https://judge.example.org", "--name", "validator-2")
+        joining = ("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder")
+        assert f"validator-2 is {public}" in succeed("init", str(tmp_path), *judge, *joining)
 
 
 class TestSites:

@@ -125,6 +125,7 @@ class Network:
         self.sandbox = sandbox
         self.checkpoint_versions = 1
         self.compute = self.training_compute = Compute(models.build(self.policy))
+        self.computes: dict[str, Compute] = {}  # of miners and validators that compute otherwise
         self.validators = [f"validator-{number}" for number in range(validators)]
         problems = min(16, rules.evaluation_problems)  # enough for a simulation
         rules = rules.changed(quorum=quorum, evaluation_problems=problems)
@@ -192,12 +193,10 @@ class Network:
             nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
             nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
 
-    async def run_miner(
-        self, name: str, groups: int = 4, producer: Any = HonestProducer, compute: Compute | None = None
-    ) -> None:
+    async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
         node = self.node(name)
-        await run_miner(node, self.task(node), compute or self.compute, settings, producer)
+        await run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
 
     async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
@@ -212,12 +211,10 @@ class Network:
         producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
         await run_miner(node, self.task(node), self.compute, settings, producer)
 
-    async def run_validator(
-        self, name: str = "validator-0", poll_seconds: float = 0.2, compute: Compute | None = None
-    ) -> None:
+    async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
         settings = ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
-        await run_validator(node, self.task(node), compute or self.compute, settings)
+        await run_validator(node, self.task(node), self.computes.get(name, self.compute), settings)
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""
