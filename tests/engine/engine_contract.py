@@ -5,6 +5,7 @@ and so runs it all.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,12 +23,27 @@ from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_wei
 NewEngine = Callable[[], Engine]
 
 
+async def serve(engine: Engine, *versions: Weights) -> None:
+    """Bring whole weights into an engine as version 0, and the next versions as patches."""
+    await engine.stage(0, versions[0])
+    await engine.commit()
+    for version, (old, new) in enumerate(pairwise(versions), 1):
+        await engine.stage_patch(version, encode(old, new), manifest(version, new))
+        await engine.commit()
+
+
 async def serving(new_engine: NewEngine, weights: Weights) -> Engine:
     """Return an engine that serves these weights as version 0."""
     engine = new_engine()
-    await engine.stage(0, weights)
-    await engine.commit()
+    await serve(engine, weights)
     return engine
+
+
+async def check_tokens(engine: Engine, model: CausalModel, weights: Weights) -> None:
+    """Check that an engine generates what the torch engine generates with these weights."""
+    requests = requests_of_many_lengths()
+    expected = await (await engine_of(model, dict(weights))).generate(requests, PARAMS)
+    assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
 
 
 def manifest(version: int, weights: Weights) -> Manifest:
@@ -57,8 +73,11 @@ class EngineContract:
     noise = NOISE
     samples = 4000
 
-    async def test_a_prefill_agrees_with_generation(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    @pytest.fixture
+    async def engine(self, model: CausalModel, new_engine: NewEngine) -> Engine:
+        return await serving(new_engine, random_weights(model))
+
+    async def test_a_prefill_agrees_with_generation(self, model: CausalModel, engine: Engine) -> None:
         requests = requests_of_many_lengths()
         generations = await engine.generate(requests, PARAMS)
         checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
@@ -72,8 +91,7 @@ class EngineContract:
             likely = log_probabilities(result.logits, tokens, PARAMS.temperature)
             torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=self.noise)
 
-    async def test_results_do_not_depend_on_the_batch(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_results_do_not_depend_on_the_batch(self, engine: Engine) -> None:
         requests = requests_of_many_lengths()
         together = await engine.generate(requests, PARAMS)
         for request, generation in zip(requests, together, strict=True):
@@ -85,10 +103,7 @@ class EngineContract:
             (single,) = await engine.forward([request.prompt], [generation.tokens])
             torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=self.noise)
 
-    async def test_completions_end_at_their_first_stop_token_or_at_the_limit(
-        self, model: CausalModel, new_engine: NewEngine
-    ) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_completions_end_at_their_first_stop_token_or_at_the_limit(self, engine: Engine) -> None:
         hot = SamplingParams(temperature=20.0, max_tokens=40, stops=(1,))  # nearly uniform: it comes after about 30
         lengths = set()
         for generation in await engine.generate(requests_of_many_lengths(), hot):
@@ -97,25 +112,20 @@ class EngineContract:
             lengths.add(len(generation.tokens))
         assert len(lengths) > 3
 
-    async def test_each_of_several_stop_tokens_ends_a_completion(
-        self, model: CausalModel, new_engine: NewEngine
-    ) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_each_of_several_stop_tokens_ends_a_completion(self, engine: Engine) -> None:
         several = SamplingParams(temperature=20.0, max_tokens=40, stops=(1, 5, 9))
         completions = [item.tokens for item in await engine.generate(requests_of_many_lengths(), several)]
         assert all(map(several.is_complete, completions))
         assert {tokens[-1] for tokens in completions} >= {1, 5, 9}
 
-    async def test_seeds_determine_the_tokens(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_seeds_determine_the_tokens(self, engine: Engine) -> None:
         prompt = (5, 6, 7)
         same = await engine.generate([Request(prompt, b"a" * 16)] * 2, PARAMS)
         assert same[0].tokens == same[1].tokens
         others = await engine.generate([Request(prompt, bytes([i]) * 16) for i in range(16)], PARAMS)
         assert len({generation.tokens for generation in others}) > 8
 
-    async def test_sampling_follows_the_softmax(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_sampling_follows_the_softmax(self, model: CausalModel, engine: Engine) -> None:
         one = SamplingParams(temperature=1.5, max_tokens=1, stops=(1,))
         count = self.samples
         seeds = [index.to_bytes(16, "little") for index in range(count)]
@@ -127,9 +137,8 @@ class EngineContract:
             frequencies - probabilities
         ).abs().max() < 2 / count**0.5  # four standard deviations of a frequency of one half
 
-    async def test_filtered_tokens_are_never_sampled(self, model: CausalModel, new_engine: NewEngine) -> None:
+    async def test_filtered_tokens_are_never_sampled(self, engine: Engine) -> None:
         """Only the two most likely tokens occur, even at a high temperature."""
-        engine = await serving(new_engine, random_weights(model))
         params = SamplingParams(temperature=20.0, max_tokens=4, stops=(1,), filters=Filters(top_k=2))
         requests = requests_of_many_lengths()
         generations = await engine.generate(requests, params)
@@ -138,8 +147,7 @@ class EngineContract:
             sampled_logits = result.logits.gather(-1, torch.tensor(generation.tokens)[:, None])
             assert (sampled_logits >= result.logits.topk(2, dim=-1).values[:, -1:] - self.noise).all()
 
-    async def test_greedy_takes_the_most_likely(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_greedy_takes_the_most_likely(self, engine: Engine) -> None:
         prompts = [request.prompt for request in requests_of_many_lengths(8)]
         for prompt, tokens in zip(prompts, await engine.greedy(prompts, PARAMS), strict=True):
             (result,) = await engine.forward([prompt], [tokens])
@@ -147,8 +155,7 @@ class EngineContract:
             greedy_logits = result.logits.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
             assert (best - greedy_logits).max() < self.noise
 
-    async def test_no_requests_and_an_empty_completion(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_no_requests_and_an_empty_completion(self, model: CausalModel, engine: Engine) -> None:
         assert await engine.generate([], PARAMS) == []
         assert await engine.forward([], []) == []
         (empty,) = await engine.forward([(5, 6)], [()])
@@ -186,17 +193,15 @@ class EngineContract:
         (after,) = await engine.generate([request], PARAMS)
         assert torch.equal(before.hidden, after.hidden)
 
-    async def test_a_commit_needs_staged_weights(self, model: CausalModel, new_engine: NewEngine) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_a_commit_needs_staged_weights(self, engine: Engine) -> None:
         with pytest.raises(EngineError, match="nothing is staged"):
             await engine.commit()
         assert engine.version == 0
 
     @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
     async def test_weights_that_do_not_fit_the_model_are_refused(
-        self, model: CausalModel, new_engine: NewEngine, fault: str
+        self, model: CausalModel, engine: Engine, fault: str
     ) -> None:
-        engine = await serving(new_engine, random_weights(model))
         weights: dict[str, Tensor] = random_weights(model)
         if fault == "missing":
             del weights["model.norm.weight"]
@@ -215,15 +220,13 @@ class EngineContract:
     ) -> None:
         weights = random_weights(model)
         engine = await serving(new_engine, weights)
-        requests = requests_of_many_lengths()
         for version in range(1, 4):
             target = changed(weights, version)
             await engine.stage_patch(version, encode(weights, target), manifest(version, target))
             assert engine.version == version - 1
             await engine.commit()
             assert engine.version == version
-            expected = await (await engine_of(model, target)).generate(requests, PARAMS)
-            assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+            await check_tokens(engine, model, target)
             weights = target
 
     async def test_a_patch_that_does_not_fit_is_refused(self, model: CausalModel, new_engine: NewEngine) -> None:
@@ -239,10 +242,7 @@ class EngineContract:
         assert engine.version == 0
 
     @pytest.mark.parametrize("bad", [(), (32,), (-1,)])
-    async def test_invalid_prompts_are_refused(
-        self, model: CausalModel, new_engine: NewEngine, bad: tuple[int, ...]
-    ) -> None:
-        engine = await serving(new_engine, random_weights(model))
+    async def test_invalid_prompts_are_refused(self, engine: Engine, bad: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"token"):
             await engine.generate([Request(bad, bytes(16))], PARAMS)
         with pytest.raises(ValueError, match=r"token"):

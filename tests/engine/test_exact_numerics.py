@@ -26,7 +26,6 @@ from tests.support.builders.policies import RECIPE, engine_of, run_without_waiti
 
 
 def config() -> Qwen3Config:
-    """Return the sizes of a small model."""
     result = Qwen3Config.of(RECIPE.config())
     assert result is not None
     return result
@@ -43,13 +42,11 @@ SEED = bytes(range(32))
 
 
 def requests(lengths: list[int], seed: int = 0) -> list[Request]:
-    """Return requests with prompts of these lengths."""
     generator = random.Random(seed)
     return [Request(tuple(generator.randrange(2, 22) for _ in range(n)), generator.randbytes(16)) for n in lengths]
 
 
 def engine(batch_tokens: int = 8192) -> TorchEngine:
-    """Return an engine in exact arithmetic."""
     exact_engine: TorchEngine = run_without_waiting(engine_of(MODEL, WEIGHTS, max_batch_tokens=batch_tokens))
     return exact_engine
 

@@ -30,9 +30,9 @@ from protocol.compression import compress
 from protocol.digest import Weights, digest_weights, raw_bytes
 from protocol.patch import apply, encode
 from roles.policy.causal_model import CausalModel
-from tests.engine.engine_contract import changed
+from tests.engine.engine_contract import changed, serve
 from tests.engine.vllm_site import vllm_python
-from tests.support.builders.policies import random_weights, write_policy
+from tests.support.builders.policies import random_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -59,13 +59,11 @@ class ReceivingServer(ChildServer):
     """A server whose worker also has vLLM's receiver of sparse updates as a command."""
 
     def flags(self, socket: str) -> list[str]:
-        """Return the flags with the extension of this test."""
         words = super().flags(socket)
         words[words.index("--worker-extension-cls") + 1] = "receiving_extension.ReceivingExtension"
         return words
 
     def environment(self) -> dict[str, str]:
-        """Return the environment with the folder of that extension."""
         own = super().environment()
         site = self.log.parent / "site"
         site.mkdir(parents=True, exist_ok=True)
@@ -74,20 +72,12 @@ class ReceivingServer(ChildServer):
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy with random weights."""
-    return write_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
 def model(policy: Policy) -> CausalModel:
-    """Return its architecture."""
     return build(policy)
 
 
 @pytest.fixture
 def slime() -> Path:
-    """Return the checkout of slime."""
     path = Path(os.environ.get("GRAILNODE_SLIME", ""))
     if not (path / PATCH).is_file():
         pytest.skip(f"GRAILNODE_SLIME names no checkout of slime with {PATCH}")
@@ -102,7 +92,6 @@ def new_file_of(patch: str, name: str) -> str:
 
 
 def module_of(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a module of a program's text."""
     module = types.ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)
     exec(compile(text, name, "exec"), module.__dict__)
@@ -120,8 +109,7 @@ async def test_vllms_receiver_of_sparse_updates_takes_a_delta_of_trls_form(
     path.write_bytes(write_trl(target, 1, weights)[1])
     shapes = {name: list(shape) for name, shape in model.shapes.items()}
     try:
-        await engine.stage(0, weights)
-        await engine.commit()
+        await serve(engine, weights)
         async with server.client(60.0, 1) as client:
             body = {"method": "receive", "args": [str(path), shapes]}
             answer = await client.post("/collective_rpc", json=body)

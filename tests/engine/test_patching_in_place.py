@@ -59,7 +59,6 @@ class FusedModel(torch.nn.Module):
         self.norm = parameter(6)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy each tensor to its place."""
         rows = {"q": (0, 8), "k": (8, 4), "v": (12, 4)}
         for name, tensor in weights:
             first = name.split(".")[0]
@@ -106,7 +105,6 @@ def loaded(weights: dict[str, Tensor], dtype: torch.dtype, directory: Path) -> t
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """Return the dtype in which the model serves."""
     result: torch.dtype = request.param
     return result
 

@@ -21,16 +21,13 @@ from protocol.quantization import SCALE, Precision, dequantize, quantize
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError, Generation, Request
-from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest
+from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serve
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 
 
 class TestTorchEngine(EngineContract):
-    """The contract."""
-
     @pytest.fixture
     def new_engine(self, model: CausalModel) -> NewEngine:
-        """Make engines of the model."""
         return lambda: TorchEngine(model, run_sync=inline)
 
 
@@ -137,32 +134,26 @@ class Sampler(TorchEngine):
         return [Generation(g.tokens, torch.empty(len(g.tokens), 0), g.logprobs) for g in generations]
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Stage weights, or refuse them."""
         if self.refuses_to == "stage":
             raise EngineError("no")
         await super().stage(version, weights)
 
     async def commit(self) -> None:
-        """Commit, or fail."""
         if self.refuses_to == "commit":
             raise EngineError("no")
         await super().commit()
 
 
 def engine_for(model: CausalModel) -> tuple[TorchPrefill, Sampler]:
-    """Return an engine and its sampler."""
     sampler = Sampler(model, run_sync=inline)
     return TorchPrefill(sampler, TorchEngine(model, run_sync=inline)), sampler
 
 
 class TestTorchPrefill(EngineContract):
-    """The contract."""
-
     samples = 1000
 
     @pytest.fixture
     def new_engine(self, model: CausalModel) -> NewEngine:
-        """Make engines."""
         return lambda: engine_for(model)[0]
 
 
@@ -170,8 +161,7 @@ class TestTorchPrefill(EngineContract):
 async def test_both_engines_keep_the_old_version_when_the_sampler_fails(model: CausalModel, fault: str) -> None:
     weights, requests = random_weights(model), requests_of_many_lengths()
     engine, sampler = engine_for(model)
-    await engine.stage(0, weights)
-    await engine.commit()
+    await serve(engine, weights)
     sampler.refuses_to = fault
     with pytest.raises(EngineError):
         await engine.stage(1, random_weights(model, 1))
@@ -226,8 +216,7 @@ async def test_newer_versions_are_staged_whole(model: CausalModel, precision: Pr
     old, new = (quantize(random_weights(model, seed), precision) for seed in (0, 1))
     engine = TorchEngine(model, run_sync=inline)
     takes_patches = [engine.takes_patches]
-    await engine.stage(0, old)
-    await engine.commit()
+    await serve(engine, old)
     assert [*takes_patches, engine.takes_patches] == [True, False]
     with pytest.raises(EngineError, match="cannot be patched in"):
         await engine.stage_patch(1, encode(old, new), manifest(1, new))
@@ -237,7 +226,6 @@ async def test_newer_versions_are_staged_whole(model: CausalModel, precision: Pr
 
 
 def damaged(published: dict[str, torch.Tensor], fault: str) -> dict[str, torch.Tensor]:
-    """Return a version with a fault."""
     codes = published[MATRIX].clone()
     if fault == "no code":
         codes.view(torch.uint8)[3, 5] = 0x7F if codes.dtype == torch.float8_e4m3fn else 0x80

@@ -22,7 +22,7 @@ from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, EngineError, Request
-from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serving
+from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve, serving
 from tests.engine.vllm_site import BendableServer, shared_server, url_of
 from tests.support.builders.policies import (
     NOISE,
@@ -30,7 +30,6 @@ from tests.support.builders.policies import (
     engine_of,
     random_weights,
     requests_of_many_lengths,
-    write_policy,
 )
 from tests.support.processes.command_line import run_command
 
@@ -38,14 +37,7 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy whose heads are as wide as vLLM's attention needs."""
-    return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
-
-
-@pytest.fixture(scope="module")
 def model(policy: Policy) -> CausalModel:
-    """Return its architecture."""
     return build(policy)
 
 
@@ -72,8 +64,6 @@ async def new_engine(model: CausalModel, server: BendableServer, tmp_path: Path)
 
 
 class TestVllmEngine(EngineContract):
-    """The contract."""
-
     samples = 1000
 
 
@@ -108,10 +98,7 @@ async def test_the_states_may_come_from_a_prefill_by_torch(
     weights = random_weights(model)
     target, requests = changed(weights, 1), requests_of_many_lengths()
     engine = TorchPrefill(VllmEngine(model, server, tmp_path, states=False), TorchEngine(model))
-    await engine.stage(0, weights)
-    await engine.commit()
-    await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-    await engine.commit()
+    await serve(engine, weights, target)
     reference = await engine_of(model, target)
     expected = await reference.generate(requests, PARAMS)
     generations = await engine.generate(requests, PARAMS)
@@ -124,17 +111,13 @@ async def test_a_server_of_somebody_else_is_patched_and_generates(
     model: CausalModel, server: BendableServer, tmp_path: Path
 ) -> None:
     weights = random_weights(model)
-    target, requests = changed(weights, 1), requests_of_many_lengths()
-    expected = [g.tokens for g in await (await engine_of(model, target)).generate(requests, PARAMS)]
+    target = changed(weights, 1)
     await server.start()
     async with url_of(server) as url:
         engine = VllmEngine(model, ExternalServer(url), tmp_path)
-        await engine.stage(0, weights)
-        await engine.commit()
-        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-        await engine.commit()
+        await serve(engine, weights, target)
         await engine.verify()
-        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == expected
+        await check_tokens(engine, model, target)
         await engine.close()
 
 
@@ -145,18 +128,14 @@ async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
     run, directory = tmp_path / "run" / "run.toml", tmp_path / "run" / "state" / "miner-1" / "engine"
     ask = partial(run_command, "engine", "verify", "--run", str(run), "--name", "miner-1")
     weights = random_weights(model)
-    target, requests = changed(weights, 1), requests_of_many_lengths()
-    expected = [g.tokens for g in await (await engine_of(model, target)).generate(requests, PARAMS)]
+    target = changed(weights, 1)
     await server.start()
     async with url_of(server) as url:
         compute = Compute(model, vllm=VllmSettings(url=url), policy=policy.directory, directory=directory)
         async with open_engine(compute, trio.to_thread.run_sync, lambda event, **fields: None) as engine:
             result = await trio.to_thread.run_sync(ask)
             assert result.stderr == "grailnode: miner-1: nothing was verified: no policy has been committed\n"
-            await engine.stage(0, weights)
-            await engine.commit()
-            await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-            await engine.commit()
+            await serve(engine, weights, target)
             result = await trio.to_thread.run_sync(ask)
             assert result.stdout.startswith("miner-1: version 1 equals its signed weights: ")
             names = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
@@ -165,7 +144,7 @@ async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
             assert result.returncode == 1
             assert f"tensors: {', '.join(names)}; vLLM was started again" in result.stderr
             assert (await trio.to_thread.run_sync(ask)).returncode == 0
-            assert [g.tokens for g in await engine.generate(requests, PARAMS)] == expected
+            await check_tokens(engine, model, target)
 
 
 @pytest.mark.parametrize("receiver", ["trl", "slime"])
@@ -186,8 +165,6 @@ async def test_patches_that_went_through_another_format_are_applied(
 
 
 class TestPatches:
-    """Patches are applied to the weights that serve."""
-
     async def test_all_bit_patterns_are_read_back(self, model: CausalModel, new_engine: NewEngine) -> None:
         weights = random_weights(model)
         engine = await serving(new_engine, weights)

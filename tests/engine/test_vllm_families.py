@@ -2,22 +2,21 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from protocol.patch import encode
-from roles.ports import EngineError
-from tests.engine.engine_contract import changed, manifest
-from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
-from tests.support.builders.policies import PARAMS, engine_of, random_weights, requests_of_many_lengths
+from tests.engine.engine_contract import changed, check_tokens, serve
+from tests.engine.vllm_site import ForkedServer, check_refusal, new_launcher, vllm_python
+from tests.support.builders.policies import random_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -51,15 +50,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_config(directory: Path, family: str, changes: dict[str, Any]) -> PretrainedConfig:
-    """Write the config.json of a small policy."""
-    values = {name: value for name, value in (SIZES | changes).items() if value is not None}
+def model_of(directory: Path, family: str) -> TransformersModel:
+    """Write the config.json of a small policy, and return its model."""
+    values = {name: value for name, value in (SIZES | FAMILIES[family]).items() if value is not None}
     config = AutoConfig.for_model(family, **values)
     mapping: Any = AutoModelForCausalLM._model_mapping
     config.architectures = [mapping[type(config)].__name__]
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
-    return config
+    return TransformersModel(directory)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,6 @@ class PlainServer(ForkedServer):
         self._missing = missing
 
     def flags(self, socket: str) -> list[str]:
-        """Return the flags without those that are missing."""
         words = super().flags(socket)
         for flag in self._missing:
             place = words.index(flag)
@@ -91,63 +89,32 @@ class PlainServer(ForkedServer):
 
 
 def engine_in(directory: Path, model: Any, launcher: ServerLauncher, **settings: Any) -> VllmEngine:
-    """Return an engine with a server of its own."""
     server = ForkedServer(VllmSettings(python=vllm_python(), **settings), directory, directory / "server", launcher)
     return VllmEngine(model, server, directory / "engine")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "ranks"), [*((family, 1) for family in FAMILIES), ("qwen3", 2)])
 async def test_a_family_is_patched_and_generates_as_transformers(
-    family: str, tmp_path: Path, launcher: ServerLauncher
+    family: str, ranks: int, tmp_path: Path, launcher: ServerLauncher
 ) -> None:
-    write_config(tmp_path, family, FAMILIES[family])
-    model = TransformersModel(tmp_path)
+    model = model_of(tmp_path, family)
     weights = random_weights(model)
     target = changed(weights, 1, 0.3)
-    engine = engine_in(tmp_path, model, launcher)
+    engine = engine_in(tmp_path, model, launcher, ranks=ranks)
     try:
-        await engine.stage(0, weights)
-        await engine.commit()
-        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-        await engine.commit()
+        await serve(engine, weights, target)
         await engine.verify()
-        requests = requests_of_many_lengths()
-        expected = await (await engine_of(model, target)).generate(requests, PARAMS)
-        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
-    finally:
-        await engine.close()
-
-
-async def test_two_ranks_are_patched_together(tmp_path: Path, launcher: ServerLauncher) -> None:
-    write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
-    model = TransformersModel(tmp_path)
-    weights = random_weights(model)
-    target = changed(weights, 1, 0.3)
-    engine = engine_in(tmp_path, model, launcher, ranks=2)
-    try:
-        await engine.stage(0, weights)
-        await engine.commit()
-        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-        await engine.commit()
-        await engine.verify()
-        requests = requests_of_many_lengths()
-        expected = await (await engine_of(model, target)).generate(requests, PARAMS)
-        assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+        await check_tokens(engine, model, target)
     finally:
         await engine.close()
 
 
 async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
-    write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
-    model = TransformersModel(tmp_path)
+    model = model_of(tmp_path, "qwen3")
     flags = ("--quantization", "fp8")
     server = ChildServer(VllmSettings(python=vllm_python(), flags=flags), tmp_path, tmp_path / "server")
     engine = VllmEngine(model, server, tmp_path / "engine")
-    try:
-        with pytest.raises(EngineError, match="fp8"):
-            await engine.stage(0, random_weights(model))
-    finally:
-        await engine.close()
+    await check_refusal(engine, random_weights(model), "fp8")
 
 
 @pytest.mark.parametrize(
@@ -160,32 +127,19 @@ async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
 async def test_a_server_without_our_code_is_refused(
     tmp_path: Path, launcher: ServerLauncher, missing: tuple[str, ...], reason: str
 ) -> None:
-    write_config(tmp_path, "qwen3", FAMILIES["qwen3"])
-    model = TransformersModel(tmp_path)
+    model = model_of(tmp_path, "qwen3")
     server = PlainServer(tmp_path, launcher, missing)
     engine = VllmEngine(model, server, tmp_path / "engine")
-    try:
-        with pytest.raises(EngineError, match=reason):
-            await engine.stage(0, random_weights(model))
-    finally:
-        await engine.close()
+    await check_refusal(engine, random_weights(model), reason)
 
 
 async def test_a_policy_that_the_architecture_does_not_have_is_refused_at_start(
     tmp_path: Path, launcher: ServerLauncher
 ) -> None:
-    write_config(tmp_path, "llama", FAMILIES["llama"])
-    model = TransformersModel(tmp_path)
+    model = model_of(tmp_path, "llama")
     weights = random_weights(model) | {"model.layers.0.mlp.extra.weight": torch.zeros(3, 3, dtype=torch.bfloat16)}
 
-    class Larger:
-        def __init__(self) -> None:
-            self.shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-            self.vocabulary = model.vocabulary
-
-    engine = engine_in(tmp_path, Larger(), launcher)
-    try:
-        with pytest.raises(EngineError, match=r"mlp\.extra"):
-            await engine.stage(0, weights)
-    finally:
-        await engine.close()
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    larger = SimpleNamespace(shapes=shapes, vocabulary=model.vocabulary)
+    engine = engine_in(tmp_path, larger, launcher)
+    await check_refusal(engine, weights, r"mlp\.extra")

@@ -15,12 +15,11 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
-from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from tests.engine.engine_contract import changed, manifest
+from tests.engine.engine_contract import changed, serve
 from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
-from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy
+from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -28,14 +27,7 @@ LONG = SamplingParams(temperature=1.0, max_tokens=40, stops=(31,))
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy whose heads are as wide as vLLM's attention needs."""
-    return write_policy(tmp_path_factory.mktemp("policy"), head_dim=32)
-
-
-@pytest.fixture(scope="module")
 def model(policy: Policy) -> CausalModel:
-    """Return its architecture."""
     return build(policy)
 
 
@@ -57,7 +49,6 @@ def launcher(directory: Path) -> Iterator[ServerLauncher]:
 async def engine(
     policy: Policy, model: CausalModel, tmp_path: Path, launcher: ServerLauncher, directory: Path
 ) -> AsyncIterator[VllmEngine]:
-    """Return an engine with a server of its own."""
     server = ForkedServer(VllmSettings(python=vllm_python()), policy.directory, tmp_path / "server", launcher)
     engine = VllmEngine(model, server, tmp_path / "engine", limits=EngineLimits(hang=5.0))
     yield engine
@@ -97,10 +88,7 @@ async def test_rollouts_survive_a_process(
 ) -> None:
     weights = random_weights(model)
     target = changed(weights, 1)
-    await engine.stage(0, weights)
-    await engine.commit()
-    await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-    await engine.commit()
+    await serve(engine, weights, target)
     requests = requests_of_many_lengths(200)
     expected = await (await engine_of(model, target)).generate(requests, LONG)
     results = []
@@ -122,8 +110,7 @@ async def test_rollouts_survive_a_process(
 
 async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model: CausalModel, directory: Path) -> None:
     weights = random_weights(model)
-    await engine.stage(0, weights)
-    await engine.commit()
+    await serve(engine, weights)
     launcher, server, *_ = processes_of(directory)
     os.kill(launcher, signal.SIGSTOP)
     os.kill(server, signal.SIGKILL)

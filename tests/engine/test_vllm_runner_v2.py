@@ -12,22 +12,20 @@ import pytest
 import torch
 
 from grailnode.engine.models import build
+from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from protocol.patch import encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
-from roles.ports import EngineError
-from tests.engine.engine_contract import changed, manifest
-from tests.engine.vllm_site import vllm_python
+from tests.engine.engine_contract import changed, serve
+from tests.engine.vllm_site import check_refusal, vllm_python
 from tests.support.builders.policies import (
     NOISE,
     PARAMS,
     engine_of,
     random_weights,
     requests_of_many_lengths,
-    write_policy,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -50,7 +48,6 @@ class InterpretedServer(ChildServer):
     """A server whose Triton kernels are interpreted."""
 
     def environment(self) -> dict[str, str]:
-        """Return the environment with Triton."""
         own = super().environment()
         site = self.log.parent / "site"
         site.mkdir(exist_ok=True)
@@ -67,19 +64,15 @@ def triton_site() -> Path:
     return path
 
 
-async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: Path) -> None:
+async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(policy: Policy, tmp_path: Path) -> None:
     triton_site()
-    policy = write_policy(tmp_path / "policy", head_dim=32)
     model = build(policy)
     weights, requests = random_weights(model), requests_of_many_lengths()
     target = changed(weights, 1)
     settings = VllmSettings(python=vllm_python(), runner="v2", sequences=16)
     engine = VllmEngine(model, InterpretedServer(settings, policy.directory, tmp_path / "server"), tmp_path / "engine")
     try:
-        await engine.stage(0, weights)
-        await engine.commit()
-        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-        await engine.commit()
+        await serve(engine, weights, target)
         await engine.verify()
         reference = await engine_of(model, target)
         for params in (PARAMS, FILTERED):
@@ -100,15 +93,12 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(tmp_path: 
 # vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none
 
 
-async def test_it_is_refused_on_a_cpu_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_refused_on_a_cpu_by_its_name(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the check the server would take the weights, and fail at the first request."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    policy = write_policy(tmp_path / "policy", head_dim=32)
     model = build(policy)
     server = ChildServer(VllmSettings(python=vllm_python(), sequences=8), policy.directory, tmp_path / "server")
     engine = VllmEngine(model, server, tmp_path / "engine")
-    try:
-        with pytest.raises(EngineError, match="VLLM_BATCH_INVARIANT is set, and it computes on cpu"):
-            await engine.stage(0, random_weights(model))
-    finally:
-        await engine.close()
+    await check_refusal(engine, random_weights(model), "VLLM_BATCH_INVARIANT is set, and it computes on cpu")

@@ -41,7 +41,6 @@ class FailingServer:
         self.commands: list[str] = []
 
     async def start(self) -> None:
-        """Start it, if it does not run."""
         self.starts += not self.runs
         self.runs = True
 
@@ -71,7 +70,6 @@ class FailingServer:
 
 
 async def bring_weights(client: VllmClient) -> int:
-    """Bring version 3 into a server."""
     await client.call("commit", version=3)
     return 3
 

@@ -12,9 +12,12 @@ import torch
 import trio
 
 from grailnode.engine.vllm.server_launcher import ServerLauncher
+from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
+from protocol.digest import Weights
 from protocol.rollout import sampling
+from roles.ports import EngineError
 
 ABSENT = "GRAILNODE_VLLM_PYTHON names no interpreter with vLLM; `grailnode engine install DIR` makes one"
 
@@ -77,7 +80,6 @@ class SharedServer(ChildServer):
         """Do nothing; `end` ends it."""
 
     def end(self) -> None:
-        """End the server."""
         super().close()
 
 
@@ -85,7 +87,6 @@ class BendableServer(SharedServer):
     """A shared server whose weights a test can damage."""
 
     def environment(self) -> dict[str, str]:
-        """Return the environment with the extension that does it."""
         site = self.log.parent / "site"
         site.mkdir(exist_ok=True)
         shutil.copy(Path(__file__).with_name("bendable_extension.py"), site)
@@ -97,7 +98,6 @@ class BendableServer(SharedServer):
         return [*super().flags(socket), "--worker-extension-cls", "bendable_extension.BendableExtension"]
 
     async def bend(self, *names: str) -> None:
-        """Change the weights of some tensors."""
         async with self.client(60.0, 1) as client:
             answer = await client.post("/collective_rpc", json={"method": "bend", "args": names})
             assert answer.json()["results"] == [{"bent": len(names)}], answer.text
@@ -127,3 +127,12 @@ def new_launcher(directory: Path) -> ServerLauncher:
 def shared_server(model: Path, directory: Path, **changes: object) -> BendableServer:
     """Return a server for a policy directory; it starts with its first engine."""
     return BendableServer(VllmSettings(python=vllm_python(), sequences=64, **changes), model, directory)  # type: ignore[arg-type]
+
+
+async def check_refusal(engine: VllmEngine, weights: Weights, reason: str) -> None:
+    """Check that an engine refuses weights for a reason, and close it."""
+    try:
+        with pytest.raises(EngineError, match=reason):
+            await engine.stage(0, weights)
+    finally:
+        await engine.close()

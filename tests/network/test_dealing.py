@@ -1,12 +1,10 @@
 """Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones."""
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
-import trio
 
 from grailnode.engine.compute import Compute, make_engine
 from grailnode.observe.ledger_check import verify_ledger
@@ -20,7 +18,6 @@ from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, open_group
 from roles.authority_updates import run_under_authority
-from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.follower import Follower
@@ -30,11 +27,11 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
-from tests.support.builders import samples
 from tests.support.builders.recipes import demo_rules
+from tests.support.builders.samples import judgement
 from tests.support.simulation.network import Network, key, randomness
-from tests.support.simulation.network_runs import run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 class LyingValidator(Validator):
@@ -59,7 +56,7 @@ class LyingValidator(Validator):
         return [await self._with_lies(verdict, roster, draw) for verdict in verdicts]
 
     async def _with_lies(self, verdict: Verdict, roster: Roster, draw: bytes) -> Verdict:
-        if not any(judgement.rejected for judgement in verdict.judgements):
+        if not any(item.rejected for item in verdict.judgements):
             return verdict
         node, window, miner = self._medium, verdict.window, verdict.miner
         commitment = (await fetch_record(node, Commitment, paths.commitment(miner, window))).record
@@ -80,7 +77,7 @@ class LyingValidator(Validator):
             group = open_group(await self._medium.store.get(path, size, offset=offset, size=size), commitment, index)
             tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
             judgements.append(
-                samples.judgement(
+                judgement(
                     index,
                     digest=commitment.groups[index][0],
                     tokens=tokens,
@@ -92,22 +89,9 @@ class LyingValidator(Validator):
         return tuple(judgements)
 
 
-# Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones
-
-
 RULES = demo_rules(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14, spares=0)
 MINERS = 2
 GROUPS = MINERS * RULES.groups
-
-
-def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> dict[int, int]:
-    """Return how many groups of each window the trainer took, of one miner or of all."""
-    short = key(miner).public.hex()[:8]
-    events = network.events("trainer/download", "collected")
-    return {
-        window: sum(e["used"] for e in events if e["window"] == window and (not miner or e["miner"] == short))
-        for window in windows
-    }
 
 
 async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tuple[int, int], set[str]]:
@@ -119,8 +103,8 @@ async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tu
             path = paths.verdict(public, window, miner.public)
             if [item.path async for item in network.store.list(path)]:
                 data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-                for judgement in open_signed(data, Verdict, [public]).record.judgements:
-                    result[window, judgement.index].add(name)
+                for item in open_signed(data, Verdict, [public]).record.judgements:
+                    result[window, item.index].add(name)
     return result
 
 
@@ -133,12 +117,6 @@ async def dealt_to(network: Network, name: str, window: int) -> int:
         for miner in (f"miner-{number + 1}" for number in range(MINERS))
         for group in range(RULES.groups)
     )
-
-
-async def run_until(scope: trio.CancelScope, work: Callable[[], Awaitable[None]]) -> None:
-    """Do a node's work until its scope is cancelled."""
-    with scope:
-        await work()
 
 
 @simulated
@@ -172,10 +150,8 @@ async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_i
     network = Network(RULES, validators=4, quorum=2)
     name = network.validators.pop()
     async with run_nodes(network, miners=MINERS) as nursery:
-        first = trio.CancelScope()
-        nursery.start_soon(run_until, first, partial(network.run_validator, name))
-        await network.until_window(silent)
-        first.cancel()
+        async with running(network.run_validator, name):
+            await network.until_window(silent)
         await network.until_window(back)
         nursery.start_soon(network.run_validator, name)
         await network.until_window(last)
@@ -218,25 +194,7 @@ async def test_the_only_validator_that_is_present_judges_everything():
     assert [used[window] for window in (4, 5, 6)] == [GROUPS] * 3
 
 
-class ZeroSketches(HonestProducer):
-    """Sends sketches of zeros."""
-
-    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Any]:
-        groups = await super().produce(mining_window, indices)
-        return [
-            group.model_copy(
-                update={
-                    "rollouts": tuple(
-                        item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts
-                    )
-                }
-            )
-            for group in groups
-        ]
-
-
 async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
-    """Run a validator that accepts everything that is dealt to it; a greedy one, everything."""
     node = network.node(name)
 
     async def validate() -> None:
@@ -266,7 +224,7 @@ async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, 
     liar = network.validators.pop()
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_liar, network, liar, greedy)
-        nursery.start_soon(partial(network.run_miner, "cheat", RULES.groups, ZeroSketches))
+        nursery.start_soon(partial(network.run_miner, "cheat", RULES.groups, FalseSketches))
         await network.until_window(9)
     return network, liar
 

@@ -5,8 +5,9 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,6 @@ from protocol.environments import Environment, Problem
 from protocol.environments.base import ProgramLimits, SandboxError
 from protocol.errors import MalformedError
 from protocol.identity.signing import open_signed
-from protocol.judging.ledger import Evaluation, Summary
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer
@@ -29,33 +29,18 @@ from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import run_nodes, verdicts
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
+from tests.support.simulation.virtual_clock import simulated
 
 
-@dataclass(frozen=True)
 class FullReward:
     """An environment that rewards everything with 1, for a miner that lies about its rewards."""
 
-    honest: Environment
+    def __init__(self, honest: Environment) -> None:
+        self._honest = honest
 
-    @property
-    def name(self) -> str:
-        return self.honest.name
-
-    @property
-    def exact(self) -> bool:
-        return self.honest.exact
-
-    @property
-    def held_out_size(self) -> int | None:
-        return self.honest.held_out_size
-
-    def problem(self, seed: bytes) -> Problem:
-        return self.honest.problem(seed)
-
-    def held_out_problem(self, index: int) -> Problem:
-        return self.honest.held_out_problem(index)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0
@@ -63,7 +48,8 @@ class FullReward:
 
 def full_reward_producer(task: Task, engine: TorchEngine) -> HonestProducer:
     """Return a producer of honest rollouts that claim full reward for everything."""
-    return HonestProducer(replace(task, environment=FullReward(task.environment)), engine)
+    environment: Any = FullReward(task.environment)
+    return HonestProducer(replace(task, environment=environment), engine)
 
 
 async def judged_groups(network: Network, miner: str, windows: range) -> list[tuple[Group, Judgement]]:
@@ -82,24 +68,11 @@ async def judged_groups(network: Network, miner: str, windows: range) -> list[tu
 
 
 def texts(network: Network, group: Group) -> list[str]:
-    """Return the text of a group's completions."""
     stops = network.run.sampling.stops
     return [
         network.policy.tokenizer.decode(tuple(token for token in rollout.tokens if token not in stops))
         for rollout in group.rollouts
     ]
-
-
-async def evaluations(network: Network) -> list[Evaluation]:
-    """Return the first validator's evaluations."""
-    records = []
-    validator = key("validator-0").public
-    async for item in network.store.list(f"{validator.hex()}/summaries/"):
-        data = await network.store.get(item.path, limits.MAX_RECORD_BYTES)
-        evaluation = open_signed(data, Summary, [validator]).record.evaluation
-        if evaluation is not None:
-            records.append(evaluation)
-    return records
 
 
 async def check_rewards(network: Network) -> list[tuple[str, float]]:
@@ -125,13 +98,17 @@ async def check_rewards(network: Network) -> list[tuple[str, float]]:
     return pairs
 
 
+async def run_with_liar(network: Network, window: int, miners: int = 1) -> None:
+    """Run the nodes, and a miner that claims full reward for everything, until a window."""
+    async with run_nodes(network, miners=miners) as nursery:
+        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
+        await network.until_window(window)
+
+
 @simulated
 async def test_countdown() -> None:
-    rules = demo_rules(environment="countdown", groups=2, group_size=4, max_tokens=8)
-    network = Network(rules)
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-        await network.until_window(6)
+    network = Network(demo_rules(environment="countdown", groups=2, group_size=4, max_tokens=8))
+    await run_with_liar(network, 6)
     await check_rewards(network)  # a policy trained on addition has no reward here yet
 
 
@@ -141,9 +118,7 @@ async def test_sat(tmp_path: Path) -> None:
     write_speaking_policy(tmp_path, values)
     rules = demo_rules(environment="sat", groups=4, group_size=8, max_tokens=1)
     network = Network(rules, policy=tmp_path)
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-        await network.until_window(9)
+    await run_with_liar(network, 9)
     rewards = {reward for _, reward in await check_rewards(network)}
     assert rewards == {0.0, 0.1, 1.0}
     assert network.events("trainer/training", "step")
@@ -172,9 +147,7 @@ def mathematics(tmp_path: Path) -> Rules:
 @simulated
 async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_path: Path) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
-    async with run_nodes(network) as nursery:
-        nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
-        await network.until_window(6)
+    await run_with_liar(network, 6, miners=2)
     pairs = await check_rewards(network)
     group, _ = (await judged_groups(network, "miner-1", range(6)))[0]
     prompt = network.policy.tokenizer.decode(group.prompt_tokens)
@@ -185,10 +158,12 @@ async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_
     assert {0.2, 0.3, 1.0} <= rewards  # the right format; with thinking; and with the right answer
     dataset = environments.dataset("math", mathematics.data.read_bytes() if mathematics.data else b"")
     levels = Counter(problem.stratum for problem in dataset.held_out_problems)
-    for evaluation in await evaluations(network):
+    entries = await summaries(network, "validator-0", range(6))
+    evaluations = [entry.evaluation for entry in entries if entry.evaluation is not None]
+    for evaluation in evaluations:
         assert {stratum.name: stratum.problems for stratum in evaluation.strata} == levels
         assert all(len(stratum.right) == 5 for stratum in evaluation.strata)
-    assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in await evaluations(network))
+    assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in evaluations)
 
 
 @simulated
@@ -257,7 +232,8 @@ def f(x): return 1000 + x
     )
 
 
-def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
+@simulated
+async def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
     strict: BubblewrapSandbox, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
@@ -274,26 +250,19 @@ def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
         write_speaking_policy(tmp_path / "policy", [RIGHT, *hostile])
         rules = demo_rules(environment=f"code-{OWN}", data=data, groups=1, group_size=8, max_tokens=1)
         rewards: dict[str, set[float]] = {}
-
-        async def collect_rewards(network: Network, windows: range) -> None:
-            for group, judgement in await judged_groups(network, "liar", windows):
-                assert judgement.accepted, judgement.reason
-                assert all(rollout.reward == 1.0 for rollout in group.rollouts)
-                for text, reward in zip(texts(network, group), judgement.rewards, strict=True):
-                    rewards.setdefault(text, set()).add(reward)
-
-        async def scenario() -> None:
-            network = Network(rules, policy=tmp_path / "policy", sandbox=strict)
-            async with run_nodes(network, miners=0) as nursery:
-                nursery.start_soon(network.run_miner, "liar", 1, full_reward_producer)
-                last = 3  # and later ones, until the policy has generated each of its completions
-                while not rewards.keys() >= {RIGHT, *hostile} and last < 20:
-                    await network.until_window(last)
-                    await collect_rewards(network, range(last))
-                    last += 1
-            assert any(event["used"] for event in network.events("trainer/download", "collected"))
-
-        simulate(scenario)
+        network = Network(rules, policy=tmp_path / "policy", sandbox=strict)
+        async with run_nodes(network, miners=0) as nursery:
+            nursery.start_soon(network.run_miner, "liar", 1, full_reward_producer)
+            last = 3  # and later ones, until the policy has generated each of its completions
+            while not rewards.keys() >= {RIGHT, *hostile} and last < 20:
+                await network.until_window(last)
+                for group, judgement in await judged_groups(network, "liar", range(last)):
+                    assert judgement.accepted, judgement.reason
+                    assert all(rollout.reward == 1.0 for rollout in group.rollouts)
+                    for text, reward in zip(texts(network, group), judgement.rewards, strict=True):
+                        rewards.setdefault(text, set()).add(reward)
+                last += 1
+        assert any(event["used"] for event in network.events("trainer/download", "collected"))
         with pytest.raises(BlockingIOError):
             listener.accept()
     assert not target.exists()

@@ -1,6 +1,5 @@
 """Miners whose spaces hang for a validator or for the trainer: they delay only each other."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,34 +9,18 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.identity.signing import SigningKey
 from protocol.judging.verdict import Reason
-from roles.ports import StoreError
 from roles.validator.case_queue import Reputation
 from roles.validator.judging_scheduler import EngineSlot
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
-from tests.support.faults.decorated_store import DecoratedStore
+from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import RULES, run_nodes, verdicts
+from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, used_groups, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
-
-
-class HangingStore(DecoratedStore):
-    """A store that, from a moment of trio's time on, hangs and then fails for some prefixes."""
-
-    def __init__(self, inner: MemoryStore, *prefixes: str, since: float = 0.0, seconds: float = HANG_SECONDS) -> None:
-        super().__init__(inner)
-        self.prefixes = prefixes
-        self.seconds = seconds
-        self.since = since
-
-    async def before(self, operation: str, path: str) -> None:
-        if operation == "get" and path.startswith(self.prefixes) and trio.current_time() >= self.since:
-            await trio.sleep(self.seconds)
-            raise StoreError(f"{path}: no answer")
 
 
 @simulated
@@ -45,7 +28,7 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     testbed = AttackedValidator()
     await testbed.commit()
     strangers = [SigningKey(number.to_bytes(32, "big")).public for number in range(1, 65)]
-    spaces = HangingStore(testbed.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
+    spaces = UnreachableStore(testbed.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
     validator = replace(testbed.validator, store=spaces)
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
     cases = await read_window_cases(validator, WINDOW, {MINER.public: PLEDGE, **dict.fromkeys(strangers, PLEDGE)})
@@ -59,18 +42,15 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
 @simulated
 async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
     network = Network(RULES)
-    hanging = HangingStore(network.store, paths.kind_prefix(key("hanging").public, "batches"))
-    network.medium = lambda name, process: hanging if name == "validator-0" else network.store  # type: ignore[method-assign]
-    hanging.since = math.inf if is_known else 0.0
+    batches = paths.kind_prefix(key("hanging").public, "batches")
+    hanging = UnreachableStore(network.store, batches, seconds=HANG_SECONDS, is_away=not is_known)
+    network.mediums["validator-0"] = hanging
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(network.run_miner, "hanging", 2)
-        if is_known:
-            await network.until_window(6)
-            hanging.since = trio.current_time()
+        await network.until_window(6)
+        hanging.is_away = True
         await network.until_window(16)
-    honest = key("miner-1").public.hex()[:8]
-    collected_events = [event for event in network.events("trainer/download", "collected") if event["miner"] == honest]
-    assert len([event for event in collected_events if event["window"] >= 6 and event["used"]]) >= 6
+    assert sum(map(bool, used_groups(network, range(6, 16), "miner-1").values())) >= 6
     verdicts_by_window = await verdicts(network, "hanging", range(8, 12))
     assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {Reason.MISSING}
 
@@ -93,13 +73,13 @@ class HangsOnce(DecoratedStore):
 @simulated
 async def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
     network = Network(RULES)
-    store = HangsOnce(network.store, paths.kind_prefix(key("miner-1").public, "batches"))
-    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    network.mediums["validator-0"] = store = HangsOnce(
+        network.store, paths.kind_prefix(key("miner-1").public, "batches")
+    )
     async with run_nodes(network, miners=2):
         await network.until_window(8)
-    verdicts_by_window = await verdicts(network, "miner-1", range(8))
-    assert len(verdicts_by_window) >= 5 and store.parts
-    assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+    await check_accepted(network, "miner-1", range(8), at_least=5)
+    assert store.parts
 
 
 class StallingStore(DecoratedStore):
@@ -123,22 +103,20 @@ async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
     network = Network(RULES)
     schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
     patience = 0.5 * (schedule.seal_rounds - schedule.audit_rounds) * period_ms / 1000
-    store = StallingStore(network.store, 1.01 * patience)
-    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    network.mediums["validator-0"] = store = StallingStore(network.store, 1.01 * patience)
     async with run_nodes(network, miners=2):
         await network.until_window(8)
     for name in ("miner-1", "miner-2"):
-        verdicts_by_window = await verdicts(network, name, range(8))
-        assert len(verdicts_by_window) >= 4 and len(store.stalls) >= 4
-        assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+        await check_accepted(network, name, range(8), at_least=4)
+    assert len(store.stalls) >= 4
 
 
 @simulated
 async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
     network = Network(RULES)
     names = [f"hanging-{number}" for number in range(6)]
-    hanging = HangingStore(network.store, *(paths.kind_prefix(key(name).public, "commitments") for name in names))
-    network.medium = lambda name, process: hanging if process == "/download" else network.store  # type: ignore[method-assign]
+    prefixes = (paths.kind_prefix(key(name).public, "commitments") for name in names)
+    network.mediums["trainer/download"] = UnreachableStore(network.store, *prefixes, seconds=HANG_SECONDS)
     honest = key("miner-1").public.hex()[:8]
     delays: dict[int, float] = {}  # by window: seconds from its opening until its groups were handed over
     async with run_nodes(network, miners=1) as nursery:
@@ -158,15 +136,15 @@ async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_gr
 @simulated
 async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
     network = Network(RULES)
-    store = HangingStore(network.store, paths.kind_prefix(key("miner-1").public, "batches"), since=math.inf)
-    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    batches = paths.kind_prefix(key("miner-1").public, "batches")
+    store = UnreachableStore(network.store, batches, seconds=HANG_SECONDS, is_away=False)
+    network.mediums["validator-0"] = store
     # There is no other miner whose storage could show that the validator's own network works.
     async with run_nodes(network, miners=1):
         await network.until_window(6)
-        store.since = trio.current_time()
+        store.is_away = True
         await network.until_window(12)
-    verdicts_by_window = await verdicts(network, "miner-1", range(12))
-    assert not any(item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements)
+    await check_accepted(network, "miner-1", range(12))
     errors = [event["error"] for event in network.events("validator-0", "not-judged")]
     assert errors and all("none from other storage" in error for error in errors)
 

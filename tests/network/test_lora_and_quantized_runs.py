@@ -34,6 +34,7 @@ from tests.support.simulation.frozen_engine import FrozenEngine, FrozenProducer
 from tests.support.simulation.lora_network import ALPHA, RANK, TARGETS, LoraNetwork
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes, verdicts
+from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 RULES = demo_rules(groups=4, group_size=4)
@@ -51,46 +52,46 @@ async def rebuild_newest(network: Network, name: str) -> VerifiedWeights:
 
 @pytest.fixture(scope="module", params=["lora", "fp8", "int8"])
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what was in a network of adapters or of quantized weights, by name."""
+    return simulate(play, request.param, tmp_path_factory.mktemp(request.param))
+
+
+async def play(kind: str, directory: Path) -> dict[str, Any]:
     """Play a network whose trainer is killed once, with an honest miner and two that compute with other weights: those
     of an old version, and the bare base of adapters, or the policy before it was quantized. Return what was in it, by
     name.
     """
-    directory = tmp_path_factory.mktemp(request.param)
-    values: dict[str, Any] = {"kind": request.param, "directory": directory}
-
-    async def scenario() -> None:
-        if request.param == "lora":
-            network: Network = LoraNetwork(RULES, learning_rate=4e-3)
-            bare = {name: torch.zeros_like(tensor) for name, tensor in network.weights.items()}
-        else:
-            network = Network(RULES.changed(precision=request.param))
-            bare = network.weights
-        engine = FrozenEngine(network.compute.model, bare)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, engine))
-            await network.until_window(4)
-        values["old version"] = await rebuild_newest(network, "early")
-        old_engine = FrozenEngine(network.compute.model, values["old version"].weights)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, engine))
-            nursery.start_soon(network.run_miner, "old", 2, lambda task, _: FrozenProducer(task, old_engine))
-            await network.until_window(LAST_WINDOW + 3)
-        windows = range(LAST_WINDOW)
-        values["network"] = network
-        values["verdicts"] = {name: await verdicts(network, name, windows) for name in ("miner-1", "bare", "old")}
-        values["checked"] = await verify_chain(network.node("checker"), lambda line: None)
-        values["newest"] = await rebuild_newest(network, "late")
-        state = network.states["trainer"]
-        stored = await newest_weights(state)
-        assert stored is not None
-        values["stored"] = stored[0], await read_tensors(state, weights_folder(stored[0]), stored[1])
-        await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
-        if network.run.lora is not None:
-            await publish_base(network.node("trainer"), network.run.lora, load_weights(network.policy.directory))
-            await export_version(network.node("observer"), directory / "merged", merge=True)
-        await export_version(network.node("observer"), directory / "exported")
-
-    simulate(scenario)
+    values: dict[str, Any] = {"kind": kind, "directory": directory}
+    if kind == "lora":
+        network: Network = LoraNetwork(RULES, learning_rate=4e-3)
+        bare = {name: torch.zeros_like(tensor) for name, tensor in network.weights.items()}
+    else:
+        network = Network(RULES.changed(precision=kind))
+        bare = network.weights
+    engine = FrozenEngine(network.compute.model, bare)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, engine))
+        await network.until_window(4)
+    values["old version"] = await rebuild_newest(network, "early")
+    old_engine = FrozenEngine(network.compute.model, values["old version"].weights)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, engine))
+        nursery.start_soon(network.run_miner, "old", 2, lambda task, _: FrozenProducer(task, old_engine))
+        await network.until_window(LAST_WINDOW + 3)
+    windows = range(LAST_WINDOW)
+    values["network"] = network
+    values["verdicts"] = {name: await verdicts(network, name, windows) for name in ("miner-1", "bare", "old")}
+    values["checked"] = await verify_chain(network.node("checker"), lambda line: None)
+    values["newest"] = await rebuild_newest(network, "late")
+    state = network.states["trainer"]
+    stored = await newest_weights(state)
+    assert stored is not None
+    values["stored"] = stored[0], await read_tensors(state, weights_folder(stored[0]), stored[1])
+    await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
+    if network.run.lora is not None:
+        await publish_base(network.node("trainer"), network.run.lora, load_weights(network.policy.directory))
+        await export_version(network.node("observer"), directory / "merged", merge=True)
+    await export_version(network.node("observer"), directory / "exported")
     return values
 
 
@@ -193,8 +194,7 @@ class Base:
         self.network, self.directory = LoraNetwork(RULES), directory
         self.weights = load_weights(self.network.policy.directory)
         self.lora = lora_spec(self.weights, RANK, ALPHA, TARGETS, shard_bytes=4096)
-        inner = self.network.model._model
-        self.shapes = inner.shapes
+        self.shapes = self.network.model._model.shapes
         self.key = key("trainer").public
 
     async def publish(self) -> None:
@@ -232,18 +232,12 @@ async def test_a_base_is_fetched_once_and_goes_on_where_it_was_interrupted(tmp_p
 @simulated
 async def test_a_trainer_uploads_only_the_files_that_are_missing(tmp_path: Path) -> None:
     base = Base(tmp_path)
+    base.network.store = store = RecordingStore()
     await base.publish()
-    await base.network.store.put(base.path(0), b"")  # another size
-    puts: list[str] = []
-    put = base.network.store.put
-
-    async def counted(path: str, data: bytes) -> None:
-        puts.append(path)
-        await put(path, data)
-
-    base.network.store.put = counted  # type: ignore[method-assign]
+    await store.put(base.path(0), b"")  # another size
+    store.puts.clear()
     await base.publish()
-    assert puts == [base.path(0)]
+    assert [put.path for put in store.puts] == [base.path(0)]
 
 
 @simulated
@@ -285,13 +279,19 @@ async def test_files_that_are_larger_or_more_than_a_base_needs_are_refused_befor
     assert not base.network.events("miner-1", "base-file-fetched")
 
 
+@pytest.mark.parametrize(("kind", "message"), [("dtype", "has dtype"), ("name", "has shape")])
 @simulated
-async def test_a_base_of_another_dtype_is_refused(tmp_path: Path) -> None:
+async def test_files_with_tensors_of_another_dtype_or_name_are_refused(kind: str, message: str, tmp_path: Path) -> None:
     base = Base(tmp_path)
-    wide = {name: tensor.to(torch.float32) for name, tensor in base.weights.items()}
-    lora = lora_spec(wide, RANK, ALPHA, TARGETS)
-    await publish_base(base.network.node("trainer"), lora, wide)
-    with pytest.raises(PolicyError, match="has dtype"):
+    others = dict(base.weights)
+    if kind == "dtype":
+        others = {name: tensor.to(torch.float32) for name, tensor in others.items()}
+    else:
+        name = min(others)
+        others[name + ".other"] = others.pop(name)
+    lora = lora_spec(others, RANK, ALPHA, TARGETS)
+    await publish_base(base.network.node("trainer"), lora, others)
+    with pytest.raises(PolicyError, match=message):
         await base.fetch(lora)
 
 
@@ -309,18 +309,6 @@ async def test_nodes_compute_with_the_base_that_the_trainer_published(tmp_path: 
     vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "vllm"})})
     with pytest.raises(ConfigError, match="cannot serve this run"):
         await follower_model(network.node("miner-2"), vllm, network.policy, base.directory, "cpu")
-
-
-@simulated
-async def test_files_with_other_tensors_are_refused(tmp_path: Path) -> None:
-    base = Base(tmp_path)
-    name = min(base.weights)
-    others = dict(base.weights)
-    others[name + ".other"] = others.pop(name)
-    lora = lora_spec(others, RANK, ALPHA, TARGETS)
-    await publish_base(base.network.node("trainer"), lora, others)
-    with pytest.raises(PolicyError, match="has shape"):
-        await base.fetch(lora)
 
 
 @simulated

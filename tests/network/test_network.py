@@ -1,6 +1,6 @@
 """Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,19 +12,18 @@ from grailnode.node.wiring import run_coordinator, run_worker
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import Observer, newest_summarized
 from grailnode.run import authority_changes, authority_drafts
-from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
 from roles.authority_updates import refresh_authority
 from roles.miner.produce import HonestProducer, MiningWindow
-from roles.ports import ObjectInfo, StoreError
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 EXPECTED_REASONS = {  # of the rejection of each kind of false rollout
@@ -43,9 +42,7 @@ async def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_ha
     async with run_nodes(network):
         await network.until_window(8)
     for miner in ("miner-1", "miner-2"):
-        on_miner = await verdicts(network, miner, range(7))
-        assert len(on_miner) >= 6
-        assert all(judgement.accepted for verdict in on_miner.values() for judgement in verdict.judgements)
+        await check_accepted(network, miner, range(7), at_least=6)
     head = await network.head()
     assert head.version >= 5
     newest = await verify_chain(network.node("checker"), lambda line: None)
@@ -54,8 +51,8 @@ async def test_honest_work_is_accepted_and_trained_on_once_and_every_follower_ha
         node_digests = {m["version"]: m["weights"] for m in network.events(name, "serving")}
         assert node_digests.items() <= (digests | {newest.version: newest.digest.hex()}).items()
     steps = network.events("trainer/training", "step")
-    used_groups = sum(event["used"] for event in network.events("trainer/download", "collected"))
-    assert 4 * len(steps) <= used_groups  # four groups a step, each at most once
+    used = sum(event["used"] for event in network.events("trainer/download", "collected"))
+    assert 4 * len(steps) <= used  # four groups a step, each at most once
 
 
 @simulated
@@ -86,8 +83,7 @@ async def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_hon
         reasons = {judgement.reason for judgement in verdict.judgements}
         assert reasons == {EXPECTED_REASONS[kind]}, (window, kind)
     for miner in ("miner-1", "miner-2"):
-        honest = await verdicts(network, miner, range(2 * len(KINDS)))
-        assert all(judgement.accepted for verdict in honest.values() for judgement in verdict.judgements)
+        await check_accepted(network, miner, range(2 * len(KINDS)))
     observer = Observer(network.node("observer"), 0)
     await observer.refresh()
     scores = {row.key: row.score for row in observer.state().miners}
@@ -124,51 +120,26 @@ async def test_an_observer_ignores_a_stray_summary_and_reports_storage_that_it_c
     assert newest is not None
     await network.store.put(paths.summary(own, 1 << 30), b"x")
     assert await newest_summarized(network.node("observer")) == newest
-    store = Refusing(network.store, silent.hex())
+    store = UnreachableStore(network.store, silent.hex(), seconds=0.0)
     observer = Observer(network.node("observer", store=store), 0, last_window=newest)
     await observer.refresh()
     state = observer.state()
     assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 3
     assert [alarm for alarm in state.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
     assert store.refusals <= 2  # a space that does not answer is not read for every window
-    store.prefix = "nothing"
+    store.is_away = False
     await observer.refresh()
     assert not observer.state().alarms
 
 
-class Refusing(MemoryStore):
-    """A store that refuses and counts reads below one prefix."""
-
-    def __init__(self, inner: MemoryStore, prefix: str) -> None:
-        super().__init__()
-        self._inner = inner
-        self.prefix = prefix
-        self.refusals = 0
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self.prefix):
-            self.refusals += 1
-            raise StoreError(f"{path}: connection refused")
-        return await self._inner.get(path, max_bytes, offset=offset, size=size)
-
-    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self._inner.list(prefix, after=after)
-
-
 def test_the_same_seed_gives_the_same_trace():
-    def trace() -> list[tuple[str, object]]:
-        events: list[tuple[str, object]] = []
+    async def trace() -> list[tuple[str, object]]:
+        network = Network(RULES)
+        async with run_nodes(network, miners=1):
+            await network.until_window(4)
+        return [(name, event) for name, log in sorted(network.logs.items()) for event in log.events]
 
-        async def scenario() -> None:
-            network = Network(RULES)
-            async with run_nodes(network, miners=1):
-                await network.until_window(4)
-            events.extend((name, event) for name, log in sorted(network.logs.items()) for event in log.events)
-
-        simulate(scenario)
-        return events
-
-    assert trace() == trace()
+    assert simulate(trace) == simulate(trace)
 
 
 class SlowAtFirst(HonestProducer):
@@ -225,9 +196,7 @@ async def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted()
         await network.until_window(10)
     first = network.events("late", "delivered")[0]
     assert first["version"] >= 3
-    late = await verdicts(network, "late", range(7, 10))
-    assert late
-    assert all(judgement.accepted for verdict in late.values() for judgement in verdict.judgements)
+    await check_accepted(network, "late", range(7, 10), at_least=1)
 
 
 @simulated
@@ -252,15 +221,8 @@ async def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
     network = Network(RULES)
     network.validators = []
     async with run_nodes(network, miners=1) as nursery:
-        first = trio.CancelScope()
-
-        async def until_cancelled() -> None:
-            with first:
-                await network.run_validator()
-
-        nursery.start_soon(until_cancelled)
-        await network.until_window(3)
-        first.cancel()  # window 3 has just opened
+        async with running(network.run_validator):
+            await network.until_window(3)
         await network.until_window(6)
         nursery.start_soon(network.run_validator)
         await network.until_window(9)
@@ -327,7 +289,6 @@ NEW = "validator-1"
 
 
 async def revise(network: Network, **changes: Any) -> None:
-    """Publish a revision signed by the root."""
     founder = network.node("founder")
     await refresh_authority(founder)
     draft = authority_drafts.propose(founder.revisions, "", **changes).signed_by(key("root"))
@@ -344,13 +305,7 @@ async def test_a_new_validator_judges_and_then_both_must_accept():
         await network.until_window(7)
         await revise(network, quorum=2)
         await network.until_window(14)
-    used_groups = {
-        window: sum(
-            item["used"] for item in network.events("trainer/download", "collected") if item["window"] == window
-        )
-        for window in range(12)
-    }
-    assert all(used_groups[window] == 8 for window in range(1, 12))  # two miners, four groups each; no window is lost
+    assert set(used_groups(network, range(1, 12)).values()) == {8}  # two miners, four groups each; no window is lost
     by_window = {summary.window: summary for summary in await summaries(network, NEW, range(12))}
     assert set(by_window) >= set(range(6, 12))
     assert all(row.accepted == 4 for window in range(6, 12) for row in by_window[window].rows)

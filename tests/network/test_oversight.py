@@ -32,8 +32,8 @@ from tests.support.builders.proofs import LENIENT, with_thresholds
 from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, verdicts
+from tests.support.simulation.virtual_clock import running, simulated
 
 RULES = demo_rules(groups=4, group_size=8)
 
@@ -46,7 +46,6 @@ class UnderDelivering(Miner):
 
 
 async def run_under_delivering(network: Network) -> None:
-    """Run a miner that delivers less than it pledges, for ever."""
     node = network.node("under-delivering")
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
@@ -54,38 +53,18 @@ async def run_under_delivering(network: Network) -> None:
     await UnderDelivering(node, await Follower.open(node), engine, producer, settings).run()
 
 
-class Turncoat(HonestProducer):
-    """Honest up to a window, and from then on with sketches of zeros."""
+class Turncoat(FalseSketches):
+    """Honest up to a window."""
 
     first_false_window = 8
-
-    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
-        groups = await super().produce(mining_window, indices)
-        if mining_window.window < self.first_false_window:
-            return groups
-        false_rollouts = [
-            tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
-            for group in groups
-        ]
-        return [
-            group.model_copy(update={"rollouts": rollouts})
-            for group, rollouts in zip(groups, false_rollouts, strict=True)
-        ]
 
 
 @simulated
 async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
     network = Network(RULES)
-    async with run_nodes(network, miners=1) as nursery:
-        scope = trio.CancelScope()
-
-        async def until_cancelled() -> None:
-            with scope:
-                await run_under_delivering(network)
-
-        nursery.start_soon(until_cancelled)
-        await network.until_window(6)
-        scope.cancel()
+    async with run_nodes(network, miners=1):
+        async with running(run_under_delivering, network):
+            await network.until_window(6)
         await network.until_window(10)
     ledger = await summaries(network, "validator-0", range(10))
     rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("under-delivering").public}
@@ -183,10 +162,7 @@ async def test_a_reaudit_tests_all_groups_of_a_window_together():
     verdict = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
     reasons = [judgement.reason for judgement in verdict.judgements]
     assert Reason.WINDOW.value in reasons
-    assert set(reasons) <= {
-        Reason.WINDOW.value,
-        Reason.SKETCH.value,
-    }  # the draw may let one group show it by itself
+    assert set(reasons) <= {Reason.WINDOW.value, Reason.SKETCH.value}  # the draw may let one group show it by itself
 
 
 async def copy_verdicts(network: Network) -> None:
@@ -216,7 +192,6 @@ async def copy_verdicts(network: Network) -> None:
 
 
 def seal_of(network: Network, window: int, digest: bytes) -> bytes:
-    """Return validator-1's seal of a summary."""
     own = key("validator-1")
     return sign(Seal(run=network.signed.digest, window=window, validator=own.public, summary=digest), own)
 
@@ -241,8 +216,8 @@ class EarlySeals(DecoratedStore):
 async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: bool, error: str):
     network = Network(RULES, validators=2, quorum=2)
     network.validators = ["validator-0"]
-    store = EarlySeals(network) if seals_twice else network.store
-    network.medium = lambda name, process: store if name == "validator-0" else network.store  # type: ignore[method-assign]
+    if seals_twice:
+        network.mediums["validator-0"] = EarlySeals(network)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(copy_verdicts, network)
         await network.until_window(7)
@@ -295,12 +270,10 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     reasons = {item.reason for verdict in honest.values() for item in verdict.judgements}
     assert Reason.SAMPLING.value in reasons
     assert reasons <= {"", Reason.SAMPLING.value, Reason.SKETCH.value, Reason.WINDOW.value}
-    assert not [
-        item.path async for item in network.states["trainer"].list("inbox/") if canary.public.hex() in item.path
-    ]
-    assert [item.path async for item in network.states["trainer"].list("distrusted/")] == [
-        "distrusted/" + key("validator-1").public.hex()
-    ]
+    state = network.states["trainer"]
+    assert not [item.path async for item in state.list("inbox/") if canary.public.hex() in item.path]
+    distrusted = [item.path async for item in state.list("distrusted/")]
+    assert distrusted == ["distrusted/" + key("validator-1").public.hex()]
     observer = Observer(network.node("observer"), 0)
     await observer.refresh()
     assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)

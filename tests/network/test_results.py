@@ -28,31 +28,28 @@ WINDOW = 4
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Play a network with an honest miner and a cheat; return what was read from its store, by name."""
-    directory = tmp_path_factory.mktemp("export")
+    return simulate(play, tmp_path_factory.mktemp("export"))
+
+
+async def play(directory: Path) -> dict[str, Any]:
     values: dict[str, Any] = {"directory": directory}
-
-    async def scenario() -> None:
-        network = Network(RULES)
-        async with run_nodes(network, miners=1) as nursery:
-            nursery.start_soon(network.run_cheat)
-            await network.until_window(WINDOW + 4)
-        await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
-        values["policy"] = network.policy
-        node = network.node("observer")
-        tokenizer = network.policy.tokenizer
-        values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW)
-        values["of one miner"] = await read_rollouts(node, tokenizer, WINDOW, key("miner-1").public.hex()[:8])
-        values["verified"] = [
-            group for window in range(WINDOW + 3) for group in await read_verified_groups(node, window)
-        ]
-        values["trained on"] = [event["groups"] for event in network.events("trainer/training", "step")]
-        values["run"] = network.run
-        values["newest"] = await export_version(node, directory / "newest")
-        values["first"] = await export_version(node, directory / "first", version=0)
-        with pytest.raises(ExportError, match="the newest version is"):
-            await export_version(node, directory / "later", version=1000)
-
-    simulate(scenario)
+    network = Network(RULES)
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(network.run_cheat)
+        await network.until_window(WINDOW + 4)
+    await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
+    values["policy"] = network.policy
+    node = network.node("observer")
+    tokenizer = network.policy.tokenizer
+    values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW)
+    values["of one miner"] = await read_rollouts(node, tokenizer, WINDOW, key("miner-1").public.hex()[:8])
+    values["verified"] = [group for window in range(WINDOW + 3) for group in await read_verified_groups(node, window)]
+    values["trained on"] = [event["groups"] for event in network.events("trainer/training", "step")]
+    values["run"] = network.run
+    values["newest"] = await export_version(node, directory / "newest")
+    values["first"] = await export_version(node, directory / "first", version=0)
+    with pytest.raises(ExportError, match="the newest version is"):
+        await export_version(node, directory / "later", version=1000)
     return values
 
 

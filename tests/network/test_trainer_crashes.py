@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import trio
@@ -135,10 +135,16 @@ class Trainer(Network):
     async def publish_batches(self) -> dict[int, str]:
         """Run until all batches were trained on and published; return the digest of each version's weights."""
         settings = self.trainer_settings(groups_per_step=GROUPS)
-        training = partial(self._training, settings)
+
+        async def train() -> None:
+            await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)
+
+        async def upload() -> None:
+            await run_publisher(self.node("trainer", "/upload"), SETTINGS)
+
         async with running(self.run_beacon) as nursery:
-            nursery.start_soon(self.supervise, training, self.process == "/training")
-            nursery.start_soon(self.supervise, self._upload, self.process == "/upload")
+            nursery.start_soon(self.supervise, train, self.process == "/training")
+            nursery.start_soon(self.supervise, upload, self.process == "/upload")
             for number in range(BATCHES):
                 await self._wait_until_published(number)
                 await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
@@ -156,33 +162,23 @@ class Trainer(Network):
         assert views[BATCHES] == {weights.digest}
         return {version: min(digests).hex() for version, digests in views.items()}
 
-    async def _training(self, settings: object) -> None:
-        await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)  # type: ignore[arg-type]
-
-    async def _upload(self) -> None:
-        await run_publisher(self.node("trainer", "/upload"), SETTINGS)
-
     async def _wait_until_published(self, version: int) -> None:
         while not any(put.path.endswith(f"chain/weights/{version:010d}") for put in self.disk.puts):
             await trio.sleep(0.02)
 
 
-def run_trainer(process: str, operation: int | None, after: bool) -> tuple[dict[int, str], bool]:
+async def play(process: str, operation: int | None, after: bool) -> tuple[dict[int, str], bool]:
     """Return the digests of a trainer's weights by version, and whether it died."""
-
-    async def scenario() -> tuple[dict[int, str], bool]:
-        with trio.fail_after(600):
-            trainer = Trainer(process, operation, after)
-            return await trainer.publish_batches(), trainer.has_crashed
-
-    weights, has_crashed = run_seeded(0, scenario)
-    return weights, has_crashed
+    with trio.fail_after(600):
+        trainer = Trainer(process, operation, after)
+        return await trainer.publish_batches(), trainer.has_crashed
 
 
 @cache
 def weights_without_crash() -> dict[int, str]:
     """Return the digests of a trainer's weights by version if no process dies."""
-    return run_trainer("/training", None, after=False)[0]
+    weights: dict[int, str] = run_seeded(0, play, "/training", None, False)[0]
+    return weights
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -191,7 +187,7 @@ def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, 
     assert len(set(weights_without_crash().values())) == BATCHES + 1
     crashes = 0
     for operation in range(1000):
-        weights, has_crashed = run_trainer(process, operation, after)
+        weights, has_crashed = run_seeded(0, play, process, operation, after)
         assert weights == weights_without_crash(), f"killed {'after' if after else 'before'} operation {operation}"
         if not has_crashed:
             break

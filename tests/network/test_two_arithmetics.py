@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-import trio
 
 from grailnode.engine import models
 from grailnode.engine.compute import Compute
-from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.recheck import GroupReference, recheck
 from protocol import paths
@@ -14,8 +12,6 @@ from protocol.errors import PairError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed
 from protocol.proof import CALIBRATED, Step
-from roles.miner.miner_settings import MinerSettings
-from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
@@ -40,7 +36,6 @@ ADMITTED = ("torch-bfloat16", "torch-float32")
 def mixed_network() -> Network:
     """Return a network whose run admits both, with two validators of which both must accept."""
     network = Network(RULES, validators=2, quorum=2)
-    network.validators = ["validator-0"]
     narrow = packaged_thresholds()
     rows = [
         narrow.model_copy(
@@ -57,19 +52,8 @@ def mixed_network() -> Network:
 async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
     network = mixed_network()
     wide = Compute(models.build(network.policy), dtype=torch.bfloat16)
-
-    async def run_wide_validator() -> None:
-        node = network.node("validator-1")
-        await run_validator(node, network.task(node), wide, ValidatorSettings(evaluate=False, poll_seconds=0.2))
-
-    async def run_wide_miner() -> None:
-        node = network.node("miner-2")
-        settings = MinerSettings(groups=4, chunk=2, share=0.7, poll_seconds=0.2)
-        await run_miner(node, network.task(node), wide, settings)
-
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(run_wide_validator)
-        nursery.start_soon(run_wide_miner)
+    network.computes = {"validator-1": wide, "miner-2": wide}
+    async with run_nodes(network, miners=2):
         await network.until_window(6)
     observer = network.node("observer")
     for name, arithmetic in (("validator-0", "torch-float32"), ("validator-1", "torch-bfloat16")):
@@ -97,16 +81,8 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
 async def test_a_node_that_nobody_has_measured_judges_nothing():
     """The program refuses to start it; here it has started."""
     network = Network(RULES)
-    network.validators = []
-    compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
-    node = network.node("validator-0")
-    validator = node.key.public
-
-    async def run_unmeasured() -> None:
-        await run_validator(node, network.task(node), compute, ValidatorSettings(evaluate=False, poll_seconds=0.2))
-
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(run_unmeasured)
+    network.computes["validator-0"] = compute = Compute(models.build(network.policy), dtype=torch.bfloat16)
+    async with run_nodes(network, miners=1):
         await network.until_window(4)
     ledger = await summaries(network, "validator-0", range(4))
     assert ledger
@@ -117,9 +93,10 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
     assert open_signed(data, Announcement, [key("miner-1").public]).record.arithmetic in CALIBRATED
     with pytest.raises(PairError, match="validators in torch-bfloat16"):
         reference = GroupReference(key("miner-1").public.hex(), 2, 0)
-        await recheck(network.node("observer"), network.task(node), compute, reference)
-    assert not [item async for item in network.store.list(paths.kind_prefix(validator, "verdicts"))]
-    await trio.lowlevel.checkpoint()
+        observer = network.node("observer")
+        await recheck(observer, network.task(observer), compute, reference)
+    prefix = paths.kind_prefix(key("validator-0").public, "verdicts")
+    assert not [item async for item in network.store.list(prefix)]
 
 
 # An exact run from end to end: miners and validators that batch differently accept all of each other's work

@@ -23,7 +23,6 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run_demo(out: Path, windows: int, *options: str) -> DemoReport:
-    """Run a demo to its end, and return its report."""
     result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}

@@ -13,7 +13,7 @@ from grailnode.run import workspace
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
 from tests.support.builders.recipes import demo_recipe
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.network_of_processes import NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import Program, eventually, members
 from tests.support.processes.separate_buckets import Machines, serving_buckets
@@ -24,8 +24,7 @@ from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
     network = NetworkOfProcesses(tmp_path)
     yield network
-    for program in network.programs.values():
-        program.end()
+    network.end()
 
 
 @pytest.mark.slow
@@ -48,40 +47,27 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOf
     os.kill(training, signal.SIGKILL)
     eventually(partial(network.is_beyond, progress), "progress after a process of the trainer was killed")
 
-    for program in network.programs.values():
-        program.interrupt()
-    for program in network.programs.values():
-        program.wait()
-        wait_until_gone(program)
+    network.stop()
 
-    verify_result = run_command("verify", "--run", str(network.workspace.config))
-    assert verify_result.returncode == 0, verify_result.stdout + verify_result.stderr
+    output = succeed("verify", "--run", str(network.workspace.config))
     newest = network.newest_version()
     # Ctrl-C may come when storage has a head that the trainer has no answer about yet
-    assert any(f"version {version} holds" in verify_result.stdout for version in (newest, newest + 1))
+    assert any(f"version {version} holds" in output for version in (newest, newest + 1))
     versions = [event["version"] for event in network.events("trainer-upload", "published")]
     assert versions == sorted(versions)
     assert set(versions) == set(range(versions[-1] + 1))
     verdicts = network.events("validator", "verdict")
     assert verdicts
     assert all(verdict["rejected"] == 0 for verdict in verdicts)
-    digests: dict[int, set[str]] = {}
-    for name in ("miner-1", "miner-2", "validator"):
-        for event in network.events(name, "serving"):
-            digests.setdefault(event["version"], set()).add(event["weights"])
-    assert all(len(events) == 1 for events in digests.values())
+    digests = network.values(("miner-1", "miner-2", "validator"), "serving", "version", "weights")
+    assert all(len(values) == 1 for values in digests.values())
 
     for patch in (network.workspace.directory / "store").glob("*/patches/*"):
         data = patch.read_bytes()
         patch.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    error_info = run_command("verify", "--run", str(network.workspace.config))
-    assert error_info.returncode == 1
-    assert "not the bytes of this digest" in error_info.stderr
-    assert len(error_info.stderr.splitlines()) == 1
+    assert "not the bytes of this digest" in fail("verify", "--run", str(network.workspace.config))
 
-    status_result = run_command("status", "--run", str(network.workspace.config))
-    assert status_result.returncode == 0, status_result.stderr
-    assert "miner-1" in status_result.stdout
+    assert "miner-1" in succeed("status", "--run", str(network.workspace.config))
 
 
 def test_a_terminal_that_takes_nothing_stops_no_node(network: NetworkOfProcesses):
@@ -188,12 +174,9 @@ def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(machines: 
         assert open_announced(announcement, Announcement).record.space == f"{machines.public}/{name}"
 
     # a stranger with nothing but the URL
-    verify_result = run_command(
+    output = succeed(
         "verify", "--run", machines.manifest, "--set", "store.private_addresses=true", cwd=machines.directory
     )
-    assert verify_result.returncode == 0, verify_result.stdout + verify_result.stderr
-    assert "holds: weights" in verify_result.stdout
-    refusal = run_command("verify", "--run", machines.manifest, cwd=machines.directory)
-    assert refusal.returncode == 1
-    assert "store.private_addresses = true allows it" in refusal.stderr
-    assert len(refusal.stderr.splitlines()) == 1
+    assert "holds: weights" in output
+    error = fail("verify", "--run", machines.manifest, cwd=machines.directory)
+    assert "store.private_addresses = true allows it" in error

@@ -4,7 +4,6 @@ part.
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from protocol.judging.verdict import Verdict
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN, open_sandbox
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail
 from tests.support.processes.network_of_processes import NetworkOfProcesses
-from tests.support.processes.programs import Program, eventually, members
+from tests.support.processes.programs import eventually
 
 RIGHT = "<think>a</think><solution>def f(x): return x + 1</solution>"
 HALF = "<solution>def f(x): return 2</solution>"
@@ -45,50 +44,33 @@ def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
     network = NetworkOfProcesses(tmp_path / "run", rules, tmp_path / "policy")
     data.unlink()  # the run has its own copy
     yield network
-    for program in network.programs.values():
-        program.end()
+    network.end()
 
 
 def verdicts(network: NetworkOfProcesses) -> list[Verdict]:
-    """Return all verdicts in the store."""
     store = network.workspace.directory / "store"
     files = (store / paths.verdicts(network.workspace.keys["validator"], 0)).parent.rglob("*")
     return [open_announced(file.read_bytes(), Verdict).record for file in files if file.is_file()]
 
 
 def observed_rewards(network: NetworkOfProcesses) -> set[float]:
-    """Return all rewards in the store's verdicts."""
     return {reward for verdict in verdicts(network) for judgement in verdict.judgements for reward in judgement.rewards}
-
-
-def has_ended(program: Program) -> bool:
-    """Return whether no process of a program is alive."""
-    return not members(program.session)
 
 
 def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, network: NetworkOfProcesses):
     assert sandbox.python == OWN
     for role, name in (("trainer", "trainer"), ("validator", "validator"), ("miner", "miner-1")):
         network.start(role, name)
-    eventually(
-        lambda: {r for v in verdicts(network) for j in v.judgements for r in j.rewards} >= DUE - {0.0}, "verdicts"
-    )
+    eventually(lambda: observed_rewards(network) >= DUE - {0.0}, "verdicts")
     eventually(lambda: network.newest_version() >= 1, "a version that was trained on them")
-    for program in network.programs.values():
-        program.interrupt()
-    for program in network.programs.values():
-        program.wait()
-        eventually(partial(has_ended, program), f"nothing of {program.log.stem} is left")
+    network.stop()
     judgements = [judgement for verdict in verdicts(network) for judgement in verdict.judgements]
     assert all(judgement.accepted for judgement in judgements)
     assert observed_rewards(network) <= DUE
 
 
-def output_of_start(network: NetworkOfProcesses, role: str, name: str) -> list[str]:
-    """Return the output of a node that ends at once."""
-    result = run_command("--role", role, "--run", str(network.workspace.config), "--name", name)
-    assert result.returncode == 1
-    return result.stderr.splitlines()
+def error_of_start(network: NetworkOfProcesses, role: str, name: str) -> str:
+    return fail("--role", role, "--run", str(network.workspace.config), "--name", name)
 
 
 @pytest.mark.parametrize(("role", "name"), [("miner", "miner-1"), ("validator", "validator")])
@@ -101,7 +83,7 @@ def test_a_node_without_a_sandbox_does_not_join(
     bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
-    (line,) = output_of_start(network, role, name)
+    line = error_of_start(network, role, name)
     assert line.startswith(
         "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
     )
@@ -111,7 +93,7 @@ def test_a_node_without_a_sandbox_does_not_join(
 def test_a_trainer_whose_data_file_was_changed_does_not_start(network: NetworkOfProcesses):
     data = network.workspace.directory / "data.jsonl"
     data.write_bytes(data.read_bytes().replace(b"Task 3", b"Task X"))
-    (line,) = output_of_start(network, "trainer", "trainer")
+    line = error_of_start(network, "trainer", "trainer")
     assert "data.jsonl: not the data file of this run" in line
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.node.process_launch import TRAINER_KINDS
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import run_command, succeed
 from tests.support.processes.network_of_processes import RULES, NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import eventually, members
 
@@ -28,8 +28,7 @@ FOLLOWERS = ("validator", "miner-1", "miner-2")
 def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
     network = NetworkOfProcesses(tmp_path, RULES.changed(trainers=2))
     yield network
-    for program in network.programs.values():
-        program.end()
+    network.end()
 
 
 def counted_rounds(network: NetworkOfProcesses, worker: str) -> list[int]:
@@ -64,14 +63,11 @@ def test_sites_end_with_one_state_though_one_was_killed_and_another_came_late(ne
     eventually(partial(has_counted_again, network, "worker-1", 2, closed), "the killed site counts again")
 
     key = run_command("keys", "new", str(network.workspace.directory / "keys" / "worker-3.key")).stdout.split()[-1]
-    grant = run_command("keys", "grant", key, "--role", "worker", "--run", str(network.workspace.config))
-    assert grant.returncode == 0, grant.stderr
+    succeed("keys", "grant", key, "--role", "worker", "--run", str(network.workspace.config))
     network.start("worker", "worker-3")
     eventually(partial(has_counted_again, network, "worker-3", 2), "contributions of the late site count")
 
-    for name in FOLLOWERS:
-        network.programs[name].interrupt()
-        network.programs[name].wait()
+    network.stop(*FOLLOWERS)
     last = max(closed_rounds(network)) + 1
     workers = ("worker-1", "worker-2", "worker-3")
 
@@ -80,14 +76,9 @@ def test_sites_end_with_one_state_though_one_was_killed_and_another_came_late(ne
 
     eventually(have_applied, "all sites apply one more round")
     for name in ("trainer", *workers):
-        network.programs[name].interrupt()
-        network.programs[name].wait()
-        wait_until_gone(network.programs[name])
+        network.stop(name)
 
-    states: dict[int, set[str]] = {}
-    for name in workers:
-        for event in network.events(name, "round-applied"):
-            states.setdefault(event["number"], set()).add(event["state"])
+    states = network.values(workers, "round-applied", "number", "state")
     assert all(len(digests) == 1 for digests in states.values())
     assert len(states) >= killed + 3
     reasons = ",".join(event["refused"] for event in network.events("trainer-coordinator", "round-closed"))
@@ -100,16 +91,13 @@ def test_sites_end_with_one_state_though_one_was_killed_and_another_came_late(ne
     assert all(verdict["rejected"] == 0 for verdict in verdicts)
     versions = [event["version"] for event in network.events("trainer-coordinator", "published")]
     assert versions == list(range(versions[-1] + 1))
-    weights: dict[int, set[str]] = {}
     for name in FOLLOWERS:
         failures = [event["error"] for event in network.events(name, "cannot-follow")]
         assert all("under revision 1 of the authority" in error for error in failures)  # until the next poll for it
-        for event in network.events(name, "serving"):
-            weights.setdefault(event["version"], set()).add(event["weights"])
+    weights = network.values(FOLLOWERS, "serving", "version", "weights")
     assert len(weights) >= 3
     assert all(len(digests) == 1 for digests in weights.values())
-    verification = run_command("verify", "--run", str(network.workspace.config))
-    assert verification.returncode == 0, verification.stdout + verification.stderr
+    succeed("verify", "--run", str(network.workspace.config))
 
 
 @pytest.mark.slow
@@ -128,10 +116,7 @@ def test_a_site_on_two_ranks_contributes_and_goes_on_when_one_of_them_is_killed(
     # the first of two may have been sent before the kill
     eventually(partial(has_counted_again, network, "worker-1", 2, closed), "the site counts again")
 
-    states: dict[int, set[str]] = {}
-    for name in ("worker-1", "worker-2"):
-        for event in network.events(name, "round-applied"):
-            states.setdefault(event["number"], set()).add(event["state"])
-        assert not network.events(name, "alarm")
+    states = network.values(("worker-1", "worker-2"), "round-applied", "number", "state")
+    assert not network.events("worker-1", "alarm") + network.events("worker-2", "alarm")
     assert len(states) >= 2
     assert all(len(digests) == 1 for digests in states.values())

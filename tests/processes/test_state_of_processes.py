@@ -11,7 +11,7 @@ from grailnode.node.node_makers import make_canary
 from grailnode.node.telemetry import NodeTelemetry
 from roles.policy.follower import Follower
 from roles.ports import StateError
-from tests.support.processes.command_line import CommandResult, run_command
+from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.programs import eventually, run_program
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
@@ -21,7 +21,6 @@ BEFORE, AFTER = 2, 4  # versions
 
 
 def objects(root: Path) -> dict[str, bytes]:
-    """Return the files of a state's objects."""
     files = (file for file in root.rglob("*") if file.is_file())
     return {str(file.relative_to(root)): file.read_bytes() for file in files if not file.name.startswith(".names")}
 
@@ -30,13 +29,17 @@ class Site:
     """The directory of a run with a trainer alone."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = make_run(directory)
+        self.directory = directory
         self.objects = self.directory / "state" / "trainer" / "objects"
         self._options = ("--run", str(self.directory / "run.toml"), "--name", "trainer")
 
-    def command(self, *arguments: str) -> CommandResult:
-        """Run a command about the trainer's state."""
-        return run_command(*arguments, *self._options)
+    def succeed(self, *arguments: str) -> str:
+        """Run a command about the trainer's state, and return its output."""
+        return succeed(*arguments, *self._options)
+
+    def fail(self, *arguments: str) -> str:
+        """Run a command about the trainer's state that must fail, and return its error."""
+        return fail(*arguments, *self._options)
 
     def refusal(self) -> str:
         """Start the trainer, which refuses its state; return its lines."""
@@ -50,23 +53,17 @@ class Site:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """A stopped trainer with some versions; its backups are `one` and `two`, before and after the last of them."""
-    site = Site(tmp_path_factory.mktemp("site") / "run")
+    site = Site(make_run(tmp_path_factory.mktemp("site") / "run"))
     StepwiseTrainer(site.directory).publish_versions(BEFORE - 1)
-    assert site.command("backup", str(site.directory / "one")).returncode == 0
+    site.succeed("backup", str(site.directory / "one"))
     StepwiseTrainer(site.directory).publish_versions(BEFORE, first=BEFORE - 1)
-    assert site.command("backup", str(site.directory / "two")).returncode == 0
+    site.succeed("backup", str(site.directory / "two"))
     return site
 
 
 @pytest.fixture
 def site(trained: Site, tmp_path: Path) -> Site:
-    copy = Site.__new__(Site)
-    copy.__dict__.update(trained.__dict__)
-    copy.directory = tmp_path / "run"
-    shutil.copytree(trained.directory, copy.directory)
-    copy.objects = copy.directory / "state" / "trainer" / "objects"
-    copy._options = ("--run", str(copy.directory / "run.toml"), "--name", "trainer")
-    return copy
+    return Site(shutil.copytree(trained.directory, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("path", ["training/*", "checkpoints/*/0*", "chain/epoch", "weights/*/*"])
@@ -79,9 +76,7 @@ def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: S
     assert len(lines) == 1
     assert str(file) in lines[0]
 
-    result = site.command("repair")
-    assert result.returncode == 0
-    assert result.stdout.splitlines()[-1] == "trainer: its state is whole"
+    assert site.succeed("repair").splitlines()[-1] == "trainer: its state is whole"
     StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
 
 
@@ -102,47 +97,39 @@ def test_the_state_of_a_canary_is_repaired_with_that_of_its_trainer(site: Site):
     trust.write_bytes(data)
     with pytest.raises(StateError, match=r"trainer-canary-0/objects/trust: damaged.*grailnode repair"):
         trio.run(follow)
-    result = site.command("repair", *canaries)
-    assert result.returncode == 0
-    assert f"trust: version {BEFORE}, which storage shows now" in result.stdout
+    assert f"trust: version {BEFORE}, which storage shows now" in site.succeed("repair", *canaries)
     assert trio.run(follow) == BEFORE
 
 
 def test_a_damaged_state_is_not_backed_up(site: Site):
     (site.objects / "chain" / "epoch").write_bytes(b"")
-    result = site.command("backup", str(site.directory / "three"))
-    assert result.returncode == 1
-    assert f"{site.objects / 'chain' / 'epoch'}: empty; only a whole state is copied" in result.stderr
-    assert site.command("restore", str(site.directory / "three")).returncode == 1
+    error = site.fail("backup", str(site.directory / "three"))
+    assert f"{site.objects / 'chain' / 'epoch'}: empty; only a whole state is copied" in error
+    site.fail("restore", str(site.directory / "three"))
 
 
 def test_the_newest_backup_is_gone_on_with(site: Site):
     shutil.rmtree(site.objects)
-    assert site.command("restore", str(site.directory / "two")).returncode == 0
+    site.succeed("restore", str(site.directory / "two"))
     assert objects(site.objects) == objects(site.directory / "two" / "trainer" / "objects")
     StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
 
 
 def test_an_old_backup_is_refused_until_it_is_repaired(site: Site):
     shutil.rmtree(site.objects)
-    assert site.command("restore", str(site.directory / "one")).returncode == 0
+    site.succeed("restore", str(site.directory / "one"))
     assert "which this node's state did not publish" in site.refusal()
-    result = site.command("repair")
-    assert result.returncode == 0
-    assert f"chain/: continues version {BEFORE}, the newest that storage shows" in result.stdout
+    assert f"chain/: continues version {BEFORE}, the newest that storage shows" in site.succeed("repair")
     StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
 
 
 def test_a_backup_is_not_restored_over_a_state_nor_damaged(site: Site):
-    result = site.command("restore", str(site.directory / "two"))
-    assert result.returncode == 1
-    assert f"{site.objects}: there is a state already; move it away first" in result.stderr
+    error = site.fail("restore", str(site.directory / "two"))
+    assert f"{site.objects}: there is a state already; move it away first" in error
     shutil.rmtree(site.objects)
     file = max((site.directory / "two" / "trainer" / "objects").glob("checkpoints/*/0*"))
     file.write_bytes(file.read_bytes()[:-1])
-    result = site.command("restore", str(site.directory / "two"))
-    assert result.returncode == 1
-    assert str(file) in result.stderr
+    assert str(file) in site.fail("restore", str(site.directory / "two"))
     assert not site.objects.exists()
 
 
@@ -154,17 +141,12 @@ def test_neither_backup_nor_repair_touches_the_state_of_a_running_node(site: Sit
     try:
         eventually(lambda: log.read_text().count('"started"') > starts, "the trainer's start")
         for arguments in (("backup", three), ("repair",), ("restore", two)):
-            result = site.command(*arguments)
-            assert result.returncode == 1
-            assert "in use by another" in result.stderr
+            assert "in use by another" in site.fail(*arguments)
     finally:
         trainer.end()
 
 
 def test_a_backup_needs_a_new_directory_and_a_state(site: Site):
-    result = site.command("backup", str(site.directory / "two"))
-    assert result.returncode == 1
-    assert "is not empty" in result.stderr
+    assert "is not empty" in site.fail("backup", str(site.directory / "two"))
     shutil.rmtree(site.objects)
-    result = site.command("backup", str(site.directory / "three"))
-    assert "no such state; is --name the name of the node?" in result.stderr
+    assert "no such state; is --name the name of the node?" in site.fail("backup", str(site.directory / "three"))

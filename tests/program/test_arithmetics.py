@@ -20,19 +20,14 @@ from grailnode.run.recipe import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.proof import EXACT_PROOF
 from tests.support.builders.recipes import demo_recipe, demo_rules
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, succeed
 
 BFLOAT16 = "engine.dtype='bfloat16'"
 VLLM = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
 
 
-def new_run(directory: Path) -> str:
-    """Create a run that admits float32 in torch alone, and return its run.toml."""
-    return str(workspace.create(directory, demo_recipe()).config)
-
-
 def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(tmp_path: Path) -> None:
-    new_run(tmp_path)
+    workspace.create(tmp_path, demo_recipe())
     proof = open_run((tmp_path / "run.manifest").read_bytes()).record.proof
     assert (proof.miners, proof.validators) == (("torch-float32",), ("torch-float32",))
 
@@ -50,7 +45,7 @@ def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(tmp_pat
 def test_a_node_without_thresholds_is_refused_with_the_command_that_measures_them(
     tmp_path: Path, role: str, overrides: tuple[str, ...], own: str, command: str
 ) -> None:
-    config = open_config(new_run(tmp_path), overrides)
+    config = open_config(str(workspace.create(tmp_path, demo_recipe()).config), overrides)
     with pytest.raises(ConfigError) as error_info:
         check_start(config, role, "miner-1" if role == "miner" else role, print)  # type: ignore[arg-type]
     line = str(error_info.value)
@@ -76,9 +71,7 @@ def test_init_refuses_a_pair_that_was_not_measured(tmp_path: Path) -> None:
 
 def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     run_directory = tmp_path / "run"
-    result = run_command("init", str(run_directory), "--miner-arithmetic", "torch-float32", "--miner-arithmetic",
-                         "torch-bfloat16")  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(run_directory), "--miner-arithmetic", "torch-float32", "--miner-arithmetic", "torch-bfloat16")
     proof = open_run((run_directory / "run.manifest").read_bytes()).record.proof
     assert (proof.miners, proof.validators) == (("torch-bfloat16", "torch-float32"), ("torch-float32",))
     packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
@@ -91,16 +84,14 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
 
 
 def test_an_exact_run_has_one_arithmetic(tmp_path: Path) -> None:
-    result = run_command("init", str(tmp_path / "run"), "--numerics", "exact", "--miner-arithmetic", "torch-float32")
-    assert result.returncode == 1
-    assert "drop --miner-arithmetic" in result.stderr
+    error = fail("init", str(tmp_path / "run"), "--numerics", "exact", "--miner-arithmetic", "torch-float32")
+    assert "drop --miner-arithmetic" in error
 
 
 def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[engine]\ndtype = "bfloat16"\n')
-    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(tmp_path / "run"), "--recipe", str(recipe))
     proof = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record.proof
     assert (proof.miners, proof.validators) == (("torch-bfloat16",), ("torch-bfloat16",))
 
@@ -114,24 +105,16 @@ def test_an_engine_that_computes_states_apart_checks_in_torchs_arithmetic() -> N
 # `grailnode init --numerics exact`, and engines that do not compute the bits of such a run
 
 
-def exact_run(directory: Path) -> str:
-    """Create an exact run, and return its run.toml."""
-    return str(workspace.create(directory, demo_recipe(numerics="exact")).config)
-
-
 def test_init_makes_a_run_that_tolerates_nothing(tmp_path: Path) -> None:
-    result = run_command("init", str(tmp_path), "--numerics", "exact")
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(tmp_path), "--numerics", "exact")
     run = open_run((tmp_path / "run.manifest").read_bytes()).record
     assert (run.numerics, run.proof) == ("exact", EXACT_PROOF)
 
 
-@pytest.mark.parametrize(
-    "overrides", [("engine.dtype='bfloat16'",), ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")], ids=str
-)
+@pytest.mark.parametrize("overrides", [(BFLOAT16,), VLLM], ids=str)
 @pytest.mark.parametrize("role", ["miner", "validator"])
 def test_another_engine_is_refused_at_the_start_in_one_line(tmp_path: Path, role: str, overrides: tuple[str]) -> None:
-    config = open_config(exact_run(tmp_path), overrides)
+    config = open_config(str(workspace.create(tmp_path, demo_recipe(numerics="exact")).config), overrides)
     with pytest.raises(ConfigError, match=r'numerics are exact.*engine\.dtype = "float32"') as error_info:
         check_start(config, role, "validator" if role == "validator" else "miner-1", print)  # type: ignore[arg-type]
     line = str(error_info.value)

@@ -1,5 +1,6 @@
 """Drafts of revisions: signed one key at a time, published when enough have signed; and the credentials of miners."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ STRANGER = samples.key("stranger")
 def first_authority(**changes: Any) -> Authority:
     roots = {"roots": tuple(root.public for root in ROOTS), "root_threshold": 2}
     return samples.authority(**(roots | changes))
+
+
+def changed(authority: Authority, change: Callable[..., dict[str, Any]], *arguments: bytes | str) -> Authority:
+    """Return the authority after one of the changes of `authority_changes`."""
+    draft = propose(Revisions(RUN_ID, authority), "", **change(authority, *arguments))
+    return draft.revision.authority
 
 
 def test_a_draft_is_signed_key_by_key_and_published_when_enough_have_signed(tmp_path: Path):
@@ -83,28 +90,23 @@ def test_key_files_at_hand_sign_at_once(tmp_path: Path):
 def test_revoking_takes_every_role():
     inviting = samples.admission(policy="invite", inviters=(OTHER.public,), allowed=(OTHER.public,))
     authority = first_authority(validators=(VALIDATOR.public, OTHER.public), quorum=2, admission=inviting)
-    after = propose(
-        Revisions(RUN_ID, authority), "", **authority_changes.revocation(authority, OTHER.public)
-    ).revision.authority
+    after = changed(authority, authority_changes.revocation, OTHER.public)
     assert (after.validators, after.quorum, after.revoked) == ((VALIDATOR.public,), 1, (OTHER.public,))
     assert after.admission.inviters == after.admission.allowed == ()
 
 
 def test_a_role_is_granted_to_one_more_key():
     authority = first_authority()
-    after = propose(Revisions(RUN_ID, authority), "", **authority_changes.grant(authority, OTHER.public, "validator"))
-    assert after.revision.authority.validators == (*authority.validators, OTHER.public)
-    assert after.revision.authority.quorum == authority.quorum
-    after = propose(Revisions(RUN_ID, authority), "", **authority_changes.grant(authority, OTHER.public, "inviter"))
-    assert after.revision.authority.admission.inviters == (OTHER.public,)
+    after = changed(authority, authority_changes.grant, OTHER.public, "validator")
+    assert (after.validators, after.quorum) == ((*authority.validators, OTHER.public), authority.quorum)
+    after = changed(authority, authority_changes.grant, OTHER.public, "inviter")
+    assert after.admission.inviters == (OTHER.public,)
 
 
 def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
     authority = first_authority()
     for key in (MINER.public, OTHER.public):
-        authority = propose(
-            Revisions(RUN_ID, authority), "", **authority_changes.grant(authority, key, "worker")
-        ).revision.authority
+        authority = changed(authority, authority_changes.grant, key, "worker")
     assert authority.workers == tuple(sorted((MINER.public, OTHER.public)))
     with pytest.raises(RevisionError, match="has the role worker already"):
         authority_changes.grant(authority, OTHER.public, "worker")
@@ -115,9 +117,7 @@ def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
     assert authority.workers == tuple(sorted((MINER.public, STRANGER.public)))
     assert STRANGER.public.hex()[:16] in "\n".join(authority_drafts.describe(draft.revision))
     for key in (MINER.public, STRANGER.public):
-        authority = propose(
-            Revisions(RUN_ID, authority), "", **authority_changes.revocation(authority, key)
-        ).revision.authority
+        authority = changed(authority, authority_changes.revocation, key)
     assert authority.workers == ()
 
 

@@ -16,7 +16,6 @@ SAMPLING = SamplingParams(1.0, 8, (1,))
 
 @pytest.fixture
 def run_toml(tmp_path: Path) -> Path:
-    """Return the run.toml that `grailnode init` writes."""
     return workspace.create(tmp_path, demo_recipe()).config
 
 

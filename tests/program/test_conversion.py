@@ -21,7 +21,7 @@ from protocol.identity.authority import Revisions
 from tests.support.builders import samples
 from tests.support.builders.chains import change_elements, small_weights
 from tests.support.builders.samples import RUN_ID
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, run_command, succeed
 
 
 @pytest.fixture
@@ -43,11 +43,9 @@ def test_a_patch_is_converted_and_back_bit_for_bit(files: Path, format_name: str
     base = ("--base", str(files / "base.safetensors"))
     numbers = ("--version", "7", "--base-version", "6")
     formats = ("--from", "grailnode", "--to", format_name)
-    result = run_command("convert", str(files / "update.patch"), str(files / out), *formats, *base, *numbers)
-    assert result.returncode == 0, result.stderr
+    succeed("convert", str(files / "update.patch"), str(files / out), *formats, *base, *numbers)
     formats = ("--from", format_name, "--to", "grailnode")
-    result = run_command("convert", str(files / update), str(files / "back.patch"), *formats, *base)
-    assert result.returncode == 0, result.stderr
+    succeed("convert", str(files / update), str(files / "back.patch"), *formats, *base)
     weights = patch.apply(
         safetensors.read((files / "base.safetensors").read_bytes()), (files / "back.patch").read_bytes()
     )
@@ -56,19 +54,14 @@ def test_a_patch_is_converted_and_back_bit_for_bit(files: Path, format_name: str
 
 def test_a_patch_without_its_base_or_with_another_is_an_error_of_one_line(files: Path):
     arguments = ("convert", str(files / "update.patch"), str(files / "out"), "--from", "grailnode", "--to", "trl")
-    result = run_command(*arguments)
-    assert result.returncode == 1
-    assert "give --base FILE.safetensors" in result.stderr
-    result = run_command(*arguments, "--base", str(files / "new.safetensors"))
-    assert result.returncode == 1
-    assert len(result.stderr.splitlines()) == 1
+    assert "give --base FILE.safetensors" in fail(*arguments)
+    assert len(fail(*arguments, "--base", str(files / "new.safetensors")).splitlines()) == 1
     assert not (files / "out").exists()
 
 
 def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
-    result = run_command("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
-    assert result.returncode == 0, result.stderr
-    inspected = json.loads(result.stdout)
+    output = succeed("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
+    inspected = json.loads(output)
     assert {row["name"] for row in inspected["tensors"]} == {"a", "b"}
     base = safetensors.read((files / "base.safetensors").read_bytes())
     new = safetensors.read((files / "new.safetensors").read_bytes())
@@ -77,9 +70,7 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
     assert all(row["bound"] is not None for row in inspected["tensors"])
     short_patch = files / "cut.patch"
     short_patch.write_bytes((files / "update.patch").read_bytes()[:20])
-    result = run_command("inspect", str(short_patch))
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"grailnode: {short_patch}, ")
+    assert fail("inspect", str(short_patch)).startswith(f"grailnode: {short_patch}, ")
     result = run_command("inspect", str(files / "update.patch"), "--base", str(short_patch))
     assert result.stderr.startswith(f"grailnode: {short_patch}: ")
 
@@ -109,7 +100,6 @@ def init(directory: Path, *arguments: str) -> str:
 
 
 def sign(draft: Path, key: Path) -> None:
-    """Run `grailnode keys sign`."""
     CliRunner().invoke(cli, ["keys", "sign", str(draft), str(key)], catch_exceptions=False)
 
 

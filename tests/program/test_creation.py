@@ -18,7 +18,7 @@ from protocol.beacon import quicknet
 from protocol.identity.signing import SigningKey
 from protocol.run import RunManifest
 from tests.support.builders.recipes import demo_recipe, demo_rules
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, run_command, succeed
 
 STRANGER = SigningKey(b"s" * 32).public.hex()
 OTHER = SigningKey(b"o" * 32).public.hex()
@@ -31,8 +31,7 @@ def rules(directory: Path) -> RunManifest:
 class TestPublicBeacon:
     def test_the_chain_is_pinned_and_windows_are_counted_in_its_rounds(self, tmp_path: Path):
         before = time.time()
-        result = run_command("init", str(tmp_path), "--beacon", "quicknet")
-        assert result.returncode == 0, result.stderr
+        succeed("init", str(tmp_path), "--beacon", "quicknet")
         run = rules(tmp_path)
         assert run.beacon == quicknet
         schedule = run.schedule
@@ -62,9 +61,8 @@ class TestPublicBeacon:
         assert names(chain=bytes(32)) == []  # a run's own: its store has the rounds
 
     def test_a_window_shorter_than_three_rounds_is_refused_in_one_line(self, tmp_path: Path):
-        result = run_command("init", str(tmp_path), "--beacon", "quicknet", "--window", "5")
-        assert result.returncode == 1
-        assert result.stderr == "grailnode: a window is at least 3 rounds, 9 s here; raise --window\n"
+        error = fail("init", str(tmp_path), "--beacon", "quicknet", "--window", "5")
+        assert error == "grailnode: a window is at least 3 rounds, 9 s here; raise --window\n"
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("rounds", [3, 4, 5, 7, 8, 20, 1200])
@@ -79,8 +77,7 @@ class TestPublicBeacon:
 
 class TestValidators:
     def test_keys_of_others_are_named_and_not_created(self, tmp_path: Path):
-        result = run_command("init", str(tmp_path), "--validator", STRANGER, "--validator", OTHER, "--quorum", "3")
-        assert result.returncode == 0, result.stderr
+        succeed("init", str(tmp_path), "--validator", STRANGER, "--validator", OTHER, "--quorum", "3")
         own = SigningKey(bytes.fromhex((tmp_path / "keys" / "validator.key").read_text())).public
         assert rules(tmp_path).authority.validators == (own, bytes.fromhex(STRANGER), bytes.fromhex(OTHER))
         assert rules(tmp_path).authority.quorum == 3
@@ -93,11 +90,10 @@ class TestValidators:
         assert all(start in (tmp_path / "run.toml").read_text() for start in starts)
 
     def test_all_of_them_may_be_somebody_elses(self, tmp_path: Path):
-        result = run_command("init", str(tmp_path), "--validators", "0", "--validator", STRANGER)
-        assert result.returncode == 0, result.stderr
+        output = succeed("init", str(tmp_path), "--validators", "0", "--validator", STRANGER)
         assert rules(tmp_path).authority.validators == (bytes.fromhex(STRANGER),)
-        assert "--role validator" not in result.stdout
-        assert STRANGER in result.stdout
+        assert "--role validator" not in output
+        assert STRANGER in output
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -112,40 +108,23 @@ class TestValidators:
         ],
     )
     def test_an_impossible_set_of_keys_is_refused(self, tmp_path: Path, arguments: tuple[str, ...], message: str):
-        result = run_command("init", str(tmp_path), *arguments)
-        assert result.returncode == 1
-        assert message in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+        assert message in fail("init", str(tmp_path), *arguments)
         assert not list(tmp_path.iterdir())
 
     def test_a_member_keeps_a_key_that_it_has(self, tmp_path: Path):
-        new_key = run_command("keys", "new", str(tmp_path / "keys" / "validator-2.key"))
-        public = new_key.stdout.split()[-1]
-        result = run_command(
-            *(
-                "init",
-                str(tmp_path),
-                "--bucket",
-                "judge",
-                "--url",
-                "https://judge.example.org",
-                "--name",
-                "validator-2",
-            ),
-            *("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder"),
-        )
-        assert result.returncode == 0, result.stderr
-        assert f"validator-2 is {public}" in result.stdout
+        public = succeed("keys", "new", str(tmp_path / "keys" / "validator-2.key")).split()[-1]
+        judge = ("--bucket", "judge", "--url", "https://judge.example.org", "--name", "validator-2")
+        joining = ("--join", f"https://founder.example.org/runs/{'0' * 64}", "--meeting", "founder")
+        assert f"validator-2 is {public}" in succeed("init", str(tmp_path), *judge, *joining)
 
 
 class TestSites:
     def test_their_keys_are_workers_of_the_run_and_each_has_a_start_command(self, tmp_path: Path):
-        result = run_command("init", str(tmp_path), "--trainers", "2")
-        assert result.returncode == 0, result.stderr
+        output = succeed("init", str(tmp_path), "--trainers", "2")
         seeds = [(tmp_path / "keys" / f"worker-{number}.key").read_text() for number in (1, 2)]
         keys = sorted(SigningKey(bytes.fromhex(seed)).public for seed in seeds)
         assert rules(tmp_path).authority.workers == tuple(keys)
-        starts = [line.strip() for line in result.stdout.splitlines() if "--role worker" in line]
+        starts = [line.strip() for line in output.splitlines() if "--role worker" in line]
         assert [start.partition("run.toml")[2] for start in starts] == ["", " --name worker-2"]
 
     def test_they_share_the_groups_of_a_window(self, tmp_path: Path):
@@ -164,15 +143,13 @@ class TestSites:
     def test_a_recipe_may_set_their_rules(self, tmp_path: Path):
         recipe = tmp_path / "recipe.toml"
         recipe.write_text('[trainer.outer]\nmethod = "sparseloco"\nchosen = 64\nlocal_steps = 15\nouter_rate = 0.8\n')
-        result = run_command("init", str(tmp_path / "run"), "--trainers", "3", "--recipe", str(recipe))
-        assert result.returncode == 0, result.stderr
+        succeed("init", str(tmp_path / "run"), "--trainers", "3", "--recipe", str(recipe))
         round_rules = coordinator_settings(load(tmp_path / "run"), rules(tmp_path / "run")).rules
         assert (round_rules.values, round_rules.chosen, round_rules.fraction) == ("chunked", 64, 0)
         assert (round_rules.momentum, round_rules.outer_rate, round_rules.local_steps) == (0.0, 0.8, 15)
         assert load(tmp_path / "run").trainer.outer.round_windows == 2  # type: ignore[union-attr]
-        result = run_command("init", str(tmp_path / "other"), "--recipe", str(recipe))
-        assert result.returncode == 1
-        assert "is for several sites; say how many with --trainers" in result.stderr
+        error = fail("init", str(tmp_path / "other"), "--recipe", str(recipe))
+        assert "is for several sites; say how many with --trainers" in error
         assert not (tmp_path / "other").exists()
 
     def test_a_trainer_alone_has_neither_workers_nor_rounds(self, tmp_path: Path):
@@ -191,10 +168,9 @@ class TestMiners:
 
     @pytest.mark.parametrize("admission", ["invite", "allowlist"])
     def test_none_is_created_where_miners_must_be_admitted(self, tmp_path: Path, admission: str):
-        result = run_command("init", str(tmp_path), "--admission", admission)
-        assert result.returncode == 0, result.stderr
-        assert "--role miner" not in result.stdout
-        assert "`grailnode admit PUBLICKEY`" in result.stdout
+        output = succeed("init", str(tmp_path), "--admission", admission)
+        assert "--role miner" not in output
+        assert "`grailnode admit PUBLICKEY`" in output
         assert "--role miner" not in (tmp_path / "run.toml").read_text()
         assert not list((tmp_path / "keys").glob("miner*"))
 

@@ -15,7 +15,7 @@ from grailnode.engine.vllm.installation import CPU_LOCK
 from grailnode.engine.vllm.server_supervisor import SUPPORTED
 from grailnode.engine.vllm.verify_requests import Verification, serve_verifications
 from roles.ports import EngineError
-from tests.support.processes.command_line import CommandResult, run_command
+from tests.support.processes.command_line import CommandResult, fail, run_command, succeed
 
 
 def test_every_package_of_the_lock_has_one_version() -> None:
@@ -29,16 +29,14 @@ def test_every_package_of_the_lock_has_one_version() -> None:
 
 def test_an_environment_is_made_only_in_a_new_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = run_command("engine", "install", str(tmp_path))
-    assert result.returncode == 1
-    assert result.stderr == f"grailnode: {tmp_path}: not empty; choose another directory, or remove it\n"
+    error = fail("engine", "install", str(tmp_path))
+    assert error == f"grailnode: {tmp_path}: not empty; choose another directory, or remove it\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_flags_of_a_server_load_our_code(tmp_path: Path) -> None:
-    result = run_command("engine", "flags", str(PACKAGED_POLICY), "--dtype", "float32", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    words = shlex.split(result.stdout)
+    output = succeed("engine", "flags", str(PACKAGED_POLICY), "--dtype", "float32", cwd=tmp_path)
+    words = shlex.split(output)
     variables = dict(word.split("=", 1) for word in words[: words.index("python")])
     arguments = words[words.index("python") :]
     assert arguments[arguments.index("--dtype") + 1] == "float32"
@@ -59,20 +57,17 @@ EQUAL = Verification(7, "ab" * 32, 34, 0.42)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the run.toml of a new run."""
     directory = tmp_path_factory.mktemp("run")
-    result = run_command("init", str(directory / "run"))
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(directory / "run"))
     return directory / "run" / "run.toml"
 
 
-def ignore(event: str, **fields: str) -> None:
-    """Receive an event."""
-
-
 def verify(run: Path, *options: str) -> CommandResult:
-    """Run the command about the node miner-1."""
     return run_command("engine", "verify", "--run", str(run), "--name", "miner-1", *options)
+
+
+async def find_equal() -> Verification:
+    return EQUAL
 
 
 async def answer_of(
@@ -80,7 +75,7 @@ async def answer_of(
 ) -> CommandResult:
     """Return what the command prints while a node with a state directory gives an answer; the last of some commands."""
     (state / "miner-1" / "engine").mkdir(parents=True)
-    async with serve_verifications(state / "miner-1" / "engine", answer, ignore):
+    async with serve_verifications(state / "miner-1" / "engine", answer, lambda event, **fields: None):
         for _ in range(count):
             result = await trio.to_thread.run_sync(verify, run, "--set", f"node.state={state}")
     return result
@@ -141,7 +136,10 @@ async def test_a_node_that_ends_meanwhile_is_named(run: Path, tmp_path: Path) ->
     async def ask() -> None:
         results.append(await trio.to_thread.run_sync(verify, run, "--set", f"node.state={tmp_path}"))
 
-    async with trio.open_nursery() as nursery, serve_verifications(tmp_path / "miner-1" / "engine", answer, ignore):
+    async with (
+        trio.open_nursery() as nursery,
+        serve_verifications(tmp_path / "miner-1" / "engine", answer, lambda event, **fields: None),
+    ):
         nursery.start_soon(ask)
         await asked.wait()
     assert results[0].returncode == 1
@@ -151,10 +149,7 @@ async def test_a_node_that_ends_meanwhile_is_named(run: Path, tmp_path: Path) ->
 async def test_a_state_may_have_a_long_path(run: Path, tmp_path: Path) -> None:
     state = tmp_path / ("long" * 40)
 
-    async def answer() -> Verification:
-        return EQUAL
-
-    assert (await answer_of(run, answer, state)).returncode == 0
+    assert (await answer_of(run, find_equal, state)).returncode == 0
     assert not list((state / "miner-1" / "engine").iterdir())
 
 
@@ -168,10 +163,7 @@ async def test_a_socket_of_a_killed_node_is_replaced(run: Path, tmp_path: Path) 
     assert result.returncode == 1
     assert "no node of this name answers" in result.stderr
 
-    async def answer() -> Verification:
-        return EQUAL
-
-    async with serve_verifications(path.parent, answer, ignore):
+    async with serve_verifications(path.parent, find_equal, lambda event, **fields: None):
         assert path.stat().st_mode & 0o777 == 0o600
         assert (await trio.to_thread.run_sync(ask)).returncode == 0
 
@@ -180,10 +172,7 @@ async def test_a_node_works_where_no_socket_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "verify").mkdir()  # in place of the socket, as a file system without sockets refuses it
     events = []
 
-    async def answer() -> Verification:
-        return EQUAL
-
-    async with serve_verifications(tmp_path, answer, lambda event, **fields: events.append((event, fields))):
+    async with serve_verifications(tmp_path, find_equal, lambda event, **fields: events.append((event, fields))):
         assert [event for event, _ in events] == ["verify-unavailable"]
         assert str(tmp_path / "verify") in events[0][1]["error"]
 
@@ -205,6 +194,4 @@ def test_a_node_that_does_not_run_is_named(run: Path) -> None:
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments: tuple[str, ...], message: str) -> None:
-    result = run_command("engine", "verify", *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
+    assert message in fail("engine", "verify", *arguments, code=2)

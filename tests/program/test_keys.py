@@ -12,7 +12,7 @@ from grailnode.run.authority_drafts import read_draft
 from grailnode.run.key_files import read
 from protocol.identity.authority import Authority
 from protocol.identity.signing import SigningKey
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, run_command, succeed
 
 
 def test_a_key_is_created_once_for_its_owner_alone(tmp_path: Path):
@@ -73,8 +73,7 @@ def test_key_files_are_listed_in_order_and_an_unreadable_directory_is_an_error(t
 def run(tmp_path: Path) -> Path:
     """Make a run with three root keys, of which two must sign. The first is on this machine, the others in `stick`."""
     directory = tmp_path / "run"
-    result = run_command("init", str(directory), "--roots", "3", "--threshold", "2")
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(directory), "--roots", "3", "--threshold", "2")
     (tmp_path / "stick").mkdir()
     for name in ("root-2.key", "root-3.key"):
         shutil.move(directory / "keys" / name, tmp_path / "stick" / name)
@@ -83,13 +82,6 @@ def run(tmp_path: Path) -> Path:
 
 def public_key(path: Path) -> str:
     return SigningKey(read(path)).public.hex()
-
-
-def succeed(*arguments: str) -> str:
-    """Run a command, and return its output."""
-    result = run_command(*arguments)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def publish(run: Path, number: int) -> Authority:
@@ -108,9 +100,8 @@ def test_a_key_is_rotated_when_enough_roots_have_signed(run: Path):
     new = public_key(keys / "trainer.next.key")
     assert output.startswith(f"{keys / 'trainer.next.key'}: {new}\n")
     assert "revision-1.draft: 1 of 2 root keys have signed. Take it to each root key" in output
-    early = run_command("keys", "publish", str(run / "revision-1.draft"), "--run", str(run))
-    assert early.returncode == 1
-    assert "1 of 2 root keys have signed; `grailnode keys sign " in early.stderr
+    error = fail("keys", "publish", str(run / "revision-1.draft"), "--run", str(run))
+    assert "1 of 2 root keys have signed; `grailnode keys sign " in error
     assert publish(run, 1).trainers == (bytes.fromhex(new),)
     rows = {line.split()[0]: line.split()[1:] for line in succeed("keys", "show", "--run", str(run)).splitlines()}
     assert rows["trainer"] == [old, "revoked"]
@@ -164,10 +155,7 @@ def test_a_revocation_lowers_a_quorum_that_could_not_be_reached(run: Path):
     ],
 )
 def test_an_impossible_change_is_an_error_of_one_line(run: Path, arguments: tuple[str, ...], message: str):
-    result = run_command("keys", *arguments, "--run", str(run))
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert message in fail("keys", *arguments, "--run", str(run))
     assert not list(run.glob("*.draft"))
 
 

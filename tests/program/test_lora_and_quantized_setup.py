@@ -26,8 +26,9 @@ from protocol.quantization import quantize
 from protocol.run import RunManifest
 from tests.support.builders.policies import write_policy
 from tests.support.builders.recipes import demo_recipe, demo_rules
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, run_command, succeed
 
+VLLM: dict[str, object] = {"kind": "vllm", "url": "http://localhost:1"}
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
 
 
@@ -42,8 +43,7 @@ def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
 
 def new_run(directory: Path, *options: str) -> tuple[Config, RunManifest]:
     """Return the configuration and the manifest of a new run."""
-    created = run_command("init", str(directory), *options)
-    assert created.returncode == 0, created.stderr
+    succeed("init", str(directory), *options)
     return load(directory), open_run((directory / "run.manifest").read_bytes()).record
 
 
@@ -101,47 +101,30 @@ def test_the_manifest_pins_the_precision_and_the_quantized_genesis(quantized_run
 
 
 def with_settings(config: Config, section: str, changes: dict[str, object]) -> Config:
-    """Return a configuration with changes in a section."""
     values = config.model_dump()
     values[section] |= changes
     return Config.model_validate(values)
 
 
 @pytest.mark.parametrize(
-    ("section", "changes", "trains", "message"),
+    ("kind", "section", "changes", "trains", "message"),
     [
-        ("engine", {"kind": "vllm", "url": "http://localhost:1"}, False, '"vllm" cannot serve this run'),
-        ("trainer", {"adapters": None}, True, "trainer.adapters: missing"),
-        ("trainer", {"outer": {}}, True, "trainer.outer: .* sites train all weights"),
+        ("run", "engine", VLLM, False, '"vllm" cannot serve this run, .* LoRA adapters'),
+        ("run", "trainer", {"adapters": None}, True, "trainer.adapters: missing"),
+        ("run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train all weights"),
+        ("quantized_run", "engine", VLLM, False, '"vllm" cannot serve this run, whose weights are quantized'),
+        ("quantized_run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
+        ("quantized_run", "trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
     ],
 )
-def test_settings_that_do_not_go_with_adapters_are_refused(
-    run: tuple[Config, RunManifest], section: str, changes: dict[str, object], trains: bool, message: str
+def test_settings_that_do_not_go_with_adapters_or_quantized_weights_are_refused(
+    request: pytest.FixtureRequest, kind: str, section: str, changes: dict[str, object], trains: bool, message: str
 ) -> None:
-    config, manifest = run
+    config, manifest = request.getfixturevalue(kind)
     changed = with_settings(config, section, changes)
     with pytest.raises(ConfigError, match=message):
         check_run_settings(changed, manifest, trains=trains)
-    check_run_settings(changed, manifest.model_copy(update={"lora": None}), trains=trains)
-    check_run_settings(config, manifest, trains=trains)
-
-
-@pytest.mark.parametrize(
-    ("section", "changes", "trains", "message"),
-    [
-        ("engine", {"kind": "vllm", "url": "http://localhost:1"}, False, '"vllm" cannot serve this run'),
-        ("trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
-        ("trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
-    ],
-)
-def test_settings_that_do_not_go_with_quantized_weights_are_refused(
-    quantized_run: tuple[Config, RunManifest], section: str, changes: dict[str, object], trains: bool, message: str
-) -> None:
-    config, manifest = quantized_run
-    changed = with_settings(config, section, changes)
-    with pytest.raises(ConfigError, match=message):
-        check_run_settings(changed, manifest, trains=trains)
-    check_run_settings(changed, manifest.model_copy(update={"precision": "bf16"}), trains=trains)
+    check_run_settings(changed, manifest.model_copy(update={"lora": None, "precision": "bf16"}), trains=trains)
     check_run_settings(config, manifest, trains=trains)
 
 
@@ -168,9 +151,7 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
     with pytest.raises(ConfigError, match=message):
         check_start(open_config(str(local_run)), "worker", "worker-1", print)
     key = SigningKey(bytes([77]) * 32).public.hex()
-    command = run_command("keys", "grant", key, "--role", "worker", "--run", str(local_run))
-    assert command.returncode == 1
-    assert re.search(message, command.stderr)
+    assert re.search(message, fail("keys", "grant", key, "--role", "worker", "--run", str(local_run)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from grailnode.config import ConfigError, load
 from grailnode.node.settings import trainer_settings
 from grailnode.run.creation import open_run
 from grailnode.run.recipe import read_recipe
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import run_command, succeed
 
 PAPER = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-1.5b-math.toml"
 TABLE_8 = {  # and appendices F.4 and G.4 of arXiv 2602.03839; learning rate and beta2 are those of the deployment
@@ -70,8 +70,7 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
         'truncation = inf\nkl_coefficient = 0.1\nadvantage = "centered"\nbeta2 = 0.99\nschedule = "cosine"\n'
         "training_steps = 50\nwarmup_steps = 5\nfinal_share = 0.1\nweight_decay = 0.01\n[miner]\ngroups = 3\n",
     )
-    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe), "--group-size", "4", "--min-p", "0.05")
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(tmp_path / "run"), "--recipe", str(recipe), "--group-size", "4", "--min-p", "0.05")
     run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert (run.group_size, run.groups) == (4, 16)
     assert (run.sampling.top_k, run.sampling.top_p, run.sampling.min_p) == (0, 0.9, 0.05)
@@ -129,8 +128,7 @@ def test_an_option_replaces_a_rule_and_is_checked_with_the_others():
 
 def test_a_rule_without_an_option_is_signed(tmp_path: Path):
     recipe = _write(tmp_path / "recipe.toml", "[rules]\nmax_lag = 3\nseal_rounds = 20\nhead_ttl = 60\n")
-    result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
-    assert result.returncode == 0, result.stderr
+    succeed("init", str(tmp_path / "run"), "--recipe", str(recipe))
     run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert (run.schedule.max_lag, run.schedule.seal_rounds, run.schedule.rounds, run.head_ttl) == (3, 20, 8, 60)
 

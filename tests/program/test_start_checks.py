@@ -32,28 +32,15 @@ from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.participants import find_participants
-from roles.ports import StoreError
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node, small_run
 from tests.support.builders.recipes import demo_recipe, demo_rules
-from tests.support.faults.decorated_store import DecoratedStore
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.network import draft as simulated_draft
 from tests.support.simulation.virtual_clock import simulated
 
 URL = "https://mine.example.org"
-
-
-class RefusingStore(DecoratedStore):
-    """A store that refuses some operations."""
-
-    def __init__(self, *operations: str) -> None:
-        super().__init__(MemoryStore())
-        self.operations = operations
-
-    async def before(self, operation: str, path: str) -> None:
-        if operation in self.operations:
-            raise StoreError(f"{path}: access denied")
 
 
 class AlteringStore(MemoryStore):
@@ -67,6 +54,10 @@ class AlteringStore(MemoryStore):
         data = await super().get(path, max_bytes, offset=offset, size=size)
         self._remaining -= 1
         return data if self._remaining < 0 else bytes(len(data))
+
+
+def refusing(*operations: str) -> UnreachableStore:
+    return UnreachableStore(MemoryStore(), "", operations=operations, seconds=0.0)
 
 
 def miner(store: Any, **admission: object) -> Node:
@@ -89,9 +80,9 @@ async def test_a_space_that_works_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("store", "message"),
     [
-        (RefusingStore("put"), "cannot write to its own space and read it: .*access denied"),
-        (RefusingStore("get"), "cannot write to its own space and read it: .*access denied"),
-        (RefusingStore("delete"), "cannot delete objects of its own space: .*access denied"),
+        (refusing("put"), "cannot write to its own space and read it: .*connection refused"),
+        (refusing("get"), "cannot write to its own space and read it: .*connection refused"),
+        (refusing("delete"), "cannot delete objects of its own space: .*connection refused"),
         (AlteringStore(), "storage shows other bytes than this node wrote"),
     ],
     ids=["put", "get", "delete", "other bytes"],
@@ -106,7 +97,7 @@ async def test_a_space_that_cannot_be_used_is_refused(store: Any, message: str) 
     ("others_see", "message"),
     [
         (MemoryStore(), f"store.url {URL}: others cannot read there .* is it this bucket's public URL"),
-        (RefusingStore("get"), f"store.url {URL}: others cannot read there .*access denied.* may everybody read"),
+        (refusing("get"), f"store.url {URL}: others cannot read there .*connection refused.* may everybody read"),
     ],
     ids=["another bucket", "a private bucket"],
 )
@@ -121,8 +112,10 @@ async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see:
 @simulated
 async def test_a_meeting_point_that_cannot_be_listed_is_refused():
     await check_meeting_point(miner(MemoryStore()))
-    with pytest.raises(StartError, match=r"cannot see the run's participants at the meeting point: .*access denied"):
-        await check_meeting_point(miner(RefusingStore("list")))
+    with pytest.raises(
+        StartError, match=r"cannot see the run's participants at the meeting point: .*connection refused"
+    ):
+        await check_meeting_point(miner(refusing("list")))
 
 
 @simulated
@@ -201,7 +194,6 @@ def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> t
 
 
 def admit(run: str, key: str) -> None:
-    """Admit a miner as `grailnode admit` does."""
     admit_miner(key, run, days=30, inviter=None)
 
 

@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,21 +26,14 @@ from protocol.environments.base import SandboxError
 from protocol.errors import MalformedError, ProtocolError
 from roles.ports import StoreError
 from roles.trainer.publish.fencing import FencedError
-
-
-def end(counter: Path, codes: list[int]) -> None:
-    """Count a start, and end with the exit code for it; the last one is for all later starts."""
-    starts = counter.stat().st_size if counter.exists() else 0
-    with counter.open("a") as file:
-        file.write(".")
-    sys.exit(codes[min(starts, len(codes) - 1)])
+from tests.support.processes.programs import exit_with
 
 
 async def keep(counter: Path, codes: list[int]) -> list[str]:
     """Keep a process that ends with these codes, and return what the supervisor reports until it gives up."""
     lines: list[str] = []
     with pytest.raises(ProcessError, match=r"^worker "):
-        await Supervisor(lines.append).keep([ProcessSpec("worker", end, (counter, codes))])
+        await Supervisor(lines.append).keep([ProcessSpec("worker", exit_with, (counter, codes))])
     return lines
 
 

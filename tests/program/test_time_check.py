@@ -9,7 +9,7 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon
 from grailnode.config import load
-from grailnode.node.time_check import ClockError, ReadClockError, clock_urls, date_reader, wait_for_time
+from grailnode.node.time_check import ClockError, clock_urls, date_reader, wait_for_time
 from grailnode.run import workspace
 from roles.ports import Beacon, Clock
 from tests.support.builders.recipes import demo_recipe
@@ -18,16 +18,6 @@ from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network
 from tests.support.simulation.network_runs import RULES
 from tests.support.simulation.virtual_clock import running, simulate
-
-
-def reads(seconds: float | None) -> ReadClockError:
-    """Return a reader that finds this error of the clock; None if no server answers."""
-
-    async def read() -> ClockError | None:
-        await trio.lowlevel.checkpoint()
-        return None if seconds is None else ClockError("https://storage.example", seconds)
-
-    return read
 
 
 def lines_of_start(
@@ -51,7 +41,9 @@ def lines_of_start(
             return StoreBeacon(network.store, network.run.beacon, clock)
 
         async def read() -> ClockError | None:
-            return await reads(date_error if clock.error_seconds else 0.0)()
+            await trio.lowlevel.checkpoint()
+            seconds = date_error if clock.error_seconds else 0.0
+            return None if seconds is None else ClockError("https://storage.example", seconds)
 
         async def run_beacon() -> None:
             await trio.sleep(begins)

@@ -1,6 +1,6 @@
 """A store that passes everything on, for tests in which one operation differs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import trio
 
@@ -35,13 +35,34 @@ class DecoratedStore:
 
 
 class UnreachableStore(DecoratedStore):
-    """A store in which objects below one prefix cannot be read."""
+    """A store in which operations on objects below some prefixes fail while it is away.
 
-    def __init__(self, inner: ObjectStore, prefix: str) -> None:
+    Args:
+        operations: those that fail.
+        seconds: until one fails.
+        is_away: whether it is away from the beginning.
+
+    Attributes:
+        refusals: how many operations have failed.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *prefixes: str,
+        operations: Sequence[str] = ("get",),
+        seconds: float = 1.0,
+        is_away: bool = True,
+    ) -> None:
         super().__init__(inner)
-        self.prefix = prefix
+        self.prefixes = prefixes
+        self.operations = operations
+        self.seconds = seconds
+        self.is_away = is_away
+        self.refusals = 0
 
     async def before(self, operation: str, path: str) -> None:
-        if operation == "get" and path.startswith(self.prefix):
-            await trio.sleep(1.0)
+        if self.is_away and operation in self.operations and path.startswith(self.prefixes):
+            self.refusals += 1
+            await trio.sleep(self.seconds)
             raise StoreError(f"{path}: connection refused")

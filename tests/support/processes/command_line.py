@@ -39,6 +39,22 @@ def run_command(*arguments: str, cwd: Path | None = None) -> CommandResult:
     return CommandResult(returncode, stdout.getvalue(), stderr.getvalue())
 
 
+def succeed(*arguments: str, cwd: Path | None = None) -> str:
+    """Run a command that must succeed, and return its output."""
+    result = run_command(*arguments, cwd=cwd)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def fail(*arguments: str, code: int = 1, cwd: Path | None = None) -> str:
+    """Run a command that must end with an exit code, and return its error: one line, or the usage and a line."""
+    result = run_command(*arguments, cwd=cwd)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert code == 2 or len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
 def _exit_code() -> int:
     try:
         main()

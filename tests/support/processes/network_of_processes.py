@@ -1,5 +1,6 @@
 """A run's directory, and its trainer, validators and miners as real processes over it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ class NetworkOfProcesses:
         """Return the events of a name that a process has logged."""
         return logged_events(self.workspace.directory / "logs" / f"{process}.jsonl", event)
 
+    def values(self, names: Iterable[str], event: str, number: str, value: str) -> dict[int, set[Any]]:
+        """Return the values that events of some processes name, by the number that they name with them."""
+        values: dict[int, set[Any]] = {}
+        for name in names:
+            for fields in self.events(name, event):
+                values.setdefault(fields[number], set()).add(fields[value])
+        return values
+
     def newest_version(self) -> int:
         """Return the newest published version, or -1."""
         events = (*self.events("trainer-upload", "published"), *self.events("trainer-coordinator", "published"))
@@ -51,6 +60,20 @@ class NetworkOfProcesses:
         """Return whether there are two more versions and another verdict."""
         version, verdicts = self.progress()
         return version >= before[0] + 2 and verdicts > before[1]
+
+    def stop(self, *names: str) -> None:
+        """Interrupt programs, all of them without names, and wait until none of their processes is alive."""
+        programs = [self.programs[name] for name in names or self.programs]
+        for program in programs:
+            program.interrupt()
+        for program in programs:
+            program.wait()
+            wait_until_gone(program)
+
+    def end(self) -> None:
+        """Kill all processes."""
+        for program in self.programs.values():
+            program.end()
 
 
 def wait_until_gone(program: Program) -> None:

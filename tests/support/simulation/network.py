@@ -117,12 +117,14 @@ class Network:
         self.store = MemoryStore()
         self.logs: dict[str, Log] = {}
         self.states: dict[str, MemoryStore] = {}
+        self.mediums: dict[str, ObjectStore] = {}  # of some nodes, or processes of nodes, in place of the store
         self.policy = Policy.load(policy)
         self.weights = load_weights(policy)
         self.data = rules.data.read_bytes() if rules.data else None
         self.sandbox = sandbox
         self.checkpoint_versions = 1
         self.compute = self.training_compute = Compute(models.build(self.policy))
+        self.computes: dict[str, Compute] = {}  # of miners and validators that compute otherwise
         self.validators = [f"validator-{number}" for number in range(validators)]
         problems = min(16, rules.evaluation_problems)  # enough for a simulation
         rules = rules.changed(quorum=quorum, evaluation_problems=problems)
@@ -135,7 +137,7 @@ class Network:
 
     def medium(self, name: str, process: str) -> ObjectStore:
         """Return a process's view of the shared store."""
-        return self.store
+        return self.mediums.get(name + process) or self.mediums.get(name, self.store)
 
     def durable(self, name: str, process: str) -> ObjectStore:
         """Return a process's view of its node's own state."""
@@ -191,7 +193,7 @@ class Network:
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
         node = self.node(name)
-        await run_miner(node, self.task(node), self.compute, settings, producer)
+        await run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
 
     async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
         settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
@@ -208,9 +210,8 @@ class Network:
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
-        await run_validator(
-            node, self.task(node), self.compute, ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
-        )
+        settings = ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
+        await run_validator(node, self.task(node), self.computes.get(name, self.compute), settings)
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""

@@ -1,6 +1,6 @@
 """Runs the nodes of a simulated network, and reads the records that they have published."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -9,6 +9,8 @@ from protocol import limits, paths
 from protocol.identity.signing import SigningKey, open_signed
 from protocol.judging.ledger import Summary
 from protocol.judging.verdict import Verdict
+from protocol.rollout.batch import Group
+from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import NotFoundError
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
@@ -38,6 +40,13 @@ async def verdicts(network: Network, miner: str | SigningKey, windows: range) ->
     return verdicts_by_window
 
 
+async def check_accepted(network: Network, miner: str, windows: range, at_least: int = 0) -> None:
+    """Check that the first validator judged a miner in at least so many windows, and rejected none of its groups."""
+    verdicts_by_window = await verdicts(network, miner, windows)
+    assert len(verdicts_by_window) >= at_least
+    assert all(item.accepted for verdict in verdicts_by_window.values() for item in verdict.judgements)
+
+
 async def summaries(network: Network, validator: str, windows: range) -> list[Summary]:
     entries = []
     for window in windows:
@@ -47,3 +56,32 @@ async def summaries(network: Network, validator: str, windows: range) -> list[Su
         except NotFoundError:
             continue
     return entries
+
+
+def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> dict[int, int]:
+    """Return how many groups of each window the trainer took, of one miner or of all."""
+    short = key(miner).public.hex()[:8]
+    events = network.events("trainer/download", "collected")
+    return {
+        window: sum(e["used"] for e in events if e["window"] == window and (not miner or e["miner"] == short))
+        for window in windows
+    }
+
+
+class FalseSketches(HonestProducer):
+    """Sends sketches of zeros from one window on."""
+
+    first_false_window = 0
+
+    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+        groups = await super().produce(mining_window, indices)
+        if mining_window.window < self.first_false_window:
+            return groups
+        false_rollouts = [
+            tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
+            for group in groups
+        ]
+        return [
+            group.model_copy(update={"rollouts": rollouts})
+            for group, rollouts in zip(groups, false_rollouts, strict=True)
+        ]
