@@ -155,7 +155,6 @@ def read_slime(files: Files, base: Weights | None = None) -> dict[str, torch.Ten
     Raises:
         MalformedError, LimitError: files are missing, or have another form.
         PatchError: a delta without a base, one that does not fit `base`, or a wrong checksum.
-        MissingPackageError: the package for its checksums is not installed.
     """
     if INDEX not in files:
         raise MalformedError("no index", INDEX)

@@ -70,12 +70,7 @@ def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
 
 
 def check_start(config: Config, role: Role, name: str, report: LineReporter) -> None:
-    """Refuse what cannot work, before any process starts; create the key of a new miner.
-
-    Raises:
-        UserError, SandboxError: the node could not do its work here, or in this run; the message says what to change.
-        StoreError, ProtocolError: the run's authority cannot be read.
-    """
+    """Refuse what cannot work, before any process starts; create the key of a new miner."""
     if config.store.kind == "https":
         raise ConfigError(
             f'store.kind: a {role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows how to set '

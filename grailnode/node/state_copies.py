@@ -36,9 +36,7 @@ def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> No
     """Copy the states of a stopped node into a new directory.
 
     Raises:
-        StateInUseError: the node runs.
         BackupError: the state is damaged, or the directory is not empty.
-        OSError: the disk refused.
     """
     if directory.exists() and any(directory.iterdir()):
         raise BackupError(f"{directory}: is not empty; name a new directory for each backup")
@@ -56,9 +54,7 @@ def restore(config: Config, name: str, directory: Path, say: LineReporter) -> No
     """Copy the states of a node back from a backup. All of it is checked before it takes the state's place.
 
     Raises:
-        StateInUseError: the node runs.
         BackupError: the backup is not whole, or there is a state already.
-        OSError: the disk refused.
     """
     if not (directory / name / _OBJECTS).is_dir():
         raise BackupError(f"{directory}: has no state of {name}")

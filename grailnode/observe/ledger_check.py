@@ -30,7 +30,6 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
 
     Raises:
         ProtocolError: the first contradiction.
-        StoreError: an object cannot be fetched.
     """
     ledger = await _read_ledger(node, validator)
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}

@@ -88,10 +88,7 @@ async def recheck(node: Node, task: Task, compute: Compute, reference: GroupRefe
     """Judge one group as a validator does, by the thresholds for how the miner and this engine compute.
 
     Raises:
-        PairError: the run has no such thresholds.
-        StoreError: an object cannot be fetched.
         ProtocolError: an object is malformed, or is not the one that belongs at its path.
-        EngineError: the policy cannot be computed.
     """
     miner = await _find_miner(node, reference)
     signed = await fetch_record(node, Commitment, paths.commitment(miner, reference.window))

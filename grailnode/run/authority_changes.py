@@ -23,7 +23,6 @@ def parse_public_key(text: str) -> bytes:
 
     Raises:
         RevisionError: the text is neither.
-        KeyFileError: the key file cannot be used.
     """
     path = Path(text)
     if path.is_file():
@@ -91,7 +90,6 @@ def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | No
 
     Raises:
         RevisionError: no key may invite.
-        KeyFileError: a key file, or the directory, cannot be used.
     """
     authority = revisions.current
     for path in key_files.list_key_files(directory) if inviter is None else [inviter]:

@@ -136,7 +136,6 @@ def publish(node: Node, draft: Draft) -> int:
     """Check a draft as every node will, publish it at the meeting point, and return the revision's number.
 
     Raises:
-        ProtocolError: the run's nodes would refuse the revision.
         RevisionError: storage acknowledged it and does not show it.
     """
     revision = node.revisions.check(node.revisions.number + 1, draft.envelope())

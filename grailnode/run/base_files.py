@@ -81,7 +81,6 @@ async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: i
 
     Raises:
         PolicyError: they are not the base that the run names, or this program would write them into other files.
-        StoreError: a file cannot be stored.
     """
     await node.run_sync(check_base_digest, base, lora, "the trainer's policy")
     source, key = TensorSource.of(base), node.key.public

@@ -54,9 +54,6 @@ def completed(rules: Rules, title: str, engine: EngineSection | None = None) -> 
     Args:
         title: of a run whose rules name none.
         engine: of the recipe; it decides how nodes compute unless the rules do.
-
-    Raises:
-        RequirementError: the environment is unknown.
     """
     engine = engine or EngineSection()
     generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)

@@ -90,7 +90,6 @@ def localize(config: Config, trust: LineReporter | None = None) -> Config:
 
     Raises:
         ConfigError: no id is given, and the server is not to be trusted with it.
-        StoreError, ProtocolError: the manifest cannot be fetched, or is not that run's.
     """
     url = config.run.manifest
     if not is_url(url):

@@ -44,8 +44,6 @@ def create_run(
 
     Raises:
         WorkspaceError, BucketError: the rules or the place contradict themselves or cannot be used.
-        ProofFileError, PolicyError, RequirementError, ChatTemplateError, KeyFileError, OSError: as for
-            `workspace.create`.
     """
     bucket = None
     if place.bucket is not None:
@@ -76,7 +74,6 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tupl
 
     Raises:
         ConfigError, BucketError: a URL or a bucket cannot be used, or there is a run already.
-        KeyFileError, OSError: a file can be neither read nor written.
     """
     own = parse_bucket(place.bucket or "", place.provider, place.region, place.url)
     meeting_bucket, run_id = _meeting_bucket(place, manifest, meeting)

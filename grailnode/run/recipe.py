@@ -33,9 +33,6 @@ def read_recipe(path: Path | None, options: Mapping[str, Any] | None = None) -> 
 
     Args:
         options: rules of the command line of `init`, which replace those of the recipe.
-
-    Raises:
-        ConfigError: the file cannot be used, or not together with the options.
     """
     recipe = Recipe() if path is None else validate(Recipe, read_toml(path), str(path))
     if not options:

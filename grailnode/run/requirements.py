@@ -51,7 +51,6 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     Raises:
         RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
             on it.
-        ChatTemplateError: the policy's tokenizer has no chat template, or one that cannot be used.
     """
     environment, data = rules.environment, rules.data
     if find(environment).data != (data is not None):
@@ -70,11 +69,7 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
 
 
 def completion_tokens(rules: Rules) -> int:
-    """Return the length of the longest completion: the rule's, or else the environment's.
-
-    Raises:
-        RequirementError: the environment is unknown.
-    """
+    """Return the length of the longest completion: the rule's, or else the environment's."""
     return rules.max_tokens or find(rules.environment).tokens
 
 

@@ -126,9 +126,6 @@ def create(
 
     Raises:
         WorkspaceError: there is a run already, no proof, or the rules cannot be used.
-        ProofFileError: the proof cannot be used, or was measured on another policy.
-        PolicyError, RequirementError, ChatTemplateError, KeyFileError, OSError: the policy, the data file or the
-            directory cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():

@@ -70,7 +70,6 @@ def dataset(name: str, data: bytes) -> Dataset:
 
     Raises:
         ValueError: there is no environment of this name, or it reads no data file.
-        MalformedError, LimitError: the bytes are no such file.
     """
     if not requirements(name).data:
         raise ValueError(f"environment {name!r} takes no data file")
@@ -92,7 +91,6 @@ def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) ->
 
     Raises:
         ValueError: there is no environment of this name, or `data` or `sandbox` do not fit its requirements.
-        MalformedError, LimitError: the data are no such file.
     """
     needs = requirements(name)
     if (data is not None) != needs.data:

@@ -84,7 +84,6 @@ def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> No
         now_ms: milliseconds since the Unix epoch.
 
     Raises:
-        LimitError, MalformedError: the proof is no solution record.
         AdmissionError: the proof has expired, expires too late, or has too few zero bits.
     """
     work = ProofOfWorkSolution.from_bytes(announcement.credential)
@@ -137,7 +136,6 @@ class AdmissionGate:
         Raises:
             AdmissionError: the key is revoked, may not have the role or is not invited, the announcement has expired,
                 or it lacks the required credential.
-            ProtocolError: its credential is malformed.
         """
         if announcement.run != self._run_id:
             raise AdmissionError("of another run", "announcement")

@@ -123,9 +123,6 @@ def apply_with_digests(
         digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
             the unchanged tensors again.
         threads: how many tensors to decode at the same time.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the patch is malformed, or is for other weights.
     """
     header, rows = _checked_table(weights, patch, digests)
 
@@ -180,11 +177,7 @@ class StreamingApply:
         self._result = AppliedPatch({}, {})
 
     def feed(self, data: bytes) -> list[str]:
-        """Process the next bytes of the patch (hostile), and return the names of the tensors that they complete.
-
-        Raises:
-            MalformedError, LimitError, PatchError: as `apply_with_digests`.
-        """
+        """Process the next bytes of the patch (hostile), and return the names of the tensors that they complete."""
         # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
         rest = memoryview(data)
         if self._header is None:

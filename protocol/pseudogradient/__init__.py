@@ -55,11 +55,7 @@ class Method:
     frozen_share: float = 0.0
 
     def step(self, base: Floats, momentum: Floats, mean: Floats) -> None:
-        """Make the outer step of one part in place; without outer momentum, `momentum` stays as it is.
-
-        Raises:
-            ContributionError: the new weights are not finite.
-        """
+        """Make the outer step of one part in place; without outer momentum, `momentum` stays as it is."""
         if self.momentum:
             nesterov_step(base, momentum, mean, decay=self.momentum, rate=self.outer_rate)
         else:

@@ -39,7 +39,6 @@ async def check_published(node: Node, ledger: Ledger) -> None:
 
     Raises:
         StateError: the ledger is behind what was published, or is another one.
-        StoreError: this validator's own storage does not answer.
     """
     key, newest = node.key.public, ledger.closed_window
     place = f"{LEDGER} of this node's state"

@@ -53,9 +53,6 @@ class Reaudit:
 
         Args:
             is_busy: whether something more urgent waits; the other rows are left for the next call.
-
-        Raises:
-            BeaconError, EngineError: the rows cannot be judged now.
         """
         rejections = self._ledger.rejections(await self._newest_sealed_window())
         pending_rows = [

@@ -63,8 +63,6 @@ async def export_version(
         version: None for the newest.
 
     Raises:
-        StoreError, ProtocolError: an object cannot be fetched, or is not what the chain says.
-        PolicyError: the run's adapters do not fit its base.
         ExportError: the run has no such version, or nothing to merge; OSError: the directory cannot be written.
     """
     if merge and node.run.lora is None:

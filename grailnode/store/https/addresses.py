@@ -72,7 +72,6 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
         """Connect to the first address that accepts the connection.
 
         Raises:
-            PermanentError: the host has an address that is not public.
             httpcore.ConnectError, httpcore.ConnectTimeout: no address accepts.
         """
         failure: Exception | None = None
@@ -153,7 +152,6 @@ class PublicTransport(httpx.AsyncBaseTransport):
         """Send a request and return the response, whose body is not read yet.
 
         Raises:
-            PermanentError: the host has an address that is not public.
             httpx.TransportError: there is no response.
         """
         core_request = httpcore.Request(

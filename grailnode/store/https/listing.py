@@ -110,7 +110,6 @@ async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: 
         base: the bucket's root URL, with '/' at its end.
 
     Raises:
-        PermanentError: there is no bucket with public listing.
         StoreError: there is no response, or the listing is out of order or does not end.
     """
     where = base + prefix

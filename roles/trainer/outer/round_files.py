@@ -144,7 +144,6 @@ async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]
 
     Raises:
         NotFoundError: it is not there, or not all of it.
-        StoreError, ProtocolError: the state is damaged.
     """
     prefix = f"{numbered(STATES, manifest.number)}/"
     shard_paths = [item.path async for item in node.state.list(prefix)]

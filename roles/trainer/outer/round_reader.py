@@ -90,7 +90,6 @@ async def fetch_state(
     Raises:
         NotFoundError: there is no state, or none that is newer than the trusted one.
         ForkError: the trainer signed another history in one epoch.
-        StoreError, ProtocolError: it cannot be read, or must not be believed.
     """
     pointer = await fetch_pointer(node)
     signed = await fetch_record(node, RoundManifest, paths.round_manifest(pointer.trainer, pointer.state_number))

@@ -48,7 +48,6 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
 
     Raises:
         RepairError: they cannot be rebuilt.
-        StoreError, ProtocolError: storage or the state cannot be read.
     """
     pointer = await fetch_own_pointer(node)
     manifests = await round_files.list_manifests(node.state)

@@ -74,7 +74,6 @@ class ChainRepair:
 
         Raises:
             RepairError: storage is behind this state, or shows another history.
-            StoreError, ProtocolError: storage or the state cannot be read, or storage shows no valid chain.
         """
         # The node's state is a draft, which is written after the whole repair, so a crash before that changes nothing.
         # First, storage is compared with what this state has published. Storage decides, because followers trust what

@@ -41,8 +41,6 @@ class Fence:
 
         Raises:
             ChainError: it does not: the chain in storage was published from another state.
-            StateError: the roots take back versions that this node has published.
-            StoreError: the head cannot be read.
         """
         # A version that is signed counts here, marked or not: a killed process may have shown it.
         await self.obey_rewind(self._history.promised_version)

@@ -36,7 +36,6 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
 
     Raises:
         RepairError: the last valid version is none of this node's own, or cannot be rebuilt.
-        StoreError, ProtocolError: storage or the state cannot be read.
     """
     rewind, history = node.revisions.rewind, await History.open(node.state)
     if rewind is None:

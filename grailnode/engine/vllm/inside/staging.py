@@ -41,7 +41,6 @@ def stage_patch(
         patch: hostile bytes.
 
     Raises:
-        ProtocolError: the patch does not fit the served weights, or does not lead to the signed ones.
         ServedWeightsError: the served weights are not verified.
     """
     # 1. The patch is for exactly the weights in memory: their digest was read back, so a patch for a sibling version
