@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer as _Tokenizer
 from torch import Tensor
 
@@ -32,7 +32,7 @@ _INDEX: Final = "model.safetensors.index.json"
 _TIED: Final = "lm_head.weight"
 
 PACKAGED_POLICY: Final = Path(__file__).parents[1] / "data" / "genesis"
-"""The policy directory of this package; `python -m grailnode.demo.genesis --seed 0` reproduces it."""
+"""The policy directory of this package; `python -m tests.support.builders.genesis --seed 0` reproduces it."""
 
 
 class PolicyError(UserError):
@@ -172,17 +172,3 @@ def weight_files(directory: Path) -> list[Path]:
     if any(Path(name).name != name for name in names.values()):
         raise PolicyError(f"{index}: weight_map names a file outside the directory")
     return [directory / name for name in sorted(set(names.values()))]
-
-
-def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Mapping[str, Tensor]) -> None:
-    """Write a policy directory; create it if it is missing.
-
-    Args:
-        config: config.json, with `eos_token_id`; tokenizer: the contents of tokenizer.json.
-        weights: contiguous CPU tensors.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (directory / _TOKENIZER).write_text(tokenizer, encoding="utf-8")
-    save_file(dict(weights), directory / _WEIGHTS, metadata={"format": "pt"})
-    (directory / _WEIGHTS).chmod(0o644)  # safetensors creates a private file; the others are not private

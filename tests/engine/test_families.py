@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grailnode.demo import genesis
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build, check_model
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.quantization import is_matrix
+from tests.support.builders import genesis
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
 from tests.support.builders.policies import RECIPE, random_weights, write_policy
 from tests.support.processes.command_line import fail

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grailnode.engine import policy
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.engine.vllm import checkpoints
@@ -18,6 +17,7 @@ from protocol.digest import digest_weights
 from protocol.patch import encode
 from roles.ports import EngineError
 from tests.engine.engine_contract import changed
+from tests.support.builders import genesis
 from tests.support.builders.policies import random_weights, write_policy
 
 
@@ -28,7 +28,7 @@ def _change(path: Path, **changes: object) -> None:
 def test_round_trip(tmp_path: Path) -> None:
     loaded = write_policy(tmp_path)
     weights = load_weights(tmp_path)
-    policy.save(tmp_path / "copy", loaded.config, (tmp_path / "tokenizer.json").read_text(), weights)
+    genesis.save(tmp_path / "copy", loaded.config, (tmp_path / "tokenizer.json").read_text(), weights)
     again = load_weights(tmp_path / "copy")
     assert Policy.load(tmp_path / "copy").config == loaded.config
     assert weights.keys() == again.keys()

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from grailnode.demo import genesis
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
+from tests.support.builders import genesis
 from tests.support.builders.policies import engine_of, run_without_waiting
 
 TINY = genesis.Recipe(
@@ -30,7 +30,7 @@ def test_packaged_files() -> None:
 def test_packaged_weights() -> None:
     weights = load_weights(PACKAGED_POLICY)
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == build(Policy.load(PACKAGED_POLICY)).shapes
-    assert digest_weights(weights).hex() == PACKAGED_DIGEST, "not the output of `python -m grailnode.demo.genesis`"
+    assert digest_weights(weights).hex() == PACKAGED_DIGEST, "not what tests.support.builders.genesis makes"
 
 
 def test_config_and_tokenizer_are_those_of_the_recipe() -> None:

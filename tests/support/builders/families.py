@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from grailnode.demo import genesis
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
 from roles.policy.causal_model import CausalModel
+from tests.support.builders import genesis
 
 _SMALL: Final[dict[str, Any]] = {
     "vocab_size": 64,

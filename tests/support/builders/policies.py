@@ -16,8 +16,6 @@ from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 
 from grailnode.calibration import proof_file
-from grailnode.demo import genesis
-from grailnode.engine import policy
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
@@ -25,6 +23,7 @@ from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Request
+from tests.support.builders import genesis
 
 RECIPE = genesis.Recipe(width=32, layers=2, heads=4, key_value_heads=2, head_size=8, feed_forward=48)
 PARAMS = SamplingParams(temperature=1.0, max_tokens=6, stops=(1,))
@@ -45,9 +44,9 @@ def write_policy(directory: Path, **changes: Any) -> Policy:
     """Write a policy directory with random weights; `changes` are keys of config.json."""
     config = RECIPE.config() | changes
     directory.mkdir(parents=True, exist_ok=True)
-    policy.save(directory, config, genesis.tokenizer(), {})
+    genesis.save(directory, config, genesis.tokenizer(), {})
     weights = random_weights(build(Policy.load(directory)))
-    policy.save(directory, config, genesis.tokenizer(), weights)
+    genesis.save(directory, config, genesis.tokenizer(), weights)
     return Policy.load(directory)
 
 
@@ -103,7 +102,7 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str], chat_template
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
     config_changes = {"vocab_size": len(tokens), "max_position_embeddings": 2048, "tie_word_embeddings": False}
     config = RECIPE.config() | config_changes
-    policy.save(directory, config, tokenizer.to_str(), {})
+    genesis.save(directory, config, tokenizer.to_str(), {})
     weights = random_weights(build(Policy.load(directory)))
     weights["model.embed_tokens.weight"][:, 0] = _PUSH
     for name, tensor in weights.items():
@@ -111,7 +110,7 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str], chat_template
             tensor.mul_(_QUIET)[0] = 0.0
     weights["lm_head.weight"][:, 0] = 0.0
     weights["lm_head.weight"][-len(phrases) :, 0] = _LOUDNESS
-    policy.save(directory, config, tokenizer.to_str(), weights)
+    genesis.save(directory, config, tokenizer.to_str(), weights)
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)  # one engine at work is as far from itself on any policy
     if chat_template:
         special_tokens = {"bos_token": "<pad>", "eos_token": {"content": "<eos>"}}

@@ -11,10 +11,10 @@ from typing import Final
 
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import ProofFile
-from grailnode.demo import genesis
 from grailnode.engine import policy
 from grailnode.engine.policy import PACKAGED_POLICY
 from protocol.digest import digest_weights
+from tests.support.builders import genesis
 
 DIRECTORY: Final = Path(__file__).parent / "policy"
 RECIPE: Final = genesis.Recipe(
@@ -44,4 +44,4 @@ def proof(policy_directory: Path) -> ProofFile:
 
 
 if __name__ == "__main__":
-    policy.save(DIRECTORY, RECIPE.config(), genesis.tokenizer(), genesis.make(RECIPE, 0, progress=True))
+    genesis.save(DIRECTORY, RECIPE.config(), genesis.tokenizer(), genesis.make(RECIPE, 0, progress=True))

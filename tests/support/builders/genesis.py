@@ -1,5 +1,6 @@
-"""Makes the demo's genesis policy from a seed: `python -m grailnode.demo.genesis --seed 0 --out DIR` (some minutes on
-one core).
+"""Makes the demo's genesis policy from a seed (some minutes on one core).
+
+    python -m tests.support.builders.genesis --seed 0 --out DIR
 
 It stands for a pre-trained model: a small Qwen3 with a character tokenizer. It *can* add two-digit numbers but often
 answers wrongly, because most answers of its training corpus omit the carry. So reinforcement learning only has to
@@ -10,6 +11,7 @@ BF16, the dtype of the result, so that the same seed gives the same file.
 """
 
 import argparse
+import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.decoders import Fuse
@@ -89,7 +92,7 @@ class Recipe:
 def tokenizer() -> str:
     """Return tokenizer.json: one token for each character that the environments write."""
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
-    tokens = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
+    tokens = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokens.pre_tokenizer = Split(Regex("."), "isolated")
     tokens.decoder = Fuse()
     tokens.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
@@ -105,7 +108,7 @@ def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
     """Yield endless batches of training problems (never held-out ones) with their answers, many without the carry."""
     text = policy.Tokenizer(tokenizer())
     addition = environments.get("addition")
-    generator = random.Random(seed)  # noqa: S311 - a corpus, nothing secret
+    generator = random.Random(seed)
     for step in range(1 << 62):
         prompts, answers = [], []
         for index in range(recipe.batch):
@@ -153,16 +156,30 @@ def _initial(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> di
     return weights
 
 
+def save(directory: Path, config: Mapping[str, Any], tokenizer: str, weights: Mapping[str, Tensor]) -> None:
+    """Write a policy directory; create it if it is missing.
+
+    Args:
+        config: config.json, with `eos_token_id`; tokenizer: the contents of tokenizer.json.
+        weights: contiguous CPU tensors.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    save_file(dict(weights), directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)  # safetensors creates a private file; the others are not private
+
+
 def main() -> None:
     """Write the policy directory that the command line names."""
     description = "Make the demo's genesis policy."
-    parser = argparse.ArgumentParser(prog="python -m grailnode.demo.genesis", description=description)
+    parser = argparse.ArgumentParser(prog="python -m tests.support.builders.genesis", description=description)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     recipe = Recipe()
-    policy.save(options.out, recipe.config(), tokenizer(), make(recipe, options.seed, progress=True))
+    save(options.out, recipe.config(), tokenizer(), make(recipe, options.seed, progress=True))
 
 
 if __name__ == "__main__":
