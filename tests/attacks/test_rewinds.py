@@ -26,8 +26,7 @@ from tests.support.simulation.virtual_clock import running, simulated
 
 async def honest_from(testbed: AttackedFollower, version: int, newest: int) -> None:
     """Replace what the thief published after a version by honest versions up to `newest`."""
-    testbed.chain.signed_manifests = testbed.chain.signed_manifests[: version + 1]
-    testbed.chain.weights = testbed.chain.weights[: version + 1]
+    del testbed.chain.signed_manifests[version + 1 :], testbed.chain.weights[version + 1 :]
     while len(testbed.chain.signed_manifests) <= newest:
         await testbed.chain.publish(
             change_elements(testbed.chain.weights[-1], 1000 + len(testbed.chain.weights)), head=False

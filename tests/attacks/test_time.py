@@ -55,10 +55,7 @@ async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_versions()
     await testbed.publish(3)  # the thief's
     await testbed.follow()
     thiefs_weights = testbed.chain.weights[6]
-    testbed.chain.signed_manifests, testbed.chain.weights = (
-        testbed.chain.signed_manifests[:4],
-        testbed.chain.weights[:4],
-    )
+    del testbed.chain.signed_manifests[4:], testbed.chain.weights[4:]
     await testbed.revise(
         trainers=(SUCCESSOR.public,),
         revoked=(TRAINER.public,),

@@ -108,14 +108,12 @@ def test_a_repaired_state_is_gone_on_with(
 
 
 def test_whole_states_are_gone_on_with(networks: list[DiskNetwork], tmp_path: Path):
+    async def go_on(network: DiskNetwork, copy: Path, name: str) -> Outcome:
+        return await outcome(network.copy(copy), name)
+
     for number, network in enumerate(networks):
         for name in ("trainer", "validator-0", "miner-1"):
-            copy = tmp_path / f"{number}-{name}"
-
-            async def go_on(network=network, copy=copy, name=name) -> Outcome:
-                return await outcome(network.copy(copy), name)
-
-            assert simulate(go_on) == Outcome()
+            assert simulate(go_on, network, tmp_path / f"{number}-{name}", name) == Outcome()
 
 
 # Objects of a state that only a repair or an incident leaves behind are noticed when they are damaged, and repaired

@@ -30,7 +30,8 @@ async def test_results_come_in_the_order_of_the_items_and_few_tasks_run_at_once(
 
 
 @pytest.mark.parametrize("cancel_others", [True, False])
-def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel_others: bool):
+@simulated
+async def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel_others: bool):
     starts: list[int] = []
     ends: list[int] = []
 
@@ -42,13 +43,10 @@ def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel
         await trio.sleep(5.0)
         ends.append(item)
 
-    async def scenario() -> None:
-        with pytest.raises(EngineError):
-            await gather(task, range(10), at_once=3, errors=(EngineError,), cancel_others=cancel_others)
-        assert starts == [0, 1, 2]
-        assert sorted(ends) == ([] if cancel_others else [0, 2])
-
-    simulated(scenario)()
+    with pytest.raises(EngineError):
+        await gather(task, range(10), at_once=3, errors=(EngineError,), cancel_others=cancel_others)
+    assert starts == [0, 1, 2]
+    assert sorted(ends) == ([] if cancel_others else [0, 2])
 
 
 @simulated

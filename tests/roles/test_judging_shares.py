@@ -198,7 +198,7 @@ REWARDS = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_rewards_are_in_order_and_do_not_block_the_event_loop(at_once: int) -> None:
+async def test_rewards_are_in_order_and_do_not_block_the_event_loop(at_once: int) -> None:
     environment = BlockingAddition()
     addition_task = task(environment, at_once)
     stop = addition_task.run.sampling.stops[0]
@@ -209,12 +209,9 @@ def test_rewards_are_in_order_and_do_not_block_the_event_loop(at_once: int) -> N
             await trio.sleep(0.001)
         environment.event_loop_ran.set()
 
-    async def scenario() -> tuple[float, ...]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_event_loop)
-            return await addition_task.rewards(PROBLEM, completions)
-
-    assert trio.run(scenario) == REWARDS
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_event_loop)
+        assert await addition_task.rewards(PROBLEM, completions) == REWARDS
     assert environment.max_running_rewards == at_once
 
 
