@@ -178,7 +178,8 @@ async def play(process: str, operation: int | None, after: bool) -> tuple[dict[i
 @cache
 def weights_without_crash() -> dict[int, str]:
     """Return the digests of a trainer's weights by version if no process dies."""
-    return run_seeded(0, play, "/training", None, False)[0]
+    weights, _ = run_seeded(0, play, "/training", None, False)
+    return dict(weights)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
