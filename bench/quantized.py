@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from bench.checkpoints import simulate
-from grailnode.engine import policy as policies
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from protocol import patch
 from protocol.digest import Weights
 from protocol.patch.values import bits_of
 from protocol.quantization import SCALE, Precision, dequantize, encode, quantize, round_matrix, row_scales
+from tests.support.builders import genesis
 from tests.support.simulation.learning import Setup, Simulation
 
 _MATRIX: Final = "model.layers.0.mlp.up_proj.weight"
@@ -139,7 +139,7 @@ def _demo(windows: int, rate: float, seeds: list[int]) -> None:
 def _write_policy(directory: Path, precision: Precision) -> None:
     """Write the packaged policy with the values of its codes."""
     config, tokenizer = ((PACKAGED_POLICY / name).read_text() for name in ("config.json", "tokenizer.json"))
-    policies.save(
+    genesis.save(
         directory, json.loads(config), tokenizer, dequantize(quantize(load_weights(PACKAGED_POLICY), precision))
     )
 

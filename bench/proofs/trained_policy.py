@@ -28,6 +28,7 @@ from protocol.rollout.sampling import SamplingParams
 from roles.policy.sequences import PaddedBatch, pad
 from tests.support.adversaries.reinforcement import ReinforcementTask, reinforce
 from tests.support.adversaries.weight_changes import changed_share, keep_layers
+from tests.support.builders import genesis
 
 CACHE: Final = Path.home() / ".cache" / "grailnode" / "adversaries"
 """The directory of the benchmarks' policy."""
@@ -163,7 +164,7 @@ def _weights_file(directory: Path, version: int) -> Path:
 def make_policy(directory: Path, recipe: Recipe, seed: int) -> None:
     """Make the files that a directory lacks."""
     if not (directory / "config.json").is_file():
-        policies.save(directory, recipe.config(), trading_task.tokenizer(), supervise(recipe, seed))
+        genesis.save(directory, recipe.config(), trading_task.tokenizer(), supervise(recipe, seed))
     start = policies.load_weights(directory)
     print(f"version 0: held-out loss {held_out_loss(recipe, start):.4f} nats a token", flush=True)
     if not (directory / DRAFT).is_file():
