@@ -85,16 +85,25 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def tree(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> list[tuple[str, int]]:
     """Return every module that a file imports, absolute or not, at any depth: (name, level)."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, 0
+            found += [(alias.name, 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or "", node.level
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", node.level
+            found += [
+                (node.module or "", node.level),
+                *((f"{node.module}.{alias.name}", node.level) for alias in node.names),
+            ]
+    return found
 
 
 def within(name: str, package: str) -> bool:
@@ -125,7 +134,7 @@ def test_protocol_is_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in FILES if module_name(path).startswith("protocol")], ids=module_name)
 def test_protocol_opens_no_file(path: Path) -> None:
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
     names = {call.id for call in calls if isinstance(call, ast.Name)}
     assert not names & {"open", "input", "print", "exec", "eval"}
 
@@ -188,11 +197,7 @@ def test_grailnode_has_one_flat_module() -> None:
 
 
 def test_every_folder_says_what_it_is_for() -> None:
-    silent = [
-        path
-        for path in FILES
-        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    silent = [path for path in FILES if path.name == "__init__.py" and not ast.get_docstring(tree(path))]
     assert not silent
 
 
@@ -242,7 +247,7 @@ def compares_digests(path: Path) -> bool:
     """Return whether `content_digest` stands on a side of a comparison."""
     return any(
         isinstance(part, ast.Name) and part.id == "content_digest"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Compare)
         for part in ast.walk(node)
     )
@@ -374,7 +379,7 @@ def uses_of(code: ast.AST) -> Uses:
 @cache
 def product() -> dict[str, tuple[ast.Module, Uses]]:
     """Return each module of the product, and what it uses."""
-    trees = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {module_name(path): tree(path) for path in FILES}
     return {name: (tree, uses_of(tree)) for name, tree in trees.items()}
 
 

@@ -153,6 +153,7 @@ SCRATCH = 28 * limits.MIB  # of an encoder, whatever the tensor's size
 BLOCKS = 6 * limits.MIB  # of a decoder, including memory that its allocator does not return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sorted(UPDATES))
 def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
     before, after = ({"w": tensor} for tensor in UPDATES[case])

@@ -41,6 +41,7 @@ def has_progress(report: DemoReport) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path, temporary: Path):
     for windows in (7, 30, 120):  # windows have a fixed length: a busy machine needs more of them to show as much
         report = run_demo(tmp_path / f"out-{windows}", windows)
@@ -91,6 +92,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
 # docs/guide/deploy.md: its commands lead to a verified window of strangers
 
 
+@pytest.mark.slow
 def test_the_page_leads_to_a_verified_window(tmp_path: Path) -> None:
     stages: list[str] = []
     with make_deployment(tmp_path) as deployment:

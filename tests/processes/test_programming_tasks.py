@@ -57,6 +57,7 @@ def observed_rewards(network: NetworkOfProcesses) -> set[float]:
     return {reward for verdict in verdicts(network) for judgement in verdict.judgements for reward in judgement.rewards}
 
 
+@pytest.mark.slow
 def test_programs_are_written_tried_and_trained_on(sandbox: BubblewrapSandbox, network: NetworkOfProcesses):
     assert sandbox.python == OWN
     for role, name in (("trainer", "trainer"), ("validator", "validator"), ("miner", "miner-1")):
