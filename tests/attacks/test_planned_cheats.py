@@ -138,6 +138,7 @@ async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit
     assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 16, 64])
 def test_a_key_that_withholds_half_of_its_windows_is_never_trained_on(groups: int) -> None:
     assert not worth(0.5, groups, SCORING, PROOF).used

@@ -132,6 +132,7 @@ def check_no_contradiction(network: Network) -> None:
             assert set(filter(None, reasons.split(","))) <= {"version", "missing"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["miner-1", "validator-1", "trainer"])
 @simulated
 async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name: str) -> None:

@@ -180,6 +180,7 @@ def operations(victim: str) -> list[tuple[str, str]]:
     return simulate(partial(run, victim, 1 << 30, after=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victim: str) -> None:
     places = operations(victim)

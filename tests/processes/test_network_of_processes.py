@@ -70,6 +70,7 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOf
     assert "miner-1" in succeed("status", "--run", str(network.workspace.config))
 
 
+@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_stops_no_node(network: NetworkOfProcesses):
     terminal = Path("/dev/full")
     trainer = Program("--role", "trainer", "--run", str(network.workspace.config), log=terminal)

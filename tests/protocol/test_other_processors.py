@@ -97,6 +97,7 @@ def results() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISPATCHES)
 def test_other_instruction_sets_change_the_last_bits_of_floats_and_nothing_else(name: str) -> None:
     script = "import json; from tests.protocol.test_other_processors import results; print(json.dumps(results()))"

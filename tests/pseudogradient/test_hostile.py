@@ -38,6 +38,7 @@ def replaced(**fields: object) -> Callable[[Head], Head]:
     return lambda head: Head(**{name: fields.get(name, getattr(head, name)) for name in Head.__slots__})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 def test_mutations_anywhere(coding: Coding) -> None:
     data, random, refused = payload(coding), np.random.default_rng(1), 0
