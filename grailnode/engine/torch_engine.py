@@ -196,7 +196,7 @@ class TorchEngine:
         """Compute each prompt once, then its completions in a batch."""
         # 1. All distinct prompts in one pass, padded on the left: the last state of each row predicts the first token.
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-        ids, mask = _padded(list(distinct), self._device, left=True)
+        ids, mask = _padded(list(distinct), self._device, left_padded=True)
         shared = self._model.cache()
         last = self._model.hidden(policy.weights, ids, mask, shared)[:, -1]
         # 2. One place in `states` for each completion token, completions one after the other.
@@ -236,7 +236,7 @@ class TorchEngine:
     ) -> list[Generation]:
         """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
         # Prompts end at the same column, so that each step appends one column for all rows.
-        ids, mask = _padded(prompts, self._device, left=True)
+        ids, mask = _padded(prompts, self._device, left_padded=True)
         cache = self._model.cache()
         stops = torch.tensor(params.stops, device=self._device)
         words = None if seeds is None else seed_words(seeds, self._device)
@@ -348,22 +348,22 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _padded(
-    sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left: bool = False
+    sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left_padded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return ids int64 [B, S] and mask bool [B, S].
 
     Args:
         width: S; None for that of the longest sequence.
-        left: whether pads stand before a sequence, which continues at the end of its row, and not behind it.
+        left_padded: whether pads stand before a sequence, so that generation continues at the end of its row.
     """
-    if left and not all(sequences):
+    if left_padded and not all(sequences):
         raise ValueError("a prompt has at least one token")
     if width is None:
         width = max(map(len, sequences), default=0)
     ids = torch.zeros(len(sequences), width, dtype=torch.int64)
     mask = torch.zeros(len(sequences), width, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
-        begin = width - len(sequence) if left else 0
+        begin = width - len(sequence) if left_padded else 0
         ids[row, begin : begin + len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
         mask[row, begin : begin + len(sequence)] = True
     return ids.to(device), mask.to(device)

@@ -93,8 +93,8 @@ def unjudged_cases(logs: Path) -> tuple[str, ...]:
         event = next((item for item in tail_events(path) if item.get("event") == "judged"), None)
         if event is None:
             continue
-        left = {name: event.get(f"left_{reputation}", 0) for reputation, name in _REPUTATIONS.items()}
-        parts = [f"{count:,} of {name}" for name, count in left.items() if isinstance(count, int) and count > 0]
+        unjudged = {name: event.get(f"left_{reputation}", 0) for reputation, name in _REPUTATIONS.items()}
+        parts = [f"{count:,} of {name}" for name, count in unjudged.items() if isinstance(count, int) and count > 0]
         if parts:
             lines.append(
                 f"{path.stem} judged {event.get('cases')} miners' groups of window {event.get('window')} and left "

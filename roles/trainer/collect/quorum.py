@@ -174,8 +174,8 @@ def refuse_improbable_window(decisions: Sequence[Decision], thresholds: Threshol
     """Return the decisions on a miner's window; the accepted ones are refused if honest work would not give all of
     them together.
 
-    Where R1 deals the groups, each validator tests its own part of a window, and a cheat in few tokens of each group is
-    seen in all parts together only.
+    Where R1 deals the groups, each validator tests its own part of a window. Only all parts together show a cheat in a
+    few tokens of each group.
 
     No single validator can cause this by misses that it invents. Of each group the smallest counts of the judgements
     that accept it are taken; and what is left must be improbable without the groups that one validator alone accepts,
