@@ -30,6 +30,12 @@ Version = Annotated[int, Field(ge=0, lt=1 << 33)]
 """The number of a policy version."""
 
 
+REWARD_UNIT: Final = 1_000_000
+
+Reward = Annotated[int, Field(ge=-limits.MAX_REWARD, le=limits.MAX_REWARD)]
+"""A reward in millionths."""
+
+
 def _check_ascending(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if any(value >= following for value, following in pairwise(values)):
         raise ValueError("items that do not strictly ascend")

@@ -4,15 +4,14 @@ Two honest nodes differ by rounding, and by how much depends on how both compute
 own, and what admits one pair tolerates nothing of another.
 """
 
-import itertools
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol.encoding import Ascending, Record
 from protocol.errors import PairError
-from protocol.limits import MAX_POINTS, MAX_STEPS
+from protocol.limits import MAX_ALTERNATIVES, MAX_STEPS
 
 CalibratedArithmetic = Literal["torch-bfloat16", "torch-float32", "vllm-bfloat16", "vllm-float32"]
 """An arithmetic of runs with measured thresholds."""
@@ -37,9 +36,6 @@ def arithmetic_of(engine: str, dtype: str) -> Arithmetic:
     raise ValueError(f"no arithmetic for {engine} in {dtype}; there are: {', '.join(CALIBRATED)}")
 
 
-Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
-
-
 def _check_arithmetic(name: str) -> str:
     if name and name not in ARITHMETICS:
         raise ValueError(f"no arithmetic: {name!r}")
@@ -50,76 +46,98 @@ OptionalArithmetic = Annotated[str, AfterValidator(_check_arithmetic)]
 """An arithmetic, or empty where there is none to name."""
 
 
-class Step(Record):
-    """A step of a statistic: a position has the points of the last step that its statistic lies beyond.
+StatisticName = Literal["sketch", "margin", "stop", "luck"]
+
+STATISTICS: Final[tuple[StatisticName, ...]] = get_args(StatisticName)
+"""What is counted of a group (protocol/judging/evidence.py), in the order in which a group is refused for it."""
+
+DECADE: Final = 1_000_000
+"""Evidence and scores are in millionths of a decade: micro-decades."""
+
+RATE_UNIT: Final = 10**18
+"""Rates are in units of 10^-18."""
+
+Score = Annotated[int, Field(ge=0, le=100 * DECADE)]
+
+
+class Alternative(Record):
+    """A kind of cheat against honest work.
 
     Attributes:
-        beyond: in the units of the statistic.
-        rate: upper bound on the probability that an honest position lies beyond it.
-        points: of a position beyond it.
+        scores: what a trial that reaches each step, and no later one, adds to the evidence, in micro-decades.
+        growth: what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score.
     """
 
-    kind: ClassVar[str] = "step"
-    beyond: Annotated[float, Field(ge=0.0, le=100.0)]
-    rate: Rate
-    points: Annotated[int, Field(ge=1, le=MAX_POINTS)]
+    kind: ClassVar[str] = "alternative"
+    scores: Annotated[tuple[Score, ...], Field(min_length=1, max_length=MAX_STEPS)]
+    growth: Annotated[int, Field(ge=1, le=100 * DECADE)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Alternative":
+        if list(self.scores) != sorted(self.scores):
+            raise ValueError("scores that fall")
+        return self
 
 
-def _check_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    for one, other in itertools.pairwise(steps):
-        if one.beyond >= other.beyond or one.points >= other.points or one.rate < other.rate:
-            raise ValueError("steps and their points must strictly ascend, and their rates never do")
-    return steps
+class Table(Record):
+    """The table of one statistic.
 
+    Attributes:
+        beyond: the steps: a trial reaches a step if its value exceeds this, in sketch units, or in units of 2^-19 of
+            logits / temperature.
+        rates: upper bounds on the probabilities that an honest trial reaches each step, in units of 10^-18. Of `luck`,
+            whose trials are thousandths of a share, odds / 1000.
+        alternatives: against which the evidence is kept.
+    """
 
-Steps = Annotated[tuple[Step, ...], Field(min_length=1, max_length=MAX_STEPS), AfterValidator(_check_steps)]
+    kind: ClassVar[str] = "table"
+    beyond: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...], Field(min_length=1, max_length=MAX_STEPS), Ascending
+    ]
+    rates: Annotated[tuple[Annotated[int, Field(ge=1, lt=RATE_UNIT)], ...], Field(max_length=MAX_STEPS)]
+    alternatives: Annotated[tuple[Alternative, ...], Field(min_length=1, max_length=MAX_ALTERNATIVES)]
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Table":
+        if not len(self.beyond) == len(self.rates) or list(self.rates) != sorted(self.rates, reverse=True):
+            raise ValueError("not one rate for each step, or rates that rise")
+        if any(len(alternative.scores) != len(self.beyond) for alternative in self.alternatives):
+            raise ValueError("not one score for each step")
+        return self
 
 
 class Thresholds(Record):
-    """The thresholds for groups that miners generate in one arithmetic and validators check in another, as measured by
-    `grailnode calibrate` and applied by protocol/judging/evidence.py.
+    """The row of thresholds for groups that miners generate in one arithmetic and validators check in another, as
+    measured by `grailnode calibrate` and applied by protocol/judging/evidence.py.
 
     Attributes:
-        sketch_tolerance: largest difference of a value that is no miss, in sketch units.
-        sketch_rate: upper bound on the probability that an honest position lies outside that tolerance.
-        sketch_steps: the steps of a position's largest difference, in sketch units.
-        sketch_median: largest median distance of an honest group's positions, in sketch units.
-        margin: largest shortfall of a chosen token's score that is no miss, in units of logits / temperature.
-        margin_rate: upper bound on the probability that an honest token lies beyond `margin`.
-        margin_steps: the steps of a chosen token's shortfall.
-        far_margin: largest shortfall of a chosen token's score that is no far margin: beyond all that were measured.
-        far_rate: upper bound, extrapolated, on the probability that an honest token lies beyond `far_margin`.
-        margin_limit: shortfall that no honest token shows; a group with one token beyond it is rejected.
+        sketch, margin, stop, luck: the table of each statistic.
+        threshold: the evidence that honest work exceeds within N groups with a probability of at most N times the level
+            of the run, in micro-decades.
         logprob_tolerance: largest mean absolute difference of the log-probabilities that two honest nodes, one in each
-            arithmetic, compute for a group's tokens.
-        level: probability with which a single test may reject honest work.
-        confidence: confidence of each rate as an upper bound.
+            arithmetic, compute for a group's tokens, in millionths.
+        logprob_bias: largest mean of the differences themselves over many groups, in millionths.
+        confidence_ppm: confidence of each rate as an upper bound, in millionths.
         positions: honest positions on which the rates were measured; 0 if they were not measured.
     """
 
     kind: ClassVar[str] = "thresholds"
     miner: Arithmetic
     validator: Arithmetic
-    sketch_tolerance: Annotated[int, Field(ge=0, le=64)]
-    sketch_rate: Rate
-    sketch_steps: Steps
-    sketch_median: Annotated[int, Field(ge=0, le=64)]
-    margin: Annotated[float, Field(ge=0.0, le=100.0)]
-    margin_rate: Rate
-    margin_steps: Steps
-    far_margin: Annotated[float, Field(ge=0.0, le=100.0)]
-    far_rate: Rate
-    margin_limit: Annotated[float, Field(ge=0.0, le=100.0)]
-    logprob_tolerance: Annotated[float, Field(ge=0.0, le=100.0)]
-    level: Annotated[float, Field(gt=0.0, le=0.1)]
-    confidence: Annotated[float, Field(gt=0.0, lt=1.0)]
+    sketch: Table
+    margin: Table
+    stop: Table
+    luck: Table
+    threshold: Annotated[int, Field(ge=1, le=100 * DECADE)]
+    logprob_tolerance: Annotated[int, Field(ge=0, le=100_000_000)]
+    logprob_bias: Annotated[int, Field(ge=0, le=100_000_000)]
+    confidence_ppm: Annotated[int, Field(ge=1, lt=1_000_000)]
     positions: Annotated[int, Field(ge=0, lt=1 << 53)]
 
-    @model_validator(mode="after")
-    def _in_order(self) -> "Thresholds":
-        if self.margin_limit < max(self.margin, self.far_margin):
-            raise ValueError("margin_limit lies below margin or far_margin")
-        return self
+    def table(self, statistic: StatisticName) -> Table:
+        """Return the table of a statistic."""
+        table: Table = getattr(self, statistic)
+        return table
 
     @property
     def pair(self) -> tuple[Arithmetic, Arithmetic]:
@@ -172,40 +190,18 @@ class ProofSpec(Record):
         admitted = f"it admits miners in {', '.join(self.miners)} and validators in {', '.join(self.validators)}"
         raise PairError(f"the run has no thresholds for miners in {miner} and validators in {validator}; {admitted}")
 
-    def widest(self, *miners: str) -> Thresholds:
-        """Return thresholds for groups of some arithmetics of miners within which those of every validator lie."""
-        rows = [self.row(miner, validator) for miner in sorted(miners) for validator in self.validators]
-        bounds = Thresholds.model_fields.keys() - {"miner", "validator", "confidence", "sketch_steps", "margin_steps"}
-        widest: dict[str, Any] = {name: max(getattr(row, name) for row in rows) for name in bounds}
-        for name in ("sketch_steps", "margin_steps"):
-            widest[name] = _widest_steps([getattr(row, name) for row in rows])
-        return rows[0].model_copy(update=widest | {"level": min(row.level for row in rows)})
-
-    def logprob_tolerance(self, one: str, other: str) -> float:
-        """Return the largest mean absolute difference of the log-probabilities of a group's tokens that two honest
-        nodes compute; negative, so that nothing agrees, if one of them computes in an arithmetic without thresholds.
+    def logprob_bounds(self, one: str, other: str) -> tuple[int, int]:
+        """Return tolerance and bias of the log-probabilities that two honest nodes compute (`Thresholds`), in
+        millionths; a negative tolerance, so that nothing agrees, if one of them computes in an arithmetic without
+        thresholds.
         """
-        pairs = ((one, other), (other, one))
-        return max((row.logprob_tolerance for row in self.table if row.pair in pairs), default=-1.0)
+        rows = [row for row in self.table if row.pair in ((one, other), (other, one))]
+        tolerance = max((row.logprob_tolerance for row in rows), default=-1)
+        return tolerance, max((row.logprob_bias for row in rows), default=0)
 
     def audit_share(self, clean: int) -> int:
         """Return the audited share of the groups of a miner that has had `clean` clean windows, in millionths."""
         return max(self.audit_floor_ppm, self.audit_ppm >> min(20, clean // self.audit_halving))
-
-
-def _widest_steps(rows: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
-    """Return steps by which points are at least as probable under honest work as by each row, whichever counted them.
-
-    Honest work has at least so many points, for each number that occurs, at the largest rate of any row.
-    """
-    widest = []
-    for points in sorted({step.points for steps in rows for step in steps}):
-        reached = [
-            next(step for step in steps if step.points >= points) for steps in rows if steps[-1].points >= points
-        ]
-        beyond, rate = max(step.beyond for step in reached), max(step.rate for step in reached)
-        widest.append(Step(beyond=beyond, rate=rate, points=points))
-    return tuple(widest)
 
 
 def pairs_of(miners: Iterable[Arithmetic], validators: Iterable[Arithmetic]) -> list[tuple[Arithmetic, Arithmetic]]:
@@ -216,6 +212,9 @@ def pairs_of(miners: Iterable[Arithmetic], validators: Iterable[Arithmetic]) -> 
     return sorted((one, other) for one in checking | set(miners) for other in checking)
 
 
+_NEVER: Final = Table(beyond=(0,), rates=(1,), alternatives=(Alternative(scores=(12 * DECADE,), growth=1),))
+"""One trial of 10^18 may reach the step."""
+
 EXACT_PROOF: Final = ProofSpec(
     sketch="projection",
     miners=("exact",),
@@ -223,19 +222,11 @@ EXACT_PROOF: Final = ProofSpec(
         Thresholds(
             miner="exact",
             validator="exact",
-            sketch_tolerance=0,
-            sketch_rate=1e-15,
-            sketch_steps=(Step(beyond=0.0, rate=1e-15, points=MAX_POINTS),),
-            sketch_median=0,
-            margin=0.0,
-            margin_rate=1e-15,
-            margin_steps=(Step(beyond=0.0, rate=1e-15, points=MAX_POINTS),),
-            far_margin=0.0,
-            far_rate=1e-15,
-            margin_limit=0.0,
-            logprob_tolerance=0.0,
-            level=1e-9,
-            confidence=0.99,
+            **dict.fromkeys(STATISTICS, _NEVER),
+            threshold=9 * DECADE,
+            logprob_tolerance=0,
+            logprob_bias=0,
+            confidence_ppm=990_000,
             positions=0,
         ),
     ),

@@ -128,24 +128,22 @@ class ScoringSpec(Record):
     """How verdicts become scores.
 
     Attributes:
-        exponent: a miner's share grows with this power of its balance; above 1, two keys earn less than one.
-        penalty: accepted groups that one rejected group costs.
-        shortfall: accepted groups that one pledged but undelivered group costs.
-        miss_price: accepted groups that one miss costs beyond those that honest work may have.
-        deposit: balance that a key must exceed before it earns anything, in groups: the cost of abandoning a key.
+        penalty: what one rejected group costs; shortfall: what one costs that was pledged and not delivered;
+            miss_price: what one miss costs beyond those that honest work may have; deposit: balance that a key must
+            exceed before it earns anything, the cost of abandoning a key. In millionths of an accepted group.
+        cap: the largest share of a miner, in billionths.
         windows: how many of the newest windows count.
-        half_life: windows after which the value of a group halves.
+        decay: what remains of a group's value after each window, in billionths.
     """
 
     kind: ClassVar[str] = "scoring"
-    exponent: Annotated[float, Field(ge=1.0, le=8.0)]
-    penalty: Annotated[float, Field(ge=1.0, le=1e6)]
-    shortfall: Annotated[float, Field(ge=0.0, le=1e6)]
-    miss_price: Annotated[float, Field(ge=0.0, le=1e6)]
-    deposit: Annotated[float, Field(ge=0.0, le=1e9)]
-    cap: Annotated[float, Field(gt=0.0, le=1.0)]
+    penalty: Annotated[int, Field(ge=1_000_000, le=10**12)]
+    shortfall: Annotated[int, Field(ge=0, le=10**12)]
+    miss_price: Annotated[int, Field(ge=0, le=10**12)]
+    deposit: Annotated[int, Field(ge=0, le=10**15)]
+    cap: Annotated[int, Field(ge=1, le=1_000_000_000)]
     windows: Annotated[int, Field(ge=1, le=10_000)]
-    half_life: Annotated[float, Field(gt=0.0, le=1e6)]
+    decay: Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 
 class RunManifest(Record):

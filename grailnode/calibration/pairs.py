@@ -15,11 +15,11 @@ import torch
 from grailnode.calibration.variants import AnyVariant, VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
-from protocol.judging.evidence import Evidence, compute_evidence, repeated_positions
+from protocol.judging.evidence import Counts, count_group, count_luck, repeated_positions, whole_margins
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
-from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
 from protocol.run import ChatSpec
 from roles.policy.assignment import encode_prompt
 from roles.policy.prefill import check_completions, join_forwards
@@ -38,6 +38,7 @@ class CalibrationTask:
 
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
+        rewards: returns the rewards of completions of the prompt of a seed, in millionths; None if there are none.
         chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
         lora: the adapters that the run trains; None for a run that trains all weights.
@@ -51,6 +52,7 @@ class CalibrationTask:
     seed: int = 0
     chat: ChatSpec | None = None
     lora: LoraSpec | None = None
+    rewards: Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]] | None = None
 
     @property
     def chunk(self) -> int:
@@ -65,10 +67,13 @@ class GroupMeasurement:
 
     Attributes:
         lengths: tokens of each rollout, N in sum.
-        distances: int16 [N], the largest of the four differences of the sketches at each position.
+        distances: uint8 [N], the largest of the four differences of the sketches at each position.
         repeats: bool [N], positions with the state of an earlier rollout (protocol/judging/evidence.py): their
             distances do not count.
         margins: float32 [N], the sampling shortfall of each token.
+        stops: bool [N], where a stop token is taken or drawn.
+        differences: float32 [N], the checking side's log-probabilities minus those of the generating side.
+        rewards: of each rollout, in millionths; empty if the prompts have no rewards.
         shifts: float32 [N], absolute difference of the two sides in a token's score relative to the average other
             token's, in units of logits / temperature: it causes a margin where two scores nearly tie.
     """
@@ -78,6 +83,9 @@ class GroupMeasurement:
     repeats: np.ndarray
     margins: np.ndarray
     shifts: np.ndarray
+    stops: np.ndarray
+    differences: np.ndarray
+    rewards: tuple[int, ...] = ()
 
     @property
     def fresh(self) -> np.ndarray:
@@ -85,9 +93,14 @@ class GroupMeasurement:
         distances: np.ndarray = self.distances[~self.repeats]
         return distances
 
-    def weigh(self, thresholds: Thresholds) -> Evidence:
-        """Return the evidence that a validator has on this group."""
-        return compute_evidence(self.distances, self.margins, self.lengths, thresholds, self.repeats)
+    def counts(self, thresholds: Thresholds) -> Counts:
+        """Return what a validator counts of this group, its luck only if its rewards are known."""
+        margins = whole_margins(self.margins, NOISE_UNIT)
+        counts = count_group(self.distances, margins, self.stops, self.lengths, thresholds, self.repeats)
+        if not self.rewards:
+            return counts
+        luck = count_luck(margins, self.lengths, self.rewards, thresholds)
+        return counts.model_copy(update={"luck": luck})
 
 
 @dataclass(frozen=True)
@@ -95,11 +108,13 @@ class Submission:
     """A group of N tokens as a miner submits it, without the hidden states.
 
     Attributes:
+        seed: of its prompt.
         requests, completions: one of each for every rollout.
         sketch: of the states behind all tokens; projection: the seed with which it was computed.
         logprobs: float32 [N], of the tokens.
     """
 
+    seed: bytes
     requests: tuple[Request, ...]
     completions: tuple[tuple[int, ...], ...]
     sketch: bytes
@@ -139,8 +154,8 @@ async def generate_groups(
         generations = await generating.generate(requests, work.params)
         projection = challenge.sketch_seed(_RUN, begin, randomness)
         yield [
-            _submit(work, requests[at : at + size], generations[at : at + size], projection)
-            for at in range(0, len(requests), size)
+            _submit(work, seed, requests[at : at + size], generations[at : at + size], projection)
+            for seed, at in zip(seeds, range(0, len(requests), size), strict=True)
         ]
 
 
@@ -155,9 +170,14 @@ async def check_groups(
 
 
 def _submit(
-    work: CalibrationTask, requests: Sequence[Request], generations: Sequence[Generation], projection: bytes
+    work: CalibrationTask,
+    seed: bytes,
+    requests: Sequence[Request],
+    generations: Sequence[Generation],
+    projection: bytes,
 ) -> Submission:
     return Submission(
+        seed=seed,
         requests=tuple(requests),
         completions=tuple(item.tokens for item in generations),
         sketch=sketch.commit(work.kind, torch.cat([item.hidden for item in generations]), projection),
@@ -171,10 +191,17 @@ def _compare(work: CalibrationTask, submission: Submission, forwards: Sequence[F
     whole, completions = join_forwards(forwards), submission.completions
     recomputed_sketch = sketch.commit(work.kind, whole.hidden, submission.projection)
     seeds = [request.seed for request in submission.requests]
-    margins, logprobs = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
-    checked = logprobs.numpy()
+    check = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
+    checked = check.logprobs.numpy()
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
     shifts = np.abs(checked - submission.logprobs) / np.maximum(1.0 - np.exp(checked), _LEAST_RIVAL)
-    lengths = tuple(map(len, completions))
-    distances = sketch.distances(submission.sketch, recomputed_sketch)
-    return GroupMeasurement(lengths, distances, repeated_positions(completions), margins.numpy(), shifts)
+    return GroupMeasurement(
+        lengths=tuple(map(len, completions)),
+        distances=sketch.distances(submission.sketch, recomputed_sketch),
+        repeats=repeated_positions(completions),
+        margins=check.margins.numpy(),
+        shifts=shifts,
+        stops=check.stops.numpy(),
+        differences=checked - submission.logprobs,
+        rewards=() if work.rewards is None else work.rewards(submission.seed, completions),
+    )

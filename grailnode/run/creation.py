@@ -20,6 +20,7 @@ from protocol.identity.authority import OPEN, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
 from protocol.proof import EXACT_PROOF
 from protocol.quantization import quantize
+from protocol.judging.ledger import GROUP, SHARE
 from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from roles.node.identity import Node
 from roles.ports import ObjectStore
@@ -32,14 +33,13 @@ MODEL_FILES = (
 
 
 SCORING = ScoringSpec(
-    exponent=2.0,
-    penalty=10.0,
-    shortfall=1.0,
-    miss_price=1.0,
-    deposit=Rules().deposit,
-    cap=1.0,
+    penalty=10 * GROUP,
+    shortfall=1 * GROUP,
+    miss_price=1 * GROUP,
+    deposit=0,
+    cap=SHARE,
     windows=100,
-    half_life=50.0,
+    decay=986_232_704,  # half of a value is left after 50 windows
 )
 
 
@@ -133,7 +133,7 @@ def draft_manifest(
         schedule=rules.schedule(first_round),
         beacon=beacon,
         proof=thresholds,
-        scoring=SCORING.model_copy(update={"deposit": rules.deposit}),
+        scoring=SCORING.model_copy(update={"deposit": round(rules.deposit * GROUP)}),
         head_ttl=rules.head_ttl,
     )
 

@@ -1,137 +1,135 @@
-"""Evidence: tests of distances and margins over every scope in which a cheat could hide.
+"""Evidence against a miner: one sequential test in whole numbers (docs/spec/verdict.md).
 
-A position is a miss if its statistic lies outside the tolerance. Honest noise makes misses at no more than the rate
-that `grailnode calibrate` bounded, so any number of misses has a probability under honest work. A scope is rejected if
-this probability lies below the run's level. Scopes are every rollout, every quarter of the rollouts' lengths (against a
-cheat that begins late), the group, and a miner's whole window. Groups and windows are tested for the sum of their
-points as well, which say how far each statistic lies (protocol/judging/points.py). A sequential test, which may be
-evaluated after every window, adds up the evidence of a miner's windows (docs/spec/verdict.md).
+Each statistic of a group counts *trials*, and how many of them reach each *step* of the table of its row of thresholds
+(protocol/proof.py). Honest work reaches a step with a probability of at most its rate. For an alternative with scores
+s_j (never falling) and growth g, a group with n trials, k_j of which reach step j and no later one, adds
+
+    e = sum over j of k_j s_j - n g,                 with E[10^e] <= 1 under honest work,
+
+because g is at least log10(1 + sum over j of rate_j (10^s_j - 10^s_(j-1))). Everything is in micro-decades, computed
+once by `grailnode calibrate`; a node only adds, multiplies and compares integers.
+
+The evidence of an alternative is a CUSUM: it restarts at zero by itself, w(n) = max(0, w(n-1)) + e(n). 10^w(n) is at
+most R(n) = (1 + R(n-1)) 10^e(n), the statistic of Shiryaev and Roberts, and R(n) - n is a supermartingale. So the mean
+of R over all J alternatives of all statistics exceeds 1 / level within N groups with a probability of at most
+N * level (Doob), at whichever group one looks. A row's threshold is log10(J / level).
 """
 
-import functools
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from protocol.judging.binomial import binomial_tail
-from protocol.judging.points import count_points, log_factors, log_tail
-from protocol.limits import MAX_POINTS
-from protocol.proof import Step, Thresholds
+from protocol.encoding import Record
+from protocol.limits import MAX_STEPS
+from protocol.proof import STATISTICS, StatisticName, Thresholds
 
-QUARTERS = 4
-MAX_SURPRISAL = 400.0  # decades: a probability below the smallest float64
-MAX_MARGIN = 1e6  # the largest margin in a verdict; also the margin of a token for which the policy gives NaN
-_DOUBLINGS = np.arange(1, 11)  # the alternatives of the sequential test of misses: the odds doubled so many times
+SHARE_UNIT: Final = 1000
+"""Trials of `luck` for one rollout with a miss, if all rollouts of its group had the higher rewards."""
+
+_LARGEST: Final = (1 << 31) - 1
+
+Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The counts that tests of more than one group use.
+class Tally(Record):
+    """What one statistic counts in some groups.
 
     Attributes:
-        tokens: completion tokens.
-        positions: tokens whose sketch is not repeated (`repeated_positions`).
-        sketch_misses: positions outside `sketch_tolerance`.
-        margin_misses: tokens beyond `margin`.
-        sketch_points, margin_points: the sums of the points of positions and of tokens.
-        far_rollouts: rollouts with a far margin (`_count_far_rollouts`).
+        trials: number of trials, of which the table of the statistic says what one is.
+        steps: how many of them reach each step, and no later one; as many as the table has.
     """
 
-    tokens: int = 0
-    positions: int = 0
-    sketch_misses: int = 0
-    margin_misses: int = 0
-    sketch_points: int = 0
-    margin_points: int = 0
-    far_rollouts: int = 0
+    kind: ClassVar[str] = "tally"
+    trials: Number = 0
+    steps: Annotated[tuple[Number, ...], Field(max_length=MAX_STEPS)] = ()
+
+    def __add__(self, other: "Tally") -> "Tally":
+        if not (self.steps and other.steps):
+            return other if other.steps else self
+        steps = tuple(one + two for one, two in zip(self.steps, other.steps, strict=True))
+        return Tally(trials=self.trials + other.trials, steps=steps)
+
+
+class Counts(Record):
+    """What all statistics count in some groups; without steps if none was computed.
+
+    Attributes:
+        sketch: positions that are not repeated, by the distance of their sketch.
+        margin: tokens, by their margin.
+        stop: rollouts, by the largest margin of a token where the end token is taken or drawn.
+        luck: rollouts with a miss and a reward above the mean of their group, whose trials are the shares that such
+            rollouts have of their groups, one for each rollout with a miss, in thousandths.
+    """
+
+    kind: ClassVar[str] = "counts"
+    sketch: Tally = Tally()
+    margin: Tally = Tally()
+    stop: Tally = Tally()
+    luck: Tally = Tally()
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Counts":
+        for name in ("sketch", "margin", "stop"):
+            tally: Tally = getattr(self, name)
+            if sum(tally.steps) > tally.trials:
+                raise ValueError(f"more values of {name} than trials")
+        if self.luck.trials < sum(self.luck.steps):
+            raise ValueError("more lucky rollouts than their shares allow")
+        return self
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
-
-    @classmethod
-    def of(cls, source: Any) -> "Counts":
-        """Return the counts that something has as attributes of these names."""
-        return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})
-
-    def check(self) -> None:
-        """Raise ValueError for counts that no tokens have."""
-        if not self.sketch_misses <= self.positions <= self.tokens >= max(self.margin_misses, self.far_rollouts):
-            raise ValueError("more misses than positions, or more of either than tokens")
-        if self.sketch_points > MAX_POINTS * self.positions or self.margin_points > MAX_POINTS * self.tokens:
-            raise ValueError("more points than positions or tokens can have")
-
-
-@dataclass(frozen=True)
-class CountedWindow:
-    """The counts of a miner's window, and the thresholds by which they were counted."""
-
-    counts: Counts
-    thresholds: Thresholds
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The statistics of a group. The defaults are those of a group without any misses.
-
-    Attributes:
-        tokens to far_rollouts: as in `Counts`.
-        sketch_median: median distance of the positions, in sketch units.
-        worst_margin: largest margin, in units of logits / temperature.
-        sketch_surprisal: -log10 of the smallest probability under honest work: of the sketch misses of any scope, or of
-            the group's points.
-        margin_surprisal: the same for margins, and for the rollouts with a far margin.
-    """
-
-    tokens: int = 0
-    positions: int = 0
-    sketch_misses: int = 0
-    sketch_median: float = 0.0
-    margin_misses: int = 0
-    sketch_points: int = 0
-    margin_points: int = 0
-    far_rollouts: int = 0
-    worst_margin: float = 0.0
-    sketch_surprisal: float = 0.0
-    margin_surprisal: float = 0.0
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in STATISTICS})
 
     @property
-    def counts(self) -> Counts:
-        """The counts for tests of several groups together."""
-        return Counts.of(self)
-
-    def wrong_sketch(self, thresholds: Thresholds) -> bool:
-        """Return whether honest work would not give these sketches."""
-        return self.sketch_median > thresholds.sketch_median or self.sketch_surprisal > surprisal_threshold(thresholds)
-
-    def wrong_sampling(self, thresholds: Thresholds) -> bool:
-        """Return whether honest work would not sample these tokens."""
-        return self.worst_margin > thresholds.margin_limit or self.margin_surprisal > surprisal_threshold(thresholds)
+    def computed(self) -> bool:
+        """Whether the check came as far as the statistics."""
+        return bool(self.margin.steps)
 
 
-NO_EVIDENCE = Evidence()
-"""The statistics of a group whose check ended before they were computed."""
+NO_COUNTS: Final = Counts()
+"""What is counted of a group whose check ended before the statistics."""
+
+Evidence = Mapping[StatisticName, tuple[int, ...]]
+"""The evidence of each alternative of each statistic, in micro-decades."""
+
+NO_EVIDENCE: Final[Evidence] = {}
 
 
-def surprisal_threshold(thresholds: Thresholds) -> float:
-    """Return the surprisal above which honest work is ruled out, in decades."""
-    return -math.log10(thresholds.level)
+def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
+    """Return the evidence after one more group, or after the groups of a window whose counts were added."""
+    result: dict[StatisticName, tuple[int, ...]] = {}
+    for name in STATISTICS:
+        tally: Tally = getattr(counts, name)
+        alternatives = thresholds.table(name).alternatives
+        # Rows have different numbers of alternatives: those that a row does not have begin at zero.
+        before = [*evidence.get(name, ()), *(0 for _ in alternatives)]
+        result[name] = tuple(
+            max(0, begin)
+            + sum(count * score for count, score in zip(tally.steps, alternative.scores, strict=False))
+            - tally.trials * alternative.growth
+            for begin, alternative in zip(before, alternatives, strict=False)
+        )
+    return result
 
 
-def surprisal(misses: int, trials: int, rate: float) -> float:
-    """Compute -log10 of the probability of so many misses or more in honest work: decades, at most MAX_SURPRISAL."""
-    tail = binomial_tail(misses, trials, rate)
-    return min(MAX_SURPRISAL, -math.log10(tail)) if tail > 0.0 else MAX_SURPRISAL
+def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None:
+    """Return the statistic whose evidence rules honest work out, the first one by STATISTICS; None if none does."""
+    return next((name for name in STATISTICS if max(evidence.get(name, (0,))) > thresholds.threshold), None)
 
 
-def points_surprisal(points: int, trials: int, steps: tuple[Step, ...]) -> float:
-    """Compute -log10 of the largest probability of at least so many points under honest work: decades, at most
-    MAX_SURPRISAL.
+def is_improbable(evidence: Evidence, groups: Iterable[Counts], thresholds: Thresholds) -> bool:
+    """Return whether honest work would not give some groups of one window, judged by one row, in their order.
+
+    Args:
+        evidence: of the miner's windows before.
     """
-    return min(MAX_SURPRISAL, -log_tail(points, trials, steps) / math.log(10.0))
+    for counts in groups:
+        evidence = advance(evidence, counts, thresholds)
+        if exceeded(evidence, thresholds):
+            return True
+    return False
 
 
 def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:
@@ -139,8 +137,7 @@ def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:
     rollout: bool [N], rollout behind rollout.
 
     Rollouts of one prompt often begin alike. Two positions with the same tokens before them have the same hidden state
-    and the same noise in it, so an honest miss would be counted up to once a rollout. The binomial tests assume
-    independent misses.
+    and the same rounding in it, so an honest distance would be counted up to once a rollout.
     """
     arrays = [np.asarray(tokens, dtype=np.int64) for tokens in completions]
     masks = [np.zeros(len(tokens), dtype=bool) for tokens in arrays]
@@ -157,190 +154,65 @@ def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
     return int(differences.argmax()) if differences.any() else shorter
 
 
-def compute_evidence(
-    distances: np.ndarray,
-    margins: np.ndarray,
-    lengths: Sequence[int],
-    thresholds: Thresholds,
-    repeats: np.ndarray | None = None,
-) -> Evidence:
-    """Compute the statistics of a group.
+def count_group(
+    distances: np.ndarray, margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int], thresholds: Thresholds,
+    repeats: np.ndarray,
+) -> Counts:  # fmt: skip
+    """Count the statistics of a group that need no rewards.
 
     Args:
-        distances: integer [N], the largest of the four sketch differences at each position, rollout behind rollout, in
-            sketch units.
-        margins: float [N], the sampling shortfall of each token, in units of logits / temperature; NaN where the policy
-            gives NaN.
-        lengths: tokens of each rollout; their sum is N.
-        repeats: bool [N], `repeated_positions`, whose sketch is not tested; None if there are none. Their margins are
-            tested, because the sampling noise of each rollout is independent.
+        distances: integer [N], of the sketches at each position, rollout behind rollout, in sketch units.
+        margins: integer [N], `whole_margins` of each token.
+        stops: bool [N], where the end token is taken or drawn.
+        lengths: tokens of each rollout, at least one; their sum is N.
+        repeats: bool [N], `repeated_positions`. Their sketch is not counted. Their margins are, because the noise of
+            each rollout is independent.
     """
-    if not len(distances):
-        return NO_EVIDENCE
-    fresh = np.ones(len(distances), dtype=bool) if repeats is None else ~repeats
-    scopes, tokens, positions = _scopes(lengths), len(distances), int(fresh.sum())
-    sketch_misses = (distances > thresholds.sketch_tolerance) & fresh
-    margin_misses = ~(margins <= thresholds.margin)  # NaN is a miss
-    far_rollouts = _count_far_rollouts(~(margins <= thresholds.far_margin), fresh, scopes[0])
-    sketch_points = int(count_points(distances[fresh], thresholds.sketch_steps).sum())
-    margin_points = int(count_points(margins, thresholds.margin_steps).sum())
-    return Evidence(
-        tokens=tokens,
-        positions=positions,
-        sketch_misses=int(sketch_misses.sum()),
-        sketch_median=float(np.median(distances[fresh])),
-        margin_misses=int(margin_misses.sum()),
-        sketch_points=sketch_points,
-        margin_points=margin_points,
-        far_rollouts=far_rollouts,
-        worst_margin=float(np.clip(np.nan_to_num(margins, nan=MAX_MARGIN), 0.0, MAX_MARGIN).max()),
-        sketch_surprisal=max(
-            _largest_surprisal(sketch_misses, fresh, scopes, thresholds.sketch_rate),
-            points_surprisal(sketch_points, positions, thresholds.sketch_steps),
-        ),
-        margin_surprisal=max(
-            _largest_surprisal(margin_misses, np.ones_like(fresh), scopes, thresholds.margin_rate),
-            surprisal(far_rollouts, tokens, thresholds.far_rate),
-            points_surprisal(margin_points, tokens, thresholds.margin_steps),
-        ),
+    begins = np.cumsum([0, *lengths[:-1]])
+    of_rollouts = np.maximum.reduceat(np.where(stops, margins, 0), begins)
+    return Counts(
+        sketch=_tally(distances[~repeats], thresholds.sketch.beyond),
+        margin=_tally(margins, thresholds.margin.beyond),
+        stop=_tally(of_rollouts, thresholds.stop.beyond),
+        luck=Tally(trials=0, steps=(0,) * len(thresholds.luck.beyond)),
     )
 
 
-def _count_far_rollouts(far: np.ndarray, fresh: np.ndarray, rollout: np.ndarray) -> int:
-    """Return how many rollouts have a far margin at a position that is not repeated. If none has, return 1 for any far
-    margin, and else 0.
+def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], thresholds: Thresholds) -> Tally:
+    """Count the rollouts of a group with a miss, and those of them with a reward above the group's mean.
 
-    A large error of a state may go on in later positions, and rollouts that begin alike share their states. So far
-    margins of one rollout, or at repeated positions, may have one cause. Under honest work a large number of such
-    rollouts is no more probable than the same number of far margins of independent tokens (union bound; Hoeffding
-    1956).
+    Honest misses know nothing of rewards. A longer rollout has one more often, but by no more than its length: so of
+    the rollouts with a miss, those with the higher rewards are at most as frequent as among all rollouts, or as their
+    tokens among all tokens, whichever is more, times the odds that calibration allows (`Table` of `luck`).
 
     Args:
-        far, fresh: masks of positions; rollout: the number of each position's rollout. [N] each.
+        margins, lengths: see `count_group`; rewards: of each rollout, in millionths.
     """
-    return len(np.unique(rollout[far & fresh])) or int(far.any())
+    beyond = thresholds.luck.beyond
+    total = sum(rewards)
+    high = [reward * len(rewards) > total for reward in rewards]
+    tokens = sum(length for length, is_high in zip(lengths, high, strict=True) if is_high)
+    # The larger of two shares, in thousandths, rounded up.
+    share = max(-(-SHARE_UNIT * tokens // sum(lengths)), -(-SHARE_UNIT * sum(high) // len(high)))
+    largest = np.maximum.reduceat(margins, np.cumsum([0, *lengths[:-1]]))
+    has_miss = largest > beyond[0]
+    if not any(high):
+        return Tally(trials=0, steps=(0,) * len(beyond))
+    lucky = _tally(largest[has_miss & np.array(high)], beyond)
+    return Tally(trials=share * int(has_miss.sum()), steps=lucky.steps)
 
 
-def _scopes(lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Return, for each position, the number of its rollout, of its quarter of the rollout's length, and of the whole
-    group (always 0): int64 [N] each.
+def whole_margins(margins: np.ndarray, unit: float) -> np.ndarray:
+    """Return margins in whole units, rounded up, so that a margin exceeds a whole number of units exactly if its whole
+    one does: int64 [N]. What is no number is larger than all.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    rollout = np.repeat(np.arange(len(sizes)), sizes)
-    within = np.arange(len(rollout)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return rollout, within * QUARTERS // sizes[rollout], np.zeros_like(rollout)
+    scaled = np.ceil(margins.astype(np.float64) / unit)
+    whole: np.ndarray = np.nan_to_num(scaled, nan=_LARGEST, posinf=_LARGEST).clip(0, _LARGEST).astype(np.int64)
+    return whole
 
 
-def _largest_surprisal(misses: np.ndarray, tested: np.ndarray, scopes: Sequence[np.ndarray], rate: float) -> float:
-    """Return the largest surprisal of any scope, in decades. `misses` and `tested` are masks of positions: bool [N]."""
-    counts = {(0, 0)}
-    for scope in scopes:
-        trials = np.bincount(scope[tested])
-        counts.update(zip(np.bincount(scope[misses], minlength=len(trials)).tolist(), trials.tolist(), strict=True))
-    return max(surprisal(events, number, rate) for events, number in counts)
-
-
-def window_surprisal(groups: Iterable[Counts], thresholds: Thresholds) -> float:
-    """Return the surprisal of a miner's window as a whole, in decades, from the groups whose statistics were computed.
-    It shows a cheat in so few tokens of each group that no group shows it.
-    """
-    whole = sum(groups, Counts())
-    return max(
-        surprisal(whole.sketch_misses, whole.positions, thresholds.sketch_rate),
-        surprisal(whole.margin_misses, whole.tokens, thresholds.margin_rate),
-        surprisal(whole.far_rollouts, whole.tokens, thresholds.far_rate),
-        points_surprisal(whole.sketch_points, whole.positions, thresholds.sketch_steps),
-        points_surprisal(whole.margin_points, whole.tokens, thresholds.margin_steps),
-    )
-
-
-def history_surprisal(windows: Iterable[CountedWindow]) -> float:
-    """Return the surprisal of a miner's windows together, in decades. It shows a cheat that is so small, or in windows
-    so short, that no single window shows it.
-
-    The result is log10 of S. R is the Shiryaev-Roberts statistic (Shiryaev 1963, Roberts 1966): the evidence that since
-    some window the odds of a miss have been a multiple of the honest ones. R is the mean over k = 1..10 of R_k, where
-    R_k(n) = (1 + R_k(n - 1)) * 2^(k x) / (1 + p (2^k - 1))^t for x misses in t trials at the window's honest rate p;
-    the odds in R_k are 2^k times the honest ones. For points, R is the mean over k = 1..32, and a window's factor in
-    R_k is w^x / M(w)^t with w = 2^(k/16) for x points in t trials (protocol/judging/points.py). S is half of R over all
-    windows, plus half of each R over the windows of one arithmetic that the miner declared: a miner can then neither
-    leave its evidence behind by another declaration, nor lower it by clean windows under wider thresholds. With one
-    declaration, S is R.
-
-    After n windows of honest work the expectation of S is at most n, at whichever window the test stops. So S exceeds
-    1 / level within n windows with a probability of at most n * level (Doob), as if each window had a test of its own.
-
-    Args:
-        windows: oldest first.
-    """
-    whole = list(windows)
-    declarations = sorted({window.thresholds.miner for window in whole})
-    parts = [[window for window in whole if window.thresholds.miner == declared] for declared in declarations]
-    sequences = [whole, *parts] if len(parts) > 1 else [whole]  # both halves of S are equal
-    return max(
-        _change_surprisal([[factors(window) for window in sequence if trials(window.counts)] for sequence in sequences])
-        for trials, factors in (
-            (_POSITIONS, _sketch_misses),
-            (_TOKENS, _margin_misses),
-            (_TOKENS, _far_margins),
-            (_POSITIONS, _sketch_points),
-            (_TOKENS, _margin_points),
-        )
-    )
-
-
-_POSITIONS, _TOKENS = attrgetter("positions"), attrgetter("tokens")
-
-# The logarithms of a window's factors in each R_k, for each statistic: float64 [K].
-
-
-def _sketch_misses(window: CountedWindow) -> np.ndarray:
-    return _log_factors_of_misses(window.counts.sketch_misses, window.counts.positions, window.thresholds.sketch_rate)
-
-
-def _margin_misses(window: CountedWindow) -> np.ndarray:
-    return _log_factors_of_misses(window.counts.margin_misses, window.counts.tokens, window.thresholds.margin_rate)
-
-
-def _far_margins(window: CountedWindow) -> np.ndarray:
-    return _log_factors_of_misses(window.counts.far_rollouts, window.counts.tokens, window.thresholds.far_rate)
-
-
-def _sketch_points(window: CountedWindow) -> np.ndarray:
-    return log_factors(window.counts.sketch_points, window.counts.positions, window.thresholds.sketch_steps)
-
-
-def _margin_points(window: CountedWindow) -> np.ndarray:
-    return log_factors(window.counts.margin_points, window.counts.tokens, window.thresholds.margin_steps)
-
-
-def _log_factors_of_misses(misses: int, trials: int, rate: float) -> np.ndarray:
-    factors: np.ndarray = misses * math.log(2.0) * _DOUBLINGS - trials * _growth(rate)
-    return factors
-
-
-def _change_surprisal(sequences: Sequence[Sequence[np.ndarray]]) -> float:
-    """Compute log10 of S, between 0 and MAX_SURPRISAL.
-
-    Args:
-        sequences: the logarithms of the factors of all windows, then of those of each declaration if there are several.
-    """
-    logs = np.stack([_change_evidence(sequence) for sequence in sequences if sequence] or [np.full(1, -np.inf)])
-    halves = min(2, len(sequences))
-    decades = (np.logaddexp.reduce(logs, axis=None) - math.log(halves * logs.shape[1])) / math.log(10.0)
-    return float(np.clip(decades, 0.0, MAX_SURPRISAL))
-
-
-def _change_evidence(windows: Sequence[np.ndarray]) -> np.ndarray:
-    """Return ln R_k after windows with these logarithms of factors: float64 [K]."""
-    logs = np.full(len(windows[0]), -np.inf)
-    for factors in windows:
-        logs = np.logaddexp(0.0, logs) + factors
-    return logs
-
-
-@functools.cache
-def _growth(rate: float) -> np.ndarray:
-    """Return ln(1 + p (2^k - 1)) for an honest rate p, of which a run has few: float64 [10]."""
-    growth: np.ndarray = np.log1p(rate * (np.exp2(_DOUBLINGS) - 1.0))
-    return growth
+def _tally(values: np.ndarray, beyond: Sequence[int]) -> Tally:
+    """Count the values that exceed each of some ascending bounds, and no later one."""
+    reached = np.searchsorted(np.array(beyond), values, side="left")
+    steps = np.bincount(reached, minlength=len(beyond) + 1)[1:]
+    return Tally(trials=len(values), steps=tuple(steps.tolist()))

@@ -14,19 +14,21 @@ from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.binomial import pass_at_k
-from protocol.judging.evidence import CountedWindow, Counts
+from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
-from protocol.proof import Arithmetic, OptionalArithmetic, ProofSpec, Thresholds
+from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, ProofSpec, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
-Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-Score = Annotated[float, Field(gt=0.0, le=1.0)]
-OptionalDigest = Annotated[bytes, Field(max_length=32)]
+GROUP: Final = 1_000_000
+"""Balances and prices are in millionths of a group."""
 
-SCORE_TOLERANCE: Final = 1e-9
-"""Difference of two shares that count as equal: powers differ in their last bits between processors."""
+SHARE: Final = 1_000_000_000
+"""Scores and decays are in billionths."""
+
+Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
+Score = Annotated[int, Field(ge=1, le=SHARE)]
+OptionalDigest = Annotated[bytes, Field(max_length=32)]
 
 
 def _empty_or_digest(data: bytes, what: str) -> None:
@@ -42,8 +44,7 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed.
-        tokens, positions, sketch_misses, margin_misses, sketch_points, margin_points, far_rollouts: counts of the
-            accepted groups, for the test of a miner's history.
+        counts: of the accepted groups, for the evidence of the windows to come.
     """
 
     kind: ClassVar[str] = "ledger-row"
@@ -56,13 +57,7 @@ class LedgerRow(Record):
     audited: Groups
     accepted: Groups
     rejected: Groups
-    tokens: Count
-    positions: Count
-    sketch_misses: Count
-    margin_misses: Count
-    sketch_points: Count
-    margin_points: Count
-    far_rollouts: Count
+    counts: Counts
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -71,13 +66,7 @@ class LedgerRow(Record):
             raise ValueError("accepted + rejected = audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
             raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
-        self.counts.check()
         return self
-
-    @property
-    def counts(self) -> Counts:
-        """The counts for the test of a miner's history."""
-        return Counts.of(self)
 
     @property
     def lapsed(self) -> bool:
@@ -99,14 +88,14 @@ class LedgerRow(Record):
             audited=len(group_counts) + rejected_groups,
             accepted=len(group_counts),
             rejected=rejected_groups,
-            **vars(sum(group_counts, Counts())),
+            counts=sum(group_counts, NO_COUNTS),
         )
 
     @classmethod
     def undelivered(cls, miner: bytes, pledged: int) -> "LedgerRow":
         """Return the row of a pledge of which no group was delivered."""
-        zeros = dict.fromkeys(("submitted", "dealt", "audited", "accepted", "rejected", *vars(Counts())), 0)
-        return cls(miner=miner, verdict=b"", arithmetic="", pledged=pledged, **zeros)
+        zeros = dict.fromkeys(("submitted", "dealt", "audited", "accepted", "rejected"), 0)
+        return cls(miner=miner, verdict=b"", arithmetic="", pledged=pledged, counts=NO_COUNTS, **zeros)
 
 
 class Amendment(Record):
@@ -279,16 +268,17 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, float]:
-    """Compute each miner's balance, in groups of the newest window; it is negative if penalties exceed the credit.
+def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, int]:
+    """Compute each miner's balance, in millionths of a group of the newest window; it is negative if penalties exceed
+    the credit. All values are whole numbers, and divisions round down.
 
     A validator counts the groups that were dealt to it, each for as many as there are validators for each judge. So a
     balance is on average that of a validator to which all groups are dealt. Unaudited ones count as accepted if none of
-    the miner's groups of that window was rejected and there is no amendment. Every value halves in `half_life` windows.
-    Misses in accepted groups have a price as far as they exceed what honest work may have over all windows that count:
-    a cheat too small to be refused costs more than it saves. What honest work may have is decided in each window by its
-    pair of arithmetics, and windows in which a miner declared one arithmetic do not make up for misses in those of
-    another.
+    the miner's groups of that window was rejected and there is no amendment. What remains of a value after each window
+    is `decay`. Misses in accepted groups have a price as far as they exceed what honest work may have over all windows
+    that count: a cheat too small to be refused costs more than it saves. What honest work may have is decided in each
+    window by its pair of arithmetics, and windows in which a miner declared one arithmetic do not make up for misses in
+    those of another.
 
     Args:
         ledger: summaries of one validator, ascending by window.
@@ -296,70 +286,83 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
     """
     if not ledger:
         return {}
-    newest = ledger[-1].window
-    result: dict[bytes, float] = {}
-    excesses: dict[tuple[bytes, str], tuple[float, float]] = {}  # by declaration, of misses of sketches and margins
+    decays = _decays(scoring)
+    result: dict[bytes, int] = {}
+    excesses: dict[tuple[bytes, str, str], int] = {}  # by miner, its declaration and statistic
     amendments: dict[tuple[int, bytes], tuple[int, int]] = {}  # (accepted, rejected) groups by (window, miner)
     for summary in ledger:
         for item in summary.amendments:
             more_accepted, more_rejected = amendments.get((item.window, item.miner), (0, 0))
             amendments[item.window, item.miner] = more_accepted + item.accepted, more_rejected + item.rejected
     for summary in ledger:
-        age = newest - summary.window
-        if age < scoring.windows:
-            decay = 0.5 ** (age / scoring.half_life)
-            weight = summary.dealing.weight
-            for row in summary.rows:
-                value = _value(row, weight, amendments.get((summary.window, row.miner)), scoring)
-                result[row.miner] = result.get(row.miner, 0.0) + value * decay
-                if row.accepted:
-                    sketches, margins = excesses.get((row.miner, row.arithmetic), (0.0, 0.0))
-                    sketch, margin = _excess_misses(row, proof.row(row.arithmetic, summary.arithmetic))
-                    factor = weight * decay
-                    excesses[row.miner, row.arithmetic] = sketches + sketch * factor, margins + margin * factor
-    for (miner, _), both in excesses.items():
-        result[miner] -= scoring.miss_price * sum(max(0.0, excess) for excess in both)
+        age = ledger[-1].window - summary.window
+        if age >= scoring.windows:
+            continue
+        scale = summary.dealing.scale
+        for row in summary.rows:
+            value = _value(row, scale, amendments.get((summary.window, row.miner)), scoring)
+            result[row.miner] = result.get(row.miner, 0) + value * decays[age] // SHARE
+            if row.accepted:
+                thresholds = proof.row(row.arithmetic, summary.arithmetic)
+                for statistic in _PRICED:
+                    excess = _excess_misses(row, thresholds, statistic) * scale[0] // scale[1]
+                    key = row.miner, row.arithmetic, statistic
+                    excesses[key] = excesses.get(key, 0) + excess * decays[age] // SHARE
+    for (miner, _, _), excess in excesses.items():
+        result[miner] -= scoring.miss_price * max(0, excess) // GROUP
     return result
 
 
-def _excess_misses(row: LedgerRow, thresholds: Thresholds) -> tuple[float, float]:
-    """Return how many more misses of sketches and of margins a window with accepted groups has than honest work may
-    have on average; fewer are negative.
+_PRICED: Final[tuple[StatisticName, ...]] = ("sketch", "margin", "stop")
+"""Statistics whose misses have a price. `luck` has none: it is no work that is saved."""
+
+
+def _decays(scoring: ScoringSpec) -> list[int]:
+    """Return what remains of a value after 0, 1, ... windows, in billionths."""
+    decays = [SHARE]
+    while len(decays) < scoring.windows:
+        decays.append(decays[-1] * scoring.decay // SHARE)
+    return decays
+
+
+def _excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
+    """Return how many more misses a window with accepted groups has than honest work may have on average, in
+    millionths; fewer are negative. A miss is a trial that reaches the first step.
 
     The audited groups stand for all that were dealt and count.
     """
-    scale = (row.dealt - row.rejected) / row.accepted
-    sketch = row.sketch_misses - thresholds.sketch_rate * row.positions
-    margin = row.margin_misses - thresholds.margin_rate * row.tokens
-    return scale * sketch, scale * margin
+    tally: Tally = getattr(row.counts, statistic)
+    allowed = tally.trials * thresholds.table(statistic).rates[0] // (RATE_UNIT // GROUP)
+    return (row.dealt - row.rejected) * (sum(tally.steps) * GROUP - allowed) // row.accepted
 
 
-def _value(row: LedgerRow, weight: float, amendment: tuple[int, int] | None, scoring: ScoringSpec) -> float:
+def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | None, scoring: ScoringSpec) -> int:
     if row.lapsed:
-        return 0.0
+        return 0
     more_accepted, more_rejected = amendment or (0, 0)
     accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
     trust_all = amendment is None and row.rejected == 0
     credit = row.dealt if trust_all else min(accepted_groups, row.dealt)
     missing_groups = row.pledged - row.submitted
-    return weight * (credit - scoring.penalty * rejected_groups) - scoring.shortfall * missing_groups
+    earned = credit * GROUP - scoring.penalty * rejected_groups
+    return earned * scale[0] // scale[1] - scoring.shortfall * missing_groups
 
 
-def shares(balances: Mapping[bytes, float], scoring: ScoringSpec) -> dict[bytes, float]:
-    """Compute each miner's share of the reward: superlinear in its balance beyond the deposit, at most `cap`.
+def shares(balances: Mapping[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:
+    """Compute each miner's share of the reward, in billionths: proportional to its balance, at most `cap`.
 
-    A key earns nothing until its balance exceeds the deposit. So whoever abandons a key loses the deposit, and no other
-    key of the same owner can make up for a key's rejections and shortfalls.
+    A key earns nothing until its balance exceeds the deposit, and then by its whole balance. So whoever abandons a key
+    loses what the next one delivers for the deposit, and miners gain nothing by work under one key instead of several.
 
     Args:
-        balances: by miner, in groups.
+        balances: by miner, in millionths of a group.
     """
-    weights = {miner: max(0.0, balances[miner] - scoring.deposit) ** scoring.exponent for miner in sorted(balances)}
+    weights = {miner: balance if balance > scoring.deposit else 0 for miner, balance in sorted(balances.items())}
     total = sum(weights.values())
-    return {miner: min(scoring.cap, weight / total) if total else 0.0 for miner, weight in weights.items()}
+    return {miner: min(scoring.cap, SHARE * weight // total) if total else 0 for miner, weight in weights.items()}
 
 
-def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> tuple[tuple[bytes, float], ...]:
+def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> tuple[tuple[bytes, int], ...]:
     """Compute the `scores` of a ledger's newest summary: (miner, share) of each miner that earns something, ascending
     by miner.
 
@@ -374,19 +377,6 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
     return tuple(sorted(earners[: limits.MAX_PARTICIPANTS]))
 
 
-def are_same_scores(scores: Sequence[tuple[bytes, float]], computed: Sequence[tuple[bytes, float]]) -> bool:
-    """Return whether scores are what another machine may have computed: the same shares within `SCORE_TOLERANCE`, where
-    a miner that is not listed has a share of 0.
-
-    Args:
-        scores: of a summary; computed: by `scores` on this machine.
-    """
-    one, other = dict(scores), dict(computed)
-    is_ascending = [miner for miner, _ in scores] == sorted(one)
-    differences = (one.get(miner, 0.0) - other.get(miner, 0.0) for miner in one | other)
-    return is_ascending and all(abs(difference) <= SCORE_TOLERANCE for difference in differences)
-
-
 def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
     """Count each miner's windows since its last rejection in which groups were audited and all were accepted."""
     counts: dict[bytes, int] = {}
@@ -396,16 +386,18 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
     return counts
 
 
-def histories(ledger: Iterable[Summary], proof: ProofSpec) -> dict[bytes, list[CountedWindow]]:
-    """Collect the windows of each miner with accepted groups, oldest first, with the counts of these groups.
+def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arithmetic: str) -> Evidence:
+    """Return the evidence against a miner from its accepted groups, of the windows in which it declared an arithmetic.
 
-    A rejection does not end a history: a miner could otherwise sacrifice a group to be rid of its evidence. Nor does a
-    change of the miner's arithmetic.
+    A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. Each declaration
+    has its own, so that clean windows under wide thresholds take nothing off the evidence under narrow ones.
+
+    Args:
+        ledger: summaries of one validator, ascending by window.
     """
-    windows: dict[bytes, list[CountedWindow]] = {}
+    evidence = NO_EVIDENCE
     for summary in ledger:
         for row in summary.rows:
-            if row.accepted:
-                window = CountedWindow(row.counts, proof.row(row.arithmetic, summary.arithmetic))
-                windows.setdefault(row.miner, []).append(window)
-    return windows
+            if row.miner == miner and row.arithmetic == arithmetic and row.accepted:
+                evidence = advance(evidence, row.counts, proof.row(arithmetic, summary.arithmetic))
+    return evidence

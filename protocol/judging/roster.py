@@ -45,9 +45,9 @@ class Roster:
         return Roster(tuple(sorted({*self.validators, validator})), self.judges)
 
     @property
-    def weight(self) -> float:
-        """How many groups one that is dealt to a validator stands for: at least 1."""
-        return max(1.0, len(self.validators) / self.judges)
+    def scale(self) -> tuple[int, int]:
+        """How many groups one that is dealt to a validator stands for, as a fraction: at least 1."""
+        return max(len(self.validators), self.judges), self.judges
 
     def judges_of(self, run: bytes, window: int, randomness: bytes, miner: bytes, group: int) -> frozenset[bytes]:
         """Return the validators to which a group is dealt.

@@ -2,17 +2,16 @@
 
 import enum
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits, paths
-from protocol.encoding import Record, Version, Window
+from protocol.encoding import Record, Reward, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging import evidence
-from protocol.judging.evidence import CountedWindow, Counts
+from protocol.judging.evidence import Counts, Evidence, is_improbable
 from protocol.proof import Arithmetic, Thresholds
 
 
@@ -29,9 +28,10 @@ class Reason(enum.StrEnum):
     TOKENS = "bad-tokens"  # an id outside the vocabulary, or an end that is not where the policy would end
     SKETCH = "wrong-sketch"  # not the hidden states of this policy
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise determine
-    WINDOW = "improbable-window"  # honest work would not give the whole window, whatever this group shows
-    HISTORY = "improbable-history"  # honest work would not give this sequence of windows, whatever this window shows
+    STOP = "wrong-stop"  # ends where this policy would not end, or goes on where it would end
     REWARD = "wrong-reward"  # not the reward that the environment computes
+    LUCK = "chosen-reward"  # tokens that nearly tie were chosen for their reward
+    WINDOW = "improbable-window"  # honest work would not give these windows, whatever this group shows
 
 
 def _check_reason(reason: str) -> str:
@@ -51,12 +51,8 @@ class Judgement(Record):
         digest: SHA-256 of the group's frame.
         reason: empty if the group was accepted, else a Reason. LAPSED is no rejection: the group counts for nothing.
         tokens: completion tokens of the group.
-        positions: tokens whose sketch is not repeated; 0 if the check ended before the sketches.
-        sketch_misses, sketch_median, margin_misses, sketch_points, margin_points, far_rollouts, worst_margin: the
-            statistics that are compared with the run's thresholds, as in protocol/judging/evidence.py; 0 if the check
-            ended before them.
-        surprisal: -log10 of the smallest probability under honest work, of the misses of any scope or of the points.
-        rewards: the recomputed reward of each rollout; empty if the group was rejected.
+        counts: of its statistics (protocol/judging/evidence.py); without steps if the check ended before them.
+        rewards: the recomputed reward of each rollout, in millionths; empty if the group was rejected.
         logprobs: the recomputed log-probability of every completion token, float32 little-endian, rollout behind
             rollout; empty if the group was rejected.
     """
@@ -66,16 +62,8 @@ class Judgement(Record):
     digest: Digest
     reason: ReasonCode
     tokens: Annotated[int, Field(ge=0)]
-    positions: Annotated[int, Field(ge=0)]
-    sketch_misses: Annotated[int, Field(ge=0)]
-    sketch_median: Annotated[float, Field(ge=0.0, le=254.0)]
-    margin_misses: Annotated[int, Field(ge=0)]
-    sketch_points: Annotated[int, Field(ge=0)]
-    margin_points: Annotated[int, Field(ge=0)]
-    far_rollouts: Annotated[int, Field(ge=0)]
-    worst_margin: Annotated[float, Field(ge=0.0, le=evidence.MAX_MARGIN)]
-    surprisal: Annotated[float, Field(ge=0.0, le=evidence.MAX_SURPRISAL)]
-    rewards: Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(max_length=limits.MAX_GROUP_SIZE)]
+    counts: Counts
+    rewards: Annotated[tuple[Reward, ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
 
     @model_validator(mode="after")
@@ -84,7 +72,6 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
-        self.counts.check()
         return self
 
     @property
@@ -96,11 +83,6 @@ class Judgement(Record):
     def rejected(self) -> bool:
         """Whether the group counts against its miner."""
         return self.reason not in ("", Reason.LAPSED)
-
-    @property
-    def counts(self) -> Counts:
-        """The counts for tests of several groups together."""
-        return Counts.of(self)
 
 
 class Verdict(PublishedRecord):
@@ -167,28 +149,18 @@ class ReauditVerdict(Verdict):
         return paths.reaudit(self.validator, self.window, self.miner)
 
 
-def joint_rejection(
-    judgements: Iterable[Judgement], history: Sequence[CountedWindow], thresholds: Thresholds
-) -> Reason | None:
+def joint_rejection(judgements: Iterable[Judgement], evidence: Evidence, thresholds: Thresholds) -> Reason | None:
     """Return the reason to reject all groups of a window because of what they show together, or None.
 
     Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group
     that passes by chance is rejected together with the others.
 
     Args:
-        history: each of the miner's earlier windows that count, oldest first, with the counts of its accepted groups.
+        evidence: of the miner's earlier windows.
         thresholds: those of this window's pair of arithmetics.
     """
-    judgements = list(judgements)
-    if not any(judgement.accepted for judgement in judgements):
-        return None
-    counts = [judgement.counts for judgement in judgements if judgement.positions]
-    if evidence.window_surprisal(counts, thresholds) > evidence.surprisal_threshold(thresholds):
-        return Reason.WINDOW
-    window = CountedWindow(sum(counts, Counts()), thresholds)
-    if evidence.history_surprisal([*history, window]) > evidence.surprisal_threshold(thresholds):
-        return Reason.HISTORY
-    return None
+    groups = [item.counts for item in sorted(judgements, key=lambda item: item.index) if item.counts.computed]
+    return Reason.WINDOW if is_improbable(evidence, groups, thresholds) else None
 
 
 def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:

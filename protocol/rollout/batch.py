@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from protocol import limits, paths
 from protocol.compression import compress, decompress
 from protocol.digest import content_digest
-from protocol.encoding import Record, Version, Window
+from protocol.encoding import Record, Reward, Version, Window
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.proof import Arithmetic
@@ -45,13 +45,13 @@ class Rollout(Record):
     Attributes:
         completion: token ids, 32-bit little-endian words.
         sketch: 4 bytes for each token.
-        reward: the reward by the miner's own account; a validator computes it again.
+        reward: the reward by the miner's own account, in millionths; a validator computes it again.
     """
 
     kind: ClassVar[str] = "rollout"
     completion: Annotated[bytes, Field(max_length=limits.MAX_COMPLETION_TOKENS * _TOKEN_BYTES)]
     sketch: Annotated[bytes, Field(max_length=limits.MAX_COMPLETION_TOKENS * BYTES_PER_TOKEN)]
-    reward: Annotated[float, Field(ge=-1e6, le=1e6)]
+    reward: Reward
 
     _words = field_validator("completion")(_check_words)
 

@@ -192,6 +192,7 @@ def batch_margins(
     filters: Filters = EVERY_TOKEN,
     slack: float = 0.0,
     limit: float = 0.0,
+    cap: float = 0.0,
     *,
     first: int = 0,
 ) -> Tensor:
@@ -199,7 +200,7 @@ def batch_margins(
 
     Every token of the vocabulary is considered, however unlikely it is. With filters, only tokens that pass them in
     every honest computation are considered, and a token that passes in none has an infinite margin. A margin that holds
-    for an uncertainty of `slack` but not of `limit` counts at most as a miss: it is reduced to less than `limit`.
+    for an uncertainty of `slack` but not of `limit` is reduced to `cap`.
 
     Args:
         logits: float32 [N, V]; row n holds the logits from which token n was sampled.
@@ -209,6 +210,7 @@ def batch_margins(
         slack: by how much the difference of two scores may differ between honest computations, except for a bounded
             share of the tokens; in units of logits / temperature. Ignored without filters.
         limit: the same, without exception.
+        cap: the largest margin that is a plain miss.
         first: how many tokens of the first completion come before these.
 
     Returns:
@@ -233,8 +235,48 @@ def batch_margins(
         return shortfall(scaled)
     if limit <= max(slack, _BORDER):
         return certain(slack)
-    below = np.nextafter(np.float32(limit), np.float32(0.0))
-    return torch.maximum(certain(limit), certain(slack).clamp(max=float(below)))
+    return torch.maximum(certain(limit), certain(slack).clamp(max=cap))
+
+
+def drawn_stops(
+    logits: Tensor,
+    tokens: Tensor,
+    margins: Tensor,
+    seeds: Sequence[bytes],
+    lengths: Sequence[int],
+    temperature: float,
+    stops: Sequence[int],
+    *,
+    first: int = 0,
+) -> Tensor:
+    """Return where a completion takes a stop token, or has another token where the policy draws a stop token: bool [N].
+
+    Args:
+        margins: float32 [N], of `batch_margins`; the others are those of `batch_margins`.
+        stops: the token ids that end a completion.
+    """
+    ids = torch.tensor(stops, dtype=torch.int64, device=logits.device)
+    taken = torch.isin(tokens, ids)
+    rows = torch.nonzero((margins > 0) & ~taken).squeeze(-1)
+    if not len(rows):
+        return taken
+    words, positions = _places(seeds, lengths, first, logits.device)
+    scaled, words, positions = logits[rows] / temperature, words[rows], positions[rows]
+    own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, tokens[rows]))
+    of_stops = scaled[:, ids] + gumbel(hash_words(words, positions, ids))
+    drawn = of_stops.amax(dim=-1) - own >= margins[rows] - _BORDER
+    return taken.index_put((rows,), drawn)
+
+
+def _places(
+    seeds: Sequence[bytes], lengths: Sequence[int], first: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N]; see `batch_margins`."""
+    counts = torch.tensor(lengths, dtype=torch.int64, device=device)
+    begins = counts.cumsum(0) - counts
+    begins[:1] -= first
+    words = seed_words(list(seeds), device).repeat_interleave(counts, dim=0)
+    return words, torch.arange(len(words), device=device) - begins.repeat_interleave(counts)
 
 
 def _scores(

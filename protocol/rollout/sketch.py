@@ -4,13 +4,14 @@
 There are two kinds. Both are keyed by the window's randomness, so that nothing can be computed before the window opens:
 
 - `projection`: four full-width +-1 projections of the RMS-normalized state. Each is close to a standard normal
-  variable; 32 units are one standard deviation.
+  variable; 512 units are one standard deviation.
 - `topk`: the 32 largest dimensions in magnitude (arXiv 2602.03839, E.3) on a signed logarithmic scale that is 0 at the
   magnitude of the 33rd; four sums with coefficients keyed by *dimension*, scaled likewise. With coefficients keyed by
   rank, a constant would pass.
 
-Values saturate at +-127. Sketches are compared by the largest of the four differences at each position;
-protocol/judging/evidence.py applies the thresholds.
+Values are whole units modulo 256: a forger has to know a state to one part in a thousand, and not only roughly.
+Sketches are compared by the largest of the four differences at each position, on the circle of 256 units;
+protocol/judging/evidence.py counts them.
 """
 
 import math
@@ -26,8 +27,7 @@ from protocol.rollout.challenge import stream
 SketchKind = Literal["projection", "topk"]
 BYTES_PER_TOKEN: Final = 4
 TOP_K: Final = 32
-_SCALE: Final = 32.0  # units per standard deviation
-_LARGEST: Final = 127
+_SCALE: Final = 512.0  # units per standard deviation
 _PIECE: Final = 4096  # tokens whose normalized states are in memory at once
 
 
@@ -76,7 +76,7 @@ def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
 
 
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
-    """Compute the sketch of a completion: int8 [T, 4], row-major.
+    """Compute the sketch of a completion: uint8 [T, 4], row-major.
 
     Args:
         hidden: float32 [T, D], the final hidden state from which each token was sampled.
@@ -89,27 +89,24 @@ def _commit_piece(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     hidden = hidden.to(torch.float32)
     values = _projection(hidden, seed) if kind == "projection" else _top_k(hidden, seed)
     # NaN becomes 0: its conversion to an integer would depend on the processor.
-    saturated = (
-        values.nan_to_num(0.0, posinf=_LARGEST, neginf=-_LARGEST).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
-    )
-    return saturated.cpu().contiguous().numpy().tobytes()
+    units = values.nan_to_num(0.0, posinf=0.0, neginf=0.0).round().to(torch.int64) & 0xFF
+    return units.to(torch.uint8).cpu().contiguous().numpy().tobytes()
 
 
 def distances(sketch: bytes, recomputed: bytes) -> np.ndarray:
-    """Compute the largest of the four absolute differences at each position of two sketches.
+    """Compute the largest of the four differences on the circle at each position of two sketches.
 
     Args:
         sketch: the miner's; recomputed: the validator's, 4 * T bytes.
 
     Returns:
-        int16 [T], in sketch units.
+        uint8 [T], in sketch units, at most 128.
 
     Raises:
         MalformedError: the miner's sketch has another length.
     """
     if len(sketch) != len(recomputed):
         raise MalformedError(f"a sketch of {len(sketch)} bytes where {len(recomputed)} are required")
-    a = np.frombuffer(sketch, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
-    b = np.frombuffer(recomputed, dtype=np.int8).astype(np.int16).reshape(-1, BYTES_PER_TOKEN)
-    worst: np.ndarray = np.abs(a - b).max(axis=1)
+    a, b = np.frombuffer(sketch, dtype=np.uint8), np.frombuffer(recomputed, dtype=np.uint8)
+    worst: np.ndarray = np.minimum(a - b, b - a).reshape(-1, BYTES_PER_TOKEN).max(axis=1)
     return worst

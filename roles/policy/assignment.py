@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import trio
 
+from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
 from protocol.environments.base import SandboxError
 from protocol.rollout import challenge
@@ -74,20 +75,23 @@ class Task:
         """Return the token ids of a problem's prompt."""
         return encode_prompt(self.tokenizer, self.run.chat, problem.prompt)
 
-    async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
-        """Return the environment's rewards for completions (token ids) of one problem, in order."""
+    async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the environment's rewards, in millionths, for completions (token ids) of one problem, in order."""
         return await self.rewards_for_attempts([(problem, completion) for completion in completions])
 
-    async def rewards_for_attempts(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[float, ...]:
-        """Return the environment's rewards for completions (token ids) of several problems, in order."""
+    async def rewards_for_attempts(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[int, ...]:
+        """Return the environment's rewards, in millionths, for completions (token ids) of several problems, in order."""
         # A reward that takes microseconds is not worth a change of threads of its own.
         size = max(1, len(attempts)) if self.at_once == 1 else 1
         parts = [attempts[start : start + size] for start in range(0, len(attempts), size)]
-        rewards: list[list[float]] = await gather(
+        rewards: list[list[int]] = await gather(
             partial(self.run_sync, self._rewards), parts, at_once=self.at_once, errors=(SandboxError,)
         )
         return tuple(reward for part in rewards for reward in part)
 
-    def _rewards(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[float]:
+    def _rewards(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[int]:
         decode, params = self.tokenizer.decode, self.run.sampling.params()
-        return [self.environment.reward(problem, decode(params.without_stop(tokens))) for problem, tokens in attempts]
+        return [
+            round(self.environment.reward(problem, decode(params.without_stop(tokens))) * REWARD_UNIT)
+            for problem, tokens in attempts
+        ]

@@ -1,10 +1,11 @@
-"""Margins and log-probabilities of completions from a prefill, for the validator and the calibration.
+"""Margins, stops and log-probabilities of completions from a prefill, for the validator and the calibration.
 
 With a vocabulary of 150,000 tokens, the logits of one group of long completions are gigabytes, and the results are a
 few bytes a token. So logits are computed from the hidden states one piece at a time, and dropped.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -17,6 +18,21 @@ from roles.ports import Forward
 
 _LOGITS_BYTES: Final = 32 * limits.MIB
 """Bytes of one piece of logits: 54 tokens with a vocabulary of 150,000. Filters need a few copies of it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a prefill says of N tokens.
+
+    Attributes:
+        margins: the sampling shortfall of each, float32 [N].
+        stops: where a stop token is taken or drawn, bool [N].
+        logprobs: float32 [N].
+    """
+
+    margins: Tensor
+    stops: Tensor
+    logprobs: Tensor
 
 
 def join_forwards(forwards: Sequence[Forward]) -> Forward:
@@ -43,29 +59,29 @@ def check_completions(
     vocabulary: int,
     slack: float = 0.0,
     limit: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Return margins and log-probabilities of completions under the policy that computed a prefill
-    (protocol/rollout/sampling.py).
+    cap: float = 0.0,
+) -> Check:
+    """Check completions under the policy that computed a prefill (protocol/rollout/sampling.py).
 
     Args:
         forward: of all completions, concatenated: N tokens.
-        slack, limit: see `sampling.batch_margins`.
-
-    Returns:
-        Margins and log-probabilities, float32 [N] each.
+        slack, limit, cap: see `sampling.batch_margins`.
     """
     tokens = torch.tensor([token for completion in completions for token in completion], dtype=torch.int64)
     margins, logprobs = torch.empty(len(tokens)), torch.empty(len(tokens))
+    stops = torch.empty(len(tokens), dtype=torch.bool)
     begin, rows = 0, max(1, _LOGITS_BYTES // (4 * vocabulary))
     for covered, lengths, first in _pieces(list(map(len, completions)), rows):
         piece = slice(begin, begin + sum(lengths))
         logits, piece_tokens = forward.project(forward.hidden[piece]), tokens[piece]
+        parts = seeds[covered], lengths, params.temperature
         margins[piece] = sampling.batch_margins(
-            logits, piece_tokens, seeds[covered], lengths, params.temperature, params.filters, slack, limit, first=first
+            logits, piece_tokens, *parts, params.filters, slack, limit, cap, first=first
         )
+        stops[piece] = sampling.drawn_stops(logits, piece_tokens, margins[piece], *parts, params.stops, first=first)
         logprobs[piece] = sampling.log_probabilities(logits, piece_tokens, params.temperature, params.filters)
         begin = piece.stop
-    return margins, logprobs
+    return Check(margins, stops, logprobs)
 
 
 def _pieces(lengths: Sequence[int], rows: int) -> Iterator[tuple[slice, list[int], int]]:

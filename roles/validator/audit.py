@@ -9,7 +9,7 @@ import trio
 
 from protocol import paths
 from protocol.errors import LimitError, ProtocolError
-from protocol.judging.evidence import CountedWindow
+from protocol.judging.evidence import NO_EVIDENCE, Evidence
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
 from protocol.proof import Thresholds
@@ -66,7 +66,7 @@ class Auditor:
         share_ppm: int,
         *,
         is_known: bool,
-        history: Sequence[CountedWindow] = (),
+        evidence: Evidence = NO_EVIDENCE,
         at_engine: _AtEngine = nullcontext,
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round deals to this validator and picks.
@@ -77,7 +77,7 @@ class Auditor:
 
         Args:
             share_ppm: millionths of the groups that are picked.
-            history: the miner's earlier windows, oldest first.
+            evidence: of the miner's earlier windows.
             at_engine: is entered for every use of the engine.
 
         Returns:
@@ -99,11 +99,11 @@ class Auditor:
             await judge_more(audit_groups[:1])
         if all(judgement.accepted for judgement in judgements):
             await judge_more(audit_groups if is_known else audit_groups[1:])
-        refusal = joint_rejection(judgements, history, thresholds)
+        refusal = joint_rejection(judgements, evidence, thresholds)
         if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 await judge_more([index for index in dealt if index not in audit_groups])
-            refusal = refusal or joint_rejection(judgements, history, thresholds)
+            refusal = refusal or joint_rejection(judgements, evidence, thresholds)
         return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 
     def dealt_groups(self, case: Case) -> tuple[int, ...]:

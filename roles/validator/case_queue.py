@@ -45,16 +45,16 @@ class CaseQueue:
     """The order of one window's cases.
 
     Attributes:
+        ledger: of this validator.
         clean_windows: clean windows of each miner since its last rejection.
-        histories: the counts of each miner's accepted groups by window.
         engine_seconds: by reputation, for how long the engine was busy with cases.
     """
 
     def __init__(self, node: Node, ledger: Ledger, draw: bytes) -> None:
         self._node = node
         self._draw = draw
+        self.ledger = ledger
         self.clean_windows = ledger.clean_windows()
-        self.histories = ledger.histories()
         self.engine_seconds = dict.fromkeys(Reputation, 0.0)
         self._rejections = ledger.rejections()
         self._earning = ledger.earning_miners()

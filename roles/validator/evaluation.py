@@ -1,6 +1,7 @@
 """The evaluation of the policy on held-out problems, by the run's rule (docs/spec/ledger.md)."""
 
 from protocol import limits
+from protocol.encoding import REWARD_UNIT
 from protocol.judging.ledger import Evaluation, StratumResult
 from protocol.rollout import challenge
 from roles.policy.assignment import Task
@@ -28,7 +29,7 @@ async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
     )
     solved = [0] * count
     for index, reward in zip(owners, rewards, strict=True):
-        solved[index] += reward >= 1.0
+        solved[index] += reward >= REWARD_UNIT
     strata: dict[str, list[int]] = {}
     for problem, right in zip(problems, solved, strict=True):
         name = problem.stratum if problem.stratum in strata or len(strata) < limits.MAX_STRATA - 1 else ""

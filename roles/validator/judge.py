@@ -1,25 +1,39 @@
 """The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
 
-Order: version, quota and form, prompt, tokens and ending, sketch, sampling, reward. The sketch comes before sampling,
-so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew other
-tokens.
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, reward, luck. The sketch comes before
+sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew
+other tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
-from protocol.judging.evidence import NO_EVIDENCE, Evidence, compute_evidence, repeated_positions
+from protocol.judging.evidence import (
+    NO_COUNTS,
+    NO_EVIDENCE,
+    Counts,
+    advance,
+    count_group,
+    count_luck,
+    exceeded,
+    repeated_positions,
+    whole_margins,
+)
 from protocol.judging.verdict import Judgement, Reason
-from protocol.proof import Thresholds
+from protocol.proof import StatisticName, Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
+from protocol.rollout.sampling import NOISE_UNIT
 from roles.policy.assignment import Assignment, Task
 from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward
 
-_REWARD_TOLERANCE = 1e-6
+_REASONS: Final[dict[StatisticName, Reason]] = {
+    "sketch": Reason.SKETCH, "margin": Reason.SAMPLING, "stop": Reason.STOP, "luck": Reason.LUCK,
+}  # fmt: skip
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 
 
@@ -29,13 +43,15 @@ class GroupCheck:
 
     Attributes:
         reason: why the group is rejected; None if it is accepted.
-        rewards, logprobs: of an accepted group; log-probabilities are float32 little-endian.
+        rewards, logprobs: of an accepted group; rewards in millionths, log-probabilities float32 little-endian.
+        margins: int64 [N], `whole_margins` of its tokens.
     """
 
     reason: Reason | None
-    evidence: Evidence = NO_EVIDENCE
-    rewards: tuple[float, ...] = ()
+    counts: Counts = NO_COUNTS
+    rewards: tuple[int, ...] = ()
     logprobs: bytes = b""
+    margins: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Judge:
@@ -89,7 +105,9 @@ class Judge:
 
             for index, check in zip(sound, await self._task.run_sync(check_positions), strict=True):
                 group, assignment = groups[index][0], assignments[index]
-                checks[index] = check if check.reason else await self._check_rewards(group, assignment, check)
+                checks[index] = (
+                    check if check.reason else await self._check_rewards(group, assignment, check, thresholds)
+                )
         return [
             _judgement(group.index, digest, _token_count(group), check)
             for (group, digest), check in zip(groups, checks, strict=True)
@@ -121,26 +139,38 @@ class Judge:
         miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
         whole, completions = join_forwards(forwards), [rollout.tokens for rollout in group.rollouts]
         distances = sketch.distances(miner_sketches, sketch.commit(kind, whole.hidden, self._sketch_seed))
-        limits = thresholds.margin, thresholds.margin_limit
-        margins, logprobs = check_completions(
-            whole, completions, assignment.seeds, params, self._task.vocabulary, *limits
+        positions = check_completions(
+            whole, completions, assignment.seeds, params, self._task.vocabulary, *filter_bounds(thresholds)
         )
-        evidence = compute_evidence(
-            distances, margins.numpy(), list(map(len, completions)), thresholds, repeated_positions(completions)
-        )
-        if evidence.wrong_sketch(thresholds):
-            return GroupCheck(Reason.SKETCH, evidence)
-        if evidence.wrong_sampling(thresholds):
-            return GroupCheck(Reason.SAMPLING, evidence)
-        return GroupCheck(None, evidence, logprobs=logprobs.numpy().astype(np.dtype("<f4")).tobytes())
+        margins = whole_margins(positions.margins.numpy(), NOISE_UNIT)
+        lengths, repeats = list(map(len, completions)), repeated_positions(completions)
+        counts = count_group(distances, margins, positions.stops.numpy(), lengths, thresholds, repeats)
+        logprobs = positions.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
+        return GroupCheck(_reason(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
-    async def _check_rewards(self, group: Group, assignment: Assignment, check: GroupCheck) -> GroupCheck:
-        """Add the environment's rewards to the check of a group, and compare the miner's with them."""
+    async def _check_rewards(
+        self, group: Group, assignment: Assignment, check: GroupCheck, thresholds: Thresholds
+    ) -> GroupCheck:
+        """Compare the miner's rewards with the environment's, and count where misses fall among these."""
         rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
-        claims = [rollout.reward for rollout in group.rollouts] if self._task.environment.exact else rewards
-        if any(abs(claim - reward) > _REWARD_TOLERANCE for claim, reward in zip(claims, rewards, strict=True)):
-            return GroupCheck(Reason.REWARD, check.evidence)
-        return replace(check, rewards=rewards)
+        if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
+            return GroupCheck(Reason.REWARD, check.counts)
+        lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
+        luck = count_luck(check.margins, lengths, rewards, thresholds)
+        counts = check.counts.model_copy(update={"luck": luck})
+        return replace(check, reason=_reason(counts, thresholds), counts=counts, rewards=rewards)
+
+
+def filter_bounds(thresholds: Thresholds) -> tuple[float, float, float]:
+    """Return the slack, the limit and the cap of margins with filters (`sampling.batch_margins`), by a row."""
+    beyond = thresholds.margin.beyond
+    return beyond[0] * NOISE_UNIT, beyond[-1] * NOISE_UNIT, beyond[min(1, len(beyond) - 1)] * NOISE_UNIT
+
+
+def _reason(counts: Counts, thresholds: Thresholds) -> Reason | None:
+    """Return the reason to reject a group for its own evidence."""
+    statistic = exceeded(advance(NO_EVIDENCE, counts, thresholds), thresholds)
+    return None if statistic is None else _REASONS[statistic]
 
 
 def _token_count(group: Group) -> int:
@@ -153,21 +183,12 @@ def reject_group(index: int, digest: bytes, reason: Reason) -> Judgement:
 
 
 def _judgement(index: int, digest: bytes, tokens: int, check: GroupCheck) -> Judgement:
-    evidence = check.evidence
     return Judgement(
         index=index,
         digest=digest,
         reason=check.reason.value if check.reason else "",
         tokens=tokens,
-        positions=evidence.positions,
-        sketch_misses=evidence.sketch_misses,
-        sketch_median=evidence.sketch_median,
-        margin_misses=evidence.margin_misses,
-        sketch_points=evidence.sketch_points,
-        margin_points=evidence.margin_points,
-        far_rollouts=evidence.far_rollouts,
-        worst_margin=evidence.worst_margin,
-        surprisal=max(evidence.sketch_surprisal, evidence.margin_surprisal),
-        rewards=check.rewards,
-        logprobs=check.logprobs,
+        counts=check.counts,
+        rewards=() if check.reason else check.rewards,
+        logprobs=b"" if check.reason else check.logprobs,
     )

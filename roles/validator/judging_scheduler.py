@@ -169,7 +169,7 @@ class JudgingScheduler:
             case,
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
             is_known=reputation.is_known,
-            history=self._queue.histories.get(case.miner, ()),
+            evidence=self._queue.ledger.evidence_of(commitment.miner, commitment.arithmetic),
             at_engine=partial(self._reserve_engine, reputation, weights, place),
         )
 

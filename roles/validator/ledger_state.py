@@ -4,8 +4,8 @@ from contextlib import suppress
 
 from protocol.digest import content_digest
 from protocol.errors import error_context
-from protocol.judging.evidence import CountedWindow
-from protocol.judging.ledger import LedgerRow, Summary, clean_windows, histories, scores
+from protocol.judging.evidence import Evidence
+from protocol.judging.ledger import LedgerRow, Summary, clean_windows, evidence_of, scores
 from protocol.judging.roster import Roster
 from protocol.run import RunManifest
 from roles.ports import NotFoundError, ObjectStore, StateError
@@ -73,9 +73,9 @@ class Ledger:
         """Return each miner's clean windows since its last rejection."""
         return clean_windows(self.entries())
 
-    def histories(self) -> dict[bytes, list[CountedWindow]]:
-        """Return each miner's windows with accepted groups, oldest first."""
-        return histories(self.entries(), self._proof)
+    def evidence_of(self, miner: bytes, arithmetic: str) -> Evidence:
+        """Return the evidence against a miner from the windows in which it declared an arithmetic."""
+        return evidence_of(self.entries(), self._proof, miner, arithmetic)
 
     def earning_miners(self) -> set[bytes]:
         """Return the miners that earn something by the newest summary."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
+from protocol.judging.evidence import NO_EVIDENCE
 from protocol.judging.ledger import Amendment, LedgerRow
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.rollout.batch import Commitment
@@ -97,7 +98,7 @@ class Reaudit:
         judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
         # Of another arithmetic of this validator, the misses of that time were counted by other thresholds.
         comparable = first_verdict.judgements if first_verdict.validator_arithmetic == judge.arithmetic else ()
-        refusal = joint_rejection([*comparable, *judgements], (), auditor.thresholds(commitment.record))
+        refusal = joint_rejection([*comparable, *judgements], NO_EVIDENCE, auditor.thresholds(commitment.record))
         verdict = ReauditVerdict(**dict(auditor.make_verdict(case, row.dealt, reject_accepted(judgements, refusal))))
         await node.publish(verdict.path, sign(verdict, node.key))
         return verdict
