@@ -17,13 +17,13 @@ from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
+from protocol.judging.points import POINTS_OF_DOUBLING
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.rates import rate_bound
 from grailnode.calibration.tail import MarginTail
-from protocol.judging.binomial import rate_bound
 from protocol.judging.evidence import Evidence, window_surprisal
-from protocol.judging.points import POINTS_OF_DOUBLING
 from protocol.limits import MAX_POINTS, MAX_STEPS
 from protocol.proof import Arithmetic, Step, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE
