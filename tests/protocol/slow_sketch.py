@@ -9,7 +9,7 @@ Array = NDArray[np.float64]
 
 
 def values(kind: str, hidden: Array, seed: bytes) -> Array:
-    """Compute the values of a sketch before they are rounded and wrapped: float64 [T, 4] from `hidden`, float64 [T, D]."""
+    """Compute the unrounded values of a sketch, not yet modulo 256: float64 [T, 4] from `hidden`, float64 [T, D]."""
     return np.array([_projection(row, seed) if kind == "projection" else _top_k(row, seed) for row in hidden])
 
 
