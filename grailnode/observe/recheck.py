@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from protocol.judging.points import mean_bound
+
 from grailnode.engine.compute import Compute, make_engine
 from protocol import paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
 from protocol.judging.evidence import surprisal_threshold
-from protocol.judging.points import mean_bound
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.proof import Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
