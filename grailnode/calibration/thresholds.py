@@ -24,7 +24,7 @@ from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.tail import MarginTail
 from protocol.judging.binomial import rate_bound
-from protocol.judging.evidence import whole_margins
+from protocol.judging.evidence import SHARE_UNIT, count_luck, whole_margins
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
@@ -44,6 +44,7 @@ _FALL: Final = 1.6  # factor by which rates of two measured steps differ at leas
 _EXTRAPOLATED: Final = 5  # steps beyond the measured ones
 _CIRCLE: Final = 256  # units of a sketch
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
+_LUCK_WEIGHTS: Final = (1.5, 2.0, 3.0, 5.0)
 _RAISED: Final = 1.25  # factor by which rates are raised if misses are clustered
 
 
@@ -90,7 +91,7 @@ def choose_thresholds(
         "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh)),
         "margin": _margin_table(margins, [_MarginBound.of(groups, demands) for groups in honest.values()]),
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
-        "luck": table((0,), [demands.odds / 1000.0], [[math.log10(weight)] for weight in (1.5, 2.0, 3.0, 5.0)]),
+        "luck": _luck_table(honest, demands),
     }
     alternatives = sum(len(item.alternatives) for item in tables.values())
     return Thresholds(
@@ -206,6 +207,8 @@ def largest_evidence(chosen: Table, values: np.ndarray, trials: np.ndarray) -> i
         values: of all trials, group behind group; trials: how many each group has.
     """
     steps = len(chosen.beyond) + 1
+    if not len(trials):
+        return 0
     places = np.repeat(np.arange(len(trials)), trials) * steps + np.searchsorted(chosen.beyond, values, side="left")
     counts = np.bincount(places, minlength=len(trials) * steps).reshape(-1, steps)[:, 1:]
     scores = np.array([item.scores for item in chosen.alternatives]).T
@@ -312,6 +315,29 @@ def _stop_table(measured: _Measured) -> Table:
         for share, near in ((0.4, 0.5), (0.1, 0.1), (0.03, 0.03), (0.03, 0.3), (0.01, 0.01))
     ]
     return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
+
+
+def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
+    """Return the table of luck, with odds raised until the measured groups are as probable as they should be.
+
+    Honest misses may be likelier in rollouts with higher rewards, as a policy may be less sure where it is right.
+    """
+    odds = demands.odds
+    groups = [group for pair in honest.values() for group in pair if len(set(group.rewards)) > 1]
+    tallies = [
+        count_luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards, (0,)) for group in groups
+    ]
+    most = DECADE * math.log10(10 * len(_LUCK_WEIGHTS) * max(1, len(groups)))
+    while True:
+        chosen = table((0,), [odds / SHARE_UNIT], [[math.log10(weight)] for weight in _LUCK_WEIGHTS])
+        evidence = largest_evidence(
+            chosen,
+            np.repeat(np.tile([1, 0], len(tallies)), [n for t in tallies for n in (t.steps[0], t.trials - t.steps[0])]),
+            np.array([tally.trials for tally in tallies], dtype=np.int64),
+        )
+        if evidence <= most:
+            return chosen
+        odds *= _RAISED
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them

@@ -1,8 +1,8 @@
 """The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
 
-Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, reward, luck. The sketch comes before
-sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew
-other tokens.
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, reward, luck. The sketch comes
+before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did
+but drew other tokens.
 """
 
 from collections.abc import Sequence
@@ -156,7 +156,7 @@ class Judge:
         if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, check.counts)
         lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
-        luck = count_luck(check.margins, lengths, rewards, thresholds)
+        luck = count_luck(check.margins, lengths, rewards, thresholds.luck.beyond)
         counts = check.counts.model_copy(update={"luck": luck})
         return replace(check, reason=_reason(counts, thresholds), counts=counts, rewards=rewards)
 
