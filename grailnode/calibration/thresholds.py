@@ -22,8 +22,8 @@ import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.rates import rate_bound
 from grailnode.calibration.tail import MarginTail
-from protocol.judging.binomial import rate_bound
 from protocol.judging.evidence import SHARE_UNIT, count_luck, whole_margins
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds

@@ -16,6 +16,7 @@ N * level (Doob), at whichever group one looks. A row's threshold is log10(J / l
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
@@ -46,9 +47,7 @@ class Tally(Record):
     steps: Annotated[tuple[Number, ...], Field(max_length=MAX_STEPS)] = ()
 
     def __add__(self, other: "Tally") -> "Tally":
-        if not (self.steps and other.steps):
-            return other if other.steps else self
-        steps = tuple(one + two for one, two in zip(self.steps, other.steps, strict=True))
+        steps = tuple(one + two for one, two in zip_longest(self.steps, other.steps, fillvalue=0))
         return Tally(trials=self.trials + other.trials, steps=steps)
 
 
