@@ -119,23 +119,22 @@ def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revis
     return Revision(**(fields | changes))
 
 
-def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[float, ...], **changes: Any) -> Table:
+def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[float, ...]) -> Table:
     """Return a table with the least growth of each alternative.
 
     Args:
         rates: as probabilities; of `luck`, odds / 1000.
         scores: of each alternative, in decades.
     """
-    alternatives = []
-    for decades in scores:
-        gains = (
-            rate * (10**score - 10**before) for rate, score, before in zip(rates, decades, (0, *decades), strict=False)
-        )
-        growth = math.ceil(math.log10(1 + sum(gains)) * DECADE)
-        alternatives.append(Alternative(scores=tuple(round(score * DECADE) for score in decades), growth=growth))
     whole_rates = tuple(round(rate * RATE_UNIT) for rate in rates)
-    fields: dict[str, Any] = {"beyond": beyond, "rates": whole_rates, "alternatives": tuple(alternatives)}
-    return Table(**(fields | changes))
+    alternatives = tuple(_alternative(rates, tuple(round(score * DECADE) for score in decades)) for decades in scores)
+    return Table(beyond=beyond, rates=whole_rates, alternatives=alternatives)
+
+
+def _alternative(rates: tuple[float, ...], scores: tuple[int, ...]) -> Alternative:
+    powers = [10 ** (score / DECADE) for score in (0, *scores)]
+    gains = (rate * (power - before) for rate, before, power in zip(rates, powers, powers[1:], strict=False))
+    return Alternative(scores=scores, growth=max(1, math.ceil(math.log10(1 + sum(gains)) * DECADE)))
 
 
 _SCORES = ((0.5, 0.5, 0.5), (1.5, 1.5, 1.5), (0.0, 4.0, 4.0), (0.0, 0.0, 12.0))
@@ -161,7 +160,7 @@ def thresholds(**changes: Any) -> Thresholds:
     return Thresholds(**(fields | changes))
 
 
-def counts(row: Thresholds | None = None, **tallies: tuple[int, ...]) -> Counts:
+def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Counts:
     """Return counts of groups that were judged by a row, by default the sample one.
 
     Args:
