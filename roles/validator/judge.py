@@ -144,7 +144,7 @@ class Judge:
         if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, check.counts)
         lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
-        luck = count_luck(check.margins, lengths, rewards, thresholds)
+        luck = count_luck(check.margins, lengths, rewards, thresholds.luck.beyond)
         counts = check.counts.model_copy(update={"luck": luck})
         return replace(check, reason=own_rejection(counts, thresholds), counts=counts, rewards=rewards)
 
