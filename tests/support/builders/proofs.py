@@ -1,12 +1,10 @@
 """Thresholds and rules of the check for tests and benches."""
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
-from protocol.judging.evidence import CountedWindow, Counts
-from protocol.proof import Arithmetic, ProofSpec, Step, Thresholds
+from protocol.proof import STATISTICS, Alternative, Arithmetic, ProofSpec, Table, Thresholds
 
 FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
 """The arithmetics of a miner and a validator, as nodes have them by default."""
@@ -15,19 +13,12 @@ BFLOAT16: Final[tuple[Arithmetic, Arithmetic]] = ("torch-bfloat16", "torch-bfloa
 """Those of nodes that compute in bfloat16."""
 
 
-LENIENT: Final[dict[str, Any]] = {
-    "sketch_tolerance": 64,
-    "sketch_rate": 0.999,
-    "sketch_steps": (Step(beyond=64.0, rate=0.999, points=1),),
-    "sketch_median": 64,
-    "margin": 100.0,
-    "margin_rate": 0.999,
-    "margin_steps": (Step(beyond=100.0, rate=0.999, points=1),),
-    "far_margin": 100.0,
-    "far_rate": 0.999,
-    "margin_limit": 100.0,
-}
-"""Values of thresholds that refuse next to nothing."""
+_NOTHING: Final = Table(
+    beyond=((1 << 31) - 1,), rates=(1,), alternatives=(Alternative(scores=(0,), growth=1),)
+)  # not even a margin that is no number reaches its step
+
+LENIENT: Final[dict[str, Any]] = dict.fromkeys(STATISTICS, _NOTHING)
+"""Values of thresholds that refuse nothing."""
 
 
 def packaged_thresholds(miner: Arithmetic = "torch-float32", validator: Arithmetic = "torch-float32") -> Thresholds:
@@ -51,8 +42,3 @@ def proof_of(*rows: Thresholds, **changes: Any) -> ProofSpec:
 def with_thresholds(proof: ProofSpec, **changes: Any) -> ProofSpec:
     """Return rules with other values in every row."""
     return proof.model_copy(update={"table": tuple(row.model_copy(update=changes) for row in proof.table)})
-
-
-def windows_of(counts: Iterable[Counts], thresholds: Thresholds) -> list[CountedWindow]:
-    """Return windows that were counted by the same thresholds."""
-    return [CountedWindow(item, thresholds) for item in counts]

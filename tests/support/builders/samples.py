@@ -1,6 +1,7 @@
 """Small valid objects of every kind from fixed seeds, for tests and golden vectors."""
 
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,18 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, Signature, SigningKey
-from protocol.judging.ledger import Amendment, Evaluation, LedgerRow, Seal, StratumResult, Summary, Witness
+from protocol.judging.evidence import Counts, Tally
+from protocol.judging.ledger import (
+    GROUP,
+    SHARE,
+    Amendment,
+    Evaluation,
+    LedgerRow,
+    Seal,
+    StratumResult,
+    Summary,
+    Witness,
+)
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.objects import ObjectRef
@@ -26,7 +38,7 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
-from protocol.proof import ProofSpec, Step, Thresholds
+from protocol.proof import DECADE, RATE_UNIT, STATISTICS, Alternative, ProofSpec, Table, Thresholds
 from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
 from protocol.rollout.challenge import rollout_seed
 from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
@@ -58,8 +70,9 @@ def seeds(count: int, name: str = "seed") -> list[bytes]:
 TRAINER, MINER, VALIDATOR, ROOT = key("trainer"), key("miner"), key("validator"), key("root")
 RUN_ID = digest("run")
 SCORING = ScoringSpec(
-    exponent=2.0, penalty=10.0, shortfall=1.0, miss_price=0.5, deposit=8.0, cap=0.5, windows=100, half_life=50.0
-)
+    penalty=10 * GROUP, shortfall=GROUP, miss_price=GROUP // 2, deposit=8 * GROUP, cap=SHARE // 2, windows=100,
+    decay=986_232_704,
+)  # fmt: skip
 
 
 def schedule(**changes: Any) -> Schedule:
@@ -106,33 +119,61 @@ def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revis
     return Revision(**(fields | changes))
 
 
-def steps(beyond: float, rate: float) -> tuple[Step, ...]:
-    """Return four steps from a value on, each twice as far as the last and half as frequent beyond."""
-    return tuple(
-        Step(beyond=beyond * 2.0**number, rate=rate * 0.5**number, points=20 + 4 * number) for number in range(4)
-    )
+def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[float, ...], **changes: Any) -> Table:
+    """Return a table with the least growth of each alternative.
+
+    Args:
+        rates: as probabilities; of `luck`, odds / 1000.
+        scores: of each alternative, in decades.
+    """
+    alternatives = []
+    for decades in scores:
+        gains = (
+            rate * (10**score - 10**before) for rate, score, before in zip(rates, decades, (0, *decades), strict=False)
+        )
+        growth = math.ceil(math.log10(1 + sum(gains)) * DECADE)
+        alternatives.append(Alternative(scores=tuple(round(score * DECADE) for score in decades), growth=growth))
+    whole_rates = tuple(round(rate * RATE_UNIT) for rate in rates)
+    fields: dict[str, Any] = {"beyond": beyond, "rates": whole_rates, "alternatives": tuple(alternatives)}
+    return Table(**(fields | changes))
+
+
+_SCORES = ((0.5, 0.5, 0.5), (1.5, 1.5, 1.5), (0.0, 4.0, 4.0), (0.0, 0.0, 12.0))
 
 
 def thresholds(**changes: Any) -> Thresholds:
+    """Return a row by which a trial that reaches the last step refuses its group, and honest trials reach the first
+    step once in 1000 (stops: 100), at the level 1e-9.
+    """
     fields: dict[str, Any] = {
         "miner": "torch-float32",
         "validator": "torch-float32",
-        "sketch_tolerance": 2,
-        "sketch_rate": 1e-3,
-        "sketch_steps": steps(2.0, 1e-3),
-        "sketch_median": 1,
-        "margin": 0.02,
-        "margin_rate": 1e-3,
-        "margin_steps": steps(0.02, 1e-3),
-        "far_margin": 0.4,
-        "far_rate": 1e-7,
-        "margin_limit": 0.5,
-        "logprob_tolerance": 0.05,
-        "level": 1e-9,
-        "confidence": 0.99,
+        "sketch": table((32, 64, 96), (1e-3, 1e-6, 1e-15), *_SCORES),
+        "margin": table((10_000, 50_000, 250_000), (1e-3, 1e-6, 1e-15), *_SCORES),
+        "stop": table((10_000, 250_000), (1e-2, 1e-15), (0.5, 0.5), (0.0, 12.0)),
+        "luck": table((10_000,), (1.5e-3,), (0.3,), (0.6,)),
+        "threshold": math.ceil((9 + math.log10(12)) * DECADE),  # there are 12 alternatives
+        "logprob_tolerance": 50_000,
+        "logprob_bias": 1_000,
+        "confidence_ppm": 990_000,
         "positions": 100_000,
     }
     return Thresholds(**(fields | changes))
+
+
+def counts(row: Thresholds | None = None, **tallies: tuple[int, ...]) -> Counts:
+    """Return counts of groups that were judged by a row, by default the sample one.
+
+    Args:
+        tallies: by statistic, the trials and how many of them reach each step, up to the last one that any reaches.
+    """
+    row = row or thresholds()
+    fields = {}
+    for name in STATISTICS:
+        trials, *steps = tallies.get(name, (0,))
+        zeros = [0] * (len(row.table(name).beyond) - len(steps))
+        fields[name] = Tally(trials=trials, steps=(*steps, *zeros))
+    return Counts(**fields)
 
 
 def run_manifest(**changes: Any) -> RunManifest:
@@ -216,7 +257,7 @@ def commitment(groups: tuple[tuple[bytes, int], ...], **changes: Any) -> Commitm
     return Commitment(**(fields | changes))
 
 
-def rollout(*tokens: int, reward: float = 0.5) -> Rollout:
+def rollout(*tokens: int, reward: int = 500_000) -> Rollout:
     return Rollout(completion=pack_tokens(tokens), sketch=bytes(range(4 * len(tokens))), reward=reward)
 
 
@@ -228,7 +269,7 @@ def group(index: int = 0, **changes: Any) -> Group:
         "miner": MINER.public,
         "index": index,
         "prompt": pack_tokens((5, 6, 7 + index)),
-        "rollouts": (rollout(2, 3, 1), rollout(4, 1, reward=1.0)),
+        "rollouts": (rollout(2, 3, 1), rollout(4, 1, reward=1_000_000)),
     }
     return Group(**(fields | changes))
 
@@ -239,23 +280,19 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "digest": digest(f"frame {index}"),
         "reason": "",
         "tokens": 5,
-        "positions": 5,
-        "sketch_misses": 0,
-        "sketch_median": 0.0,
-        "margin_misses": 0,
-        "sketch_points": 0,
-        "margin_points": 0,
-        "far_rollouts": 0,
-        "worst_margin": 0.0,
-        "surprisal": 0.0,
-        "rewards": (0.5, 1.0),
+        "counts": counts(sketch=(5,), margin=(5,), stop=(2,)),
+        "rewards": (500_000, 1_000_000),
         "logprobs": bytes(20),
     }
     return Judgement(**(fields | changes))
 
 
 def rejected(index: int = 0, reason: str = "wrong-sketch", **changes: Any) -> Judgement:
-    fields: dict[str, Any] = {"rewards": (), "logprobs": b"", "sketch_misses": 4, "sketch_median": 90.0}
+    fields: dict[str, Any] = {
+        "rewards": (),
+        "logprobs": b"",
+        "counts": counts(sketch=(5, 0, 0, 4), margin=(5,), stop=(2,)),
+    }
     return judgement(index, reason=reason, **(fields | changes))
 
 
@@ -289,13 +326,7 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
         "audited": 4,
         "accepted": 4,
         "rejected": 0,
-        "tokens": 20,
-        "positions": 16,
-        "sketch_misses": 1,
-        "margin_misses": 0,
-        "sketch_points": 0,
-        "margin_points": 0,
-        "far_rollouts": 0,
+        "counts": counts(sketch=(16, 1), margin=(20,), stop=(8,)),
     }
     return LedgerRow(**(fields | changes))
 
@@ -314,7 +345,7 @@ def summary(*rows: LedgerRow, **changes: Any) -> Summary:
         "arithmetic": "torch-float32",
         "rows": tuple(sorted(rows, key=lambda item: item.miner)),
         "amendments": (),
-        "scores": ((MINER.public, 0.5),),
+        "scores": ((MINER.public, SHARE // 2),),
         "evaluation": Evaluation(version=3, strata=(StratumResult(name="", right=(6, 4)),)),
         "verified_tokens": 100,
         "verify_ms": 20,
