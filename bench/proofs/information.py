@@ -22,8 +22,8 @@ from bench.proofs.setting import Setting
 from bench.proofs.sketch_worth import max_misses, worth
 from bench.proofs.trading_task import TradingTask
 from bench.proofs.trained_policy import PARAMS
+from grailnode.calibration.rates import rate_bound
 from grailnode.calibration.variants import DType, Variant
-from protocol.judging.binomial import rate_bound
 from protocol.rollout import challenge, sketch
 from roles.ports import Request
 from tests.support.adversaries import sketch_predictors

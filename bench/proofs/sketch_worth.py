@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from protocol.judging.binomial import binomial_tail
+from grailnode.calibration.rates import binomial_tail
 
 FALSE_REJECTION: Final = 1e-4
 

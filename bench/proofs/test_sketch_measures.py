@@ -10,8 +10,8 @@ import torch
 from bench.proofs.published_sketches import BucketSketch, Toploc
 from bench.proofs.sketch_worth import max_misses, worth
 from bench.proofs.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
+from grailnode.calibration.rates import binomial_tail
 from grailnode.engine.policy import Tokenizer
-from protocol.judging.binomial import binomial_tail
 
 
 def states(seed: int, tokens: int = 32) -> torch.Tensor:

@@ -99,7 +99,7 @@ class GroupMeasurement:
         counts = count_group(self.distances, margins, self.stops, self.lengths, thresholds, self.repeats)
         if not self.rewards:
             return counts
-        luck = count_luck(margins, self.lengths, self.rewards, thresholds)
+        luck = count_luck(margins, self.lengths, self.rewards, thresholds.luck.beyond)
         return counts.model_copy(update={"luck": luck})
 
 

@@ -27,14 +27,14 @@ from grailnode.calibration.proof_file import (
     RowMeasurement,
     Subject,
 )
-from grailnode.calibration.thresholds import ThresholdDemands, beyond
+from grailnode.calibration.thresholds import ThresholdDemands, stop_margins
 from grailnode.calibration.variants import AnyVariant, Pair, VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.models import build
 from protocol.digest import Weights, digest_weights
 from protocol.lora import PREFIX, LoraSpec
-from protocol.proof import Arithmetic, Thresholds
+from protocol.proof import Arithmetic
 
 COPIES: Final = (3, separation.REQUIRED_BITS, 8)
 """Bits of the copies that are measured; only one of them is required to be refused, the others inform the user."""
@@ -107,11 +107,11 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         await servers.close()
     required = [groups for (bits, _), groups in copies.items() if bits == separation.REQUIRED_BITS]
     spec = thresholds.choose_thresholds(honest, required, job.arithmetics, job.demands)
-    rows = [_row(pair, honest[pair.name], spec) for pair in job.pairs]
+    rows = [_row(pair, honest[pair.name]) for pair in job.pairs]
     show(rows)
     window = job.demands.window
     powers = [separation.power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
-    separation.check(powers, honest, spec, window)
+    separation.check(powers, honest, window)
     subject = Subject(
         policy=digest_weights(base).hex(),
         prompts=job.prompts,
@@ -124,6 +124,8 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     )
     measurement = RowMeasurement(
         seed=job.work.seed,
+        level=job.demands.level,
+        odds=job.demands.odds,
         headroom=job.demands.headroom,
         window=window,
         torch=str(torch.__version__),
@@ -218,7 +220,7 @@ def _width(groups: Sequence[GroupMeasurement]) -> float:
     return float(np.quantile(np.nan_to_num(shifts, nan=np.inf), 0.99, method="lower"))
 
 
-def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: Thresholds) -> PairRow:
+def _row(pair: Pair, groups: Sequence[GroupMeasurement]) -> PairRow:
     distances = np.concatenate([group.fresh for group in groups])
     margins = np.nan_to_num(np.concatenate([group.margins for group in groups]), nan=1e6, posinf=1e6)
     shifts = np.nan_to_num(np.concatenate([group.shifts for group in groups]), nan=1e6, posinf=1e6)
@@ -231,9 +233,9 @@ def _row(pair: Pair, groups: Sequence[GroupMeasurement], spec: Thresholds) -> Pa
         tokens=len(margins),
         positions=len(distances),
         distances=(middle, high, highest, top),
-        sketch_misses=float(beyond(distances, spec.sketch_tolerance).mean()),
         margins=(wide, wider, widest),
-        margin_misses=float(beyond(margins, spec.margin).mean()),
+        margin_misses=float((margins > 0).mean()),
+        stop_misses=float(np.mean(np.concatenate([stop_margins(group) for group in groups]) > 0)),
         largest_shift=float(shifts.max()),
     )
 

@@ -7,11 +7,16 @@ from typing import Final
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.policy import Tokenizer
 from protocol import bounded_json, environments
+from protocol.encoding import REWARD_UNIT
 from protocol.environments.dataset import Dataset
 from protocol.errors import MalformedError
+from protocol.rollout.sampling import SamplingParams
 
 Prompts = Callable[[bytes], str]
 """Returns the prompt for a group's 32-byte seed."""
+
+Rewards = Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]]
+"""Returns the rewards of completions of a seed's prompt, in millionths."""
 
 _MAX_BYTES: Final = 1 << 30
 
@@ -20,6 +25,20 @@ def of_environment(name: str, problems: Dataset | None) -> Prompts:
     """Return prompts from an environment's training problems, those of its data file if it needs one."""
     source = environments.get(name) if problems is None else problems
     return lambda seed: source.problem(seed).prompt
+
+
+def rewards_of(name: str, tokenizer: Tokenizer, params: SamplingParams) -> Rewards | None:
+    """Return the rewards of an environment that generates its problems; None for any other."""
+    if name not in environments.names:
+        return None
+    environment = environments.get(name)
+
+    def rewards(seed: bytes, completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        problem = environment.problem(seed)
+        texts = [tokenizer.decode(params.without_stop(tuple(tokens))) for tokens in completions]
+        return tuple(round(environment.reward(problem, text) * REWARD_UNIT) for text in texts)
+
+    return rewards
 
 
 def drawn_from(prompts: Sequence[str]) -> Prompts:

@@ -40,9 +40,9 @@ class PairRow(_Part):
         generating, checking: how the two sides computed.
         tokens: completion tokens; positions: those whose state no earlier rollout of the group had.
         distances: sketch distances below which 50%, 99%, 99.9% and all positions lie, in sketch units.
-        sketch_misses: share of positions beyond the tolerance.
-        margins: sampling margins below which 99%, 99.9% and all tokens lie, in logits / temperature.
-        margin_misses: share of tokens beyond `margin`.
+        margins: sampling margins below which 99%, 99.9% and all tokens lie, in logits / temperature; margin_misses:
+            share of tokens with one.
+        stop_misses: share of rollouts with one where the end token is taken or drawn.
         largest_shift: the largest difference of the two sides in a token's score relative to the other tokens'.
     """
 
@@ -52,19 +52,18 @@ class PairRow(_Part):
     tokens: Count
     positions: Count
     distances: tuple[Size, Size, Size, Size]
-    sketch_misses: Share
     margins: tuple[Size, Size, Size]
     margin_misses: Share
+    stop_misses: Share
     largest_shift: Size
 
 
 class CopyRow(_Part):
-    """The shares of a copy's rollouts, groups and windows that the thresholds refuse; `bits` are of its weights."""
+    """The shares of a copy's groups and windows that the thresholds refuse; `bits` are of its weights."""
 
     bits: Annotated[int, Field(ge=1, le=16)]
     pair: Line
     tokens: Count
-    rollouts: Share
     groups: Share
     windows: Share
 
@@ -95,12 +94,14 @@ class RowMeasurement(_Part):
 
     Attributes:
         seed: of prompts, noise and projections.
-        headroom, window: thresholds.ThresholdDemands.
+        level, headroom, odds, window: thresholds.ThresholdDemands.
         torch: its version; processor: name of the machine's processor.
         pairs: the honest distributions; copies: what the thresholds refuse.
     """
 
     seed: Count
+    level: Annotated[float, Field(gt=0.0, le=0.1)]
+    odds: Annotated[float, Field(ge=1.0)]
     headroom: Annotated[float, Field(ge=1.0)]
     window: Annotated[int, Field(ge=1)]
     torch: Line

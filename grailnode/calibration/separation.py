@@ -1,4 +1,4 @@
-"""Tests thresholds on copies: the share of a copy's rollouts, groups and windows that the judge's own tests refuse."""
+"""Tests thresholds on copies: the share of a copy's groups and windows that the judge's own test refuses."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,8 +7,8 @@ import numpy as np
 
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.proof_file import CopyRow
-from grailnode.calibration.thresholds import WIDEST_SKETCH, CalibrationError, Honest, beyond, is_refused
-from protocol.judging.evidence import compute_evidence, surprisal_threshold, window_surprisal
+from grailnode.calibration.thresholds import CalibrationError, Honest
+from protocol.judging.evidence import NO_EVIDENCE, is_improbable
 from protocol.proof import Thresholds
 
 REQUIRED_BITS: Final = 4
@@ -23,44 +23,24 @@ class TooWideError(CalibrationError):
 
 
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
-    """Return the shares of a copy that the thresholds refuse.
-
-    A rollout is tested without the limit on the median, which is for groups; windows are random selections of groups.
+    """Return the shares of a copy that the thresholds refuse; windows are random selections of groups.
 
     Args:
         groups: measurements of the copy's groups.
         window: audited groups of a window.
     """
-    weighed = [group.weigh(spec) for group in groups]
-    refusals = np.array([is_refused(evidence, spec) for evidence in weighed])
-    selections = np.random.default_rng(0).integers(0, len(weighed), (_WINDOWS, window))
-    windows = 0
-    for members in selections:
-        counts = [weighed[i].counts for i in members]
-        windows += bool(refusals[members].any()) or window_surprisal(counts, spec) > surprisal_threshold(spec)
-    without_median = spec.model_copy(update={"sketch_median": WIDEST_SKETCH})
-    rollouts = [
-        is_refused(compute_evidence(*part, spec), without_median) for group in groups for part in _rollouts(group)
-    ]
+    counts = [group.counts(spec) for group in groups]
+    selections = np.random.default_rng(0).integers(0, len(counts), (_WINDOWS, window)).tolist()
     return CopyRow(
         bits=bits,
         pair=pair,
-        tokens=sum(evidence.tokens for evidence in weighed),
-        rollouts=float(np.mean(rollouts)),
-        groups=float(refusals.mean()),
-        windows=windows / _WINDOWS,
+        tokens=sum(item.margin.trials for item in counts),
+        groups=float(np.mean([is_improbable(NO_EVIDENCE, [item], spec) for item in counts])),
+        windows=float(np.mean([is_improbable(NO_EVIDENCE, [counts[i] for i in part], spec) for part in selections])),
     )
 
 
-def _rollouts(group: GroupMeasurement) -> list[tuple[np.ndarray, np.ndarray, list[int]]]:
-    ends = np.cumsum(group.lengths)
-    return [
-        (group.distances[end - length : end], group.margins[end - length : end], [length])
-        for end, length in zip(ends, group.lengths, strict=True)
-    ]
-
-
-def check(powers: Sequence[CopyRow], honest: Honest, spec: Thresholds, window: int) -> None:
+def check(powers: Sequence[CopyRow], honest: Honest, window: int) -> None:
     """Check that a copy of REQUIRED_BITS is refused.
 
     Raises:
@@ -70,21 +50,16 @@ def check(powers: Sequence[CopyRow], honest: Honest, spec: Thresholds, window: i
     weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
     if weak.windows >= REQUIRED_POWER:
         return
-    sketch, positions = _widest(honest, "fresh", spec.sketch_tolerance)
-    margin, tokens = _widest(honest, "margins", spec.margin)
+    means = {
+        name: {pair: float(np.concatenate([getattr(group, name) for group in groups]).mean())
+               for pair, groups in honest.items()}
+        for name in ("fresh", "margins")
+    }  # fmt: skip
+    widest = {name: max(pairs, key=lambda pair: pairs[pair]) for name, pairs in means.items()}
     raise TooWideError(
         f"the honest distribution is too wide: of a {REQUIRED_BITS}-bit copy's windows of {window} groups (pair "
         f"{weak.pair}), {weak.windows:.1%} are refused where {REQUIRED_POWER:.0%} are required; the widest pairs are "
-        f"{sketch} in sketches ({positions:.2%} of positions beyond {spec.sketch_tolerance}, {spec.sketch_rate:.2%} "
-        f"allowed) and {margin} in margins ({tokens:.2%} of tokens beyond {spec.margin:.2g}, {spec.margin_rate:.2%} "
-        "allowed): leave pairs out (--pairs), or measure more --rollouts"
+        f"{widest['fresh']} in sketches (mean distance {means['fresh'][widest['fresh']]:.2g}) and {widest['margins']} "
+        f"in margins (mean {means['margins'][widest['margins']]:.2g}): leave pairs out (--pairs), or measure more "
+        "--rollouts"
     )
-
-
-def _widest(honest: Honest, name: str, threshold: float) -> tuple[str, float]:
-    """Return the pair with the largest share of values beyond a threshold (among equals the largest mean), and that
-    share.
-    """
-    values = {pair: np.concatenate([getattr(group, name) for group in groups]) for pair, groups in honest.items()}
-    pair = max(values, key=lambda pair: (float(beyond(values[pair], threshold).mean()), float(values[pair].mean())))
-    return pair, float(beyond(values[pair], threshold).mean())

@@ -1,49 +1,51 @@
-"""Chooses thresholds from measurements of honest pairs and of a copy (docs/spec/run.md, `proof`).
+"""Chooses a row of thresholds from measurements of honest pairs and of a copy (docs/spec/run.md, `proof`).
 
-A tolerance is chosen where a copy's misses are the strongest evidence: where the relative entropy of the copy's share
-of misses to the honest bound is largest, because this is the expected evidence of one position. It is chosen on some of
-the groups, and the rate of honest misses beyond it is bounded on the others, so that the choice does not bias the
-bound. Steps and their points are chosen on all groups, by rates that are bounded for all candidates together. The rate
-of margins beyond all that were measured is extrapolated (grailnode/calibration/tail.py), because counting cannot show
-that something happens less often than once in all positions. Every bound is that of the worst pair; a bound over all
-pairs together would hide its noise.
+Each statistic gets steps, an upper bound on the honest rate of each, and alternatives. Every bound is that of the worst
+pair, because a bound over all pairs together would hide its noise, and holds for all candidates together, so that the
+choice of steps does not bias it. Rates of margins beyond all that were measured are extrapolated
+(grailnode/calibration/tail.py), because counting cannot show that something happens less often than once in all
+positions. The scores of an alternative are the logarithms of the likelihood ratio of a cheat to the honest bounds: no
+other scores have more evidence against this cheat on average. Whatever the scores are, honest work is safe, because
+their growth follows from the rates.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.rates import rate_bound
 from grailnode.calibration.tail import MarginTail
-from protocol.judging.binomial import rate_bound
-from protocol.judging.evidence import Evidence, window_surprisal
-from protocol.judging.points import POINTS_OF_DOUBLING
-from protocol.limits import MAX_POINTS, MAX_STEPS
-from protocol.proof import Arithmetic, Step, Thresholds
-from protocol.rollout.sampling import LARGEST_NOISE
+from protocol.judging.evidence import SHARE_UNIT, count_luck, whole_margins
+from protocol.limits import MAX_STEPS
+from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
+from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
 """Measurements of each honest pair, by its name."""
 
-_PILOT: Final = 4  # one of so many groups is used to choose tolerances, the others to bound the rates
+Tail = Callable[[np.ndarray], np.ndarray]
+"""Returns the probabilities that a cheat's trial exceeds some values: float64 [C]."""
+
 LEAST_GROUPS: Final = 8
-WIDEST_SKETCH: Final = 64
 WIDEST_MARGIN: Final = 100.0
-"""The largest value in a manifest: no margin refuses a group by itself."""
-_MARGINS: Final = (0.0, *(10.0 ** (exponent / 4) for exponent in range(-28, 5)))
-_MARGIN_STEPS: Final = (0.0, *(10.0 ** (exponent / 8) for exponent in range(-40, 9)))
-_EDITED: Final = 1e-3  # share of tokens that a cheat edits
-_FAR_CANDIDATES: Final = 64
-_LEAST_RATE: Final = 1e-15  # of far margins
-_MOST_RATE: Final = 1.0 - 1e-6
+"""The largest step of margins, in logits / temperature."""
+_LAST_RATE: Final = 1e-15  # of the last step of margins: one token beyond it refuses its group
+_MOST_RATE: Final = 0.5  # of a step
+_FALL: Final = 1.6  # factor by which rates of two measured steps differ at least
+_EXTRAPOLATED: Final = 5  # steps beyond the measured ones
+_CIRCLE: Final = 256  # units of a sketch
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
-_STEP: Final = 1.25  # factor by which a rate is raised if misses are clustered
+_LUCK_WEIGHTS: Final = (1.5, 2.0, 3.0, 5.0)
+_RAISED: Final = 1.25  # factor by which rates are raised if misses are clustered
 
 
 class CalibrationError(UserError):
@@ -55,16 +57,18 @@ class ThresholdDemands:
     """The requirements of the creator of a run.
 
     Attributes:
-        level: probability with which one test may refuse honest work.
+        level: honest work is refused within N groups with a probability of at most N times this.
         confidence: of the bounds on the rates.
-        headroom: factor by which an honest pair may miss more often, and be further off, than the worst measured pair:
-            for machines and later versions that were not measured.
+        headroom: factor by which an honest pair may miss more often than the worst measured pair: for machines and
+            later versions that were not measured.
+        odds: by how much likelier an honest miss may be in a rollout with a higher reward than in the others.
         window: least number of a miner's groups that are audited in a window.
     """
 
-    level: float = 1e-9
+    level: float = 1e-8
     confidence: float = 0.99
     headroom: float = 4.0
+    odds: float = 1.25
     window: int = 16
 
 
@@ -82,33 +86,24 @@ def choose_thresholds(
         arithmetics: those of miners and validators, which all pairs have.
     """
     check_groups(min(map(len, honest.values())))
-    pilot = [list(groups[::_PILOT]) for groups in honest.values()]
-    rest = [[group for i, group in enumerate(groups) if i % _PILOT] for groups in honest.values()]
-    distances, margins = _columns("fresh", pilot, rest, copies), _columns("margins", pilot, rest, copies)
-    tolerance = int(distances.choose(range(WIDEST_SKETCH + 1), demands))
-    measured = [MeasuredMargins.of(groups, demands) for groups in honest.values()]
-    limit = max(pair.limit for pair in measured)
-    far_margin, far_rate = choose_far_margin(measured, limit)
-    margin = margins.choose([value for value in _MARGINS if value <= limit], demands)
-    spec = Thresholds(
+    margins = _Measured.of(honest, copies, demands, _margins)
+    tables: dict[StatisticName, Table] = {
+        "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh)),
+        "margin": _margin_table(margins, [_MarginBound.of(groups, demands) for groups in honest.values()]),
+        "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
+        "luck": _luck_table(honest, demands),
+    }
+    alternatives = sum(len(item.alternatives) for item in tables.values())
+    return Thresholds(
         miner=arithmetics[0],
         validator=arithmetics[1],
-        sketch_tolerance=tolerance,
-        sketch_rate=_rate(distances.rest, tolerance, demands),
-        sketch_steps=distances.choose_steps([float(value) for value in range(WIDEST_SKETCH + 1)], demands),
-        sketch_median=_median(honest, tolerance, demands),
-        margin=margin,
-        margin_rate=_rate(margins.rest, margin, demands),
-        margin_steps=margins.choose_steps([value for value in _MARGIN_STEPS if value <= limit], demands),
-        far_margin=far_margin,
-        far_rate=far_rate,
-        margin_limit=limit,
-        logprob_tolerance=logprob_tolerance(honest, demands),
-        level=demands.level,
-        confidence=demands.confidence,
+        **tables,
+        threshold=math.ceil(DECADE * math.log10(alternatives / demands.level)),
+        logprob_tolerance=math.ceil(1e6 * logprob_tolerance(honest, demands)),
+        logprob_bias=math.ceil(1e6 * _logprob_bias(honest)),
+        confidence_ppm=math.floor(1e6 * demands.confidence),
         positions=sum(len(group.fresh) for groups in honest.values() for group in groups),
     )
-    return widened(spec, honest, demands.window)
 
 
 def check_groups(groups: int) -> None:
@@ -117,156 +112,269 @@ def check_groups(groups: int) -> None:
         raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
 
 
+def _margins(group: GroupMeasurement) -> np.ndarray:
+    return whole_margins(group.margins, NOISE_UNIT)
+
+
+def stop_margins(group: GroupMeasurement) -> np.ndarray:
+    """Return the largest margin of each rollout where a stop token is taken or drawn, in whole units: int64 [R]."""
+    begins = np.cumsum([0, *group.lengths[:-1]])
+    largest: np.ndarray = np.maximum.reduceat(np.where(group.stops, _margins(group), 0), begins)
+    return largest
+
+
 @dataclass(frozen=True)
-class _Columns:
-    """One statistic of all positions, an array for each pair: of pilot groups, of the other groups, and of copies."""
+class _Measured:
+    """The values of one statistic in all trials.
 
-    pilot: list[np.ndarray]
-    rest: list[np.ndarray]
+    Attributes:
+        pairs: of each honest pair, group behind group; trials: how many each group has.
+        copies: of each measurement of a copy.
+    """
+
+    pairs: list[np.ndarray]
+    trials: list[np.ndarray]
     copies: list[np.ndarray]
+    demands: ThresholdDemands
 
-    def choose(self, candidates: Sequence[float], demands: ThresholdDemands) -> float:
-        """Return the threshold whose misses separate a copy best; if none separates it, that with the fewest misses."""
-        best, choice = (-1.0, -1.0), candidates[0]
-        for threshold in candidates:
-            rate = _rate(self.pilot, threshold, demands)
-            share = min(float(beyond(values, threshold).mean()) for values in self.copies)
-            merit = (relative_entropy(share, rate), -rate)
-            if merit > best:
-                best, choice = merit, threshold
-        return choice
+    @classmethod
+    def of(
+        cls,
+        honest: Honest,
+        copies: Sequence[Sequence[GroupMeasurement]],
+        demands: ThresholdDemands,
+        values: Callable[[GroupMeasurement], np.ndarray],
+    ) -> "_Measured":
+        pairs = [[values(group) for group in groups] for groups in honest.values()]
+        return cls(
+            pairs=[np.concatenate(groups) for groups in pairs],
+            trials=[np.array([len(group) for group in groups]) for groups in pairs],
+            copies=[np.concatenate([values(group) for group in groups]) for groups in copies],
+            demands=demands,
+        )
 
-    def choose_steps(self, candidates: Sequence[float], demands: ThresholdDemands) -> tuple[Step, ...]:
-        """Return steps whose points are the likelihood ratio of a copy to the honest rates.
+    def rates(self, candidates: Sequence[int]) -> np.ndarray:
+        """Return a bound on the honest rate beyond each candidate: the worst pair's with headroom, and never rising.
 
-        The rates beyond all candidates are bounded together at the confidence, so that whichever are chosen, their
-        bounds hold. That takes no groups for the choice alone, and far steps need every group.
-
-        Args:
-            candidates: thresholds, ascending.
+        All bounds hold together at the confidence.
         """
-        honest = [np.concatenate(parts) for parts in zip(self.pilot, self.rest, strict=True)]
-        each = replace(demands, confidence=1.0 - (1.0 - demands.confidence) / len(candidates))
-        rates = [_rate(honest, value, each) for value in candidates]
-        shares = np.mean([[float(beyond(values, value).mean()) for value in candidates] for values in self.copies], 0)
-        points = points_of(np.array(rates), shares)
-        steps: list[Step] = []
-        for value, rate, number in zip(candidates, rates, points, strict=True):
-            if number > (steps[-1].points if steps else 0) and len(steps) < MAX_STEPS:
-                steps.append(Step(beyond=value, rate=rate, points=number))
-        return tuple(steps) or (Step(beyond=candidates[-1], rate=rates[-1], points=1),)
+        confidence = 1.0 - (1.0 - self.demands.confidence) / len(candidates)
+
+        def bound(values: np.ndarray, candidate: int) -> float:
+            events = math.ceil(self.demands.headroom * int((values > candidate).sum()))
+            return _bound(min(events, len(values)), len(values), confidence)
+
+        rates = [max(bound(values, candidate) for values in self.pairs) for candidate in candidates]
+        return np.minimum.accumulate(rates)
+
+    def steps(self, candidates: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+        """Return candidates whose rates differ, at most `count`, and their rates."""
+        chosen: list[tuple[int, float]] = []
+        for candidate, rate in zip(candidates, self.rates(candidates).tolist(), strict=True):
+            if rate <= min(_MOST_RATE, chosen[-1][1] / _FALL if chosen else 1.0) and len(chosen) < count:
+                chosen.append((candidate, rate))
+        chosen = chosen or [(candidates[-1], _MOST_RATE)]
+        return [step for step, _ in chosen], [rate for _, rate in chosen]
+
+    def honest_tail(self, beyond: np.ndarray) -> np.ndarray:
+        """Return the share of all honest trials beyond each value."""
+        return _shares(np.concatenate(self.pairs), beyond)
+
+    def copy_tail(self, scale: float) -> Tail:
+        """Return the tail of a copy whose errors are smaller by a factor, for any statistic that they are in
+        proportion to.
+        """
+        values = np.concatenate(self.copies)
+        return lambda beyond: _shares(values, beyond / scale)
+
+    def widened(self, chosen: Table) -> Table:
+        """Return a table with rates raised until the measured groups are as probable as independent trials.
+
+        Misses of one prompt may be clustered more than the test assumes. In n groups honest work exceeds an evidence of
+        log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
+        """
+        most = DECADE * math.log10(10 * len(chosen.alternatives) * sum(map(len, self.trials)))
+        while max(map(partial(largest_evidence, chosen), self.pairs, self.trials)) > most:
+            rates = [min(_MOST_RATE, _RAISED * rate / RATE_UNIT) for rate in chosen.rates]
+            chosen = table(chosen.beyond, rates, [[s / DECADE for s in item.scores] for item in chosen.alternatives])
+        return chosen
 
 
-def points_of(rates: np.ndarray, shares: np.ndarray) -> list[int]:
-    """Return the points of each of some ascending thresholds: never fewer than those of the last.
-
-    Between two thresholds, the points are the logarithm of the ratio of the copy's share to the honest rate there, in
-    POINTS_OF_DOUBLING for each doubling. Where this ratio falls, neighbours are pooled (the pool-adjacent-violators
-    algorithm, Ayer et al. 1955), so that points never fall.
+def largest_evidence(chosen: Table, values: np.ndarray, trials: np.ndarray) -> int:
+    """Return the largest evidence that a miner's groups have after any of them, in micro-decades.
 
     Args:
-        rates, shares: of honest positions and of a copy's that lie beyond each threshold, float64 [C], never ascending.
+        values: of all trials, group behind group; trials: how many each group has.
     """
-    honest = -np.diff(rates, prepend=1.0, append=0.0).clip(max=-1e-12)
-    copied = -np.diff(shares, prepend=1.0, append=0.0)
+    steps = len(chosen.beyond) + 1
+    if not len(trials):
+        return 0
+    places = np.repeat(np.arange(len(trials)), trials) * steps + np.searchsorted(chosen.beyond, values, side="left")
+    counts = np.bincount(places, minlength=len(trials) * steps).reshape(-1, steps)[:, 1:]
+    scores = np.array([item.scores for item in chosen.alternatives]).T
+    added = counts @ scores - trials[:, None] * np.array([item.growth for item in chosen.alternatives])
+    sums = np.concatenate([np.zeros((1, added.shape[1]), np.int64), np.cumsum(added, axis=0)])
+    # the CUSUM is the sum less the smallest sum before
+    return int((sums[1:] - np.minimum.accumulate(sums)[:-1]).max())
+
+
+def _shares(values: np.ndarray, beyond: np.ndarray) -> np.ndarray:
+    ordered = np.sort(values)
+    shares: np.ndarray = 1.0 - np.searchsorted(ordered, beyond, side="right") / len(ordered)
+    return shares
+
+
+def table(beyond: Sequence[int], rates: Sequence[float], scores: Sequence[Sequence[float]]) -> Table:
+    """Return a table with alternatives of these scores, in decades, whose growth follows from the rates."""
+    whole = [math.ceil(rate * RATE_UNIT) for rate in rates]
+    alternatives = []
+    for decades in scores:
+        rounded = tuple(math.floor(score * DECADE) for score in decades)
+        powers = [1.0, *(10.0 ** (score / DECADE) for score in rounded)]
+        mean = sum(
+            rate / RATE_UNIT * (high - low) for rate, (low, high) in zip(whole, itertools.pairwise(powers), strict=True)
+        )
+        growth = math.ceil(DECADE * math.log1p(mean) / math.log(10.0) * (1 + 1e-12)) + 1
+        alternatives.append(Alternative(scores=rounded, growth=growth))
+    return Table(beyond=tuple(beyond), rates=tuple(whole), alternatives=tuple(alternatives))
+
+
+def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
+    """Return the scores of a cheat in decades: log10 of its probability over the honest bound of each step, less that
+    of no step, and never falling.
+
+    Where the ratio falls, neighbours are pooled (the pool-adjacent-violators algorithm, Ayer et al. 1955).
+
+    Args:
+        rates: of honest trials, falling; tail: of the cheat's, float64 [C].
+    """
+    honest = -np.diff(rates, prepend=1.0, append=0.0).clip(max=-1e-300)
+    cheat = -np.diff(np.minimum.accumulate(tail), prepend=1.0, append=0.0)
     pools: list[tuple[float, float, int]] = []  # share and rate of neighbours, and how many they are
-    for share, rate in zip(copied.tolist(), honest.tolist(), strict=True):
+    for share, rate in zip(cheat.tolist(), honest.tolist(), strict=True):
         pool = share, rate, 1
         while pools and pools[-1][0] * pool[1] >= pool[0] * pools[-1][1]:
             last = pools.pop()
             pool = last[0] + pool[0], last[1] + pool[1], last[2] + pool[2]
         pools.append(pool)
-    lowest = pools[0][0] / pools[0][1]
-    points: list[int] = []
-    for share, rate, count in pools:
-        doublings = math.log2(max(share / rate / max(lowest, 1e-9), 1.0))
-        points += [min(MAX_POINTS, round(POINTS_OF_DOUBLING * doublings))] * count
-    return points[1:]
+    lowest = max(pools[0][0] / pools[0][1], 1e-9)
+    ratios = [max(1.0, share / rate / lowest) for share, rate, count in pools for _ in range(count)]
+    return [math.log10(ratio) for ratio in ratios[1:]]
 
 
-def _columns(name: str, *parts: Sequence[Sequence[GroupMeasurement]]) -> _Columns:
-    return _Columns(
-        *([np.concatenate([getattr(group, name) for group in groups]) for groups in part] for part in parts)
-    )
+def _sketch_table(measured: _Measured) -> Table:
+    """Return the table of distances. The cheats are copies, forged sketches in some positions, and both."""
+    beyond, rates = measured.steps(range(_CIRCLE // 2), MAX_STEPS)
+    steps = np.array(beyond)
+
+    def forged(values: np.ndarray) -> np.ndarray:
+        """Each of four values is somewhere on the circle."""
+        tail: np.ndarray = 1.0 - ((2 * values + 1) / _CIRCLE).clip(max=1.0) ** 4
+        return tail
+
+    honest = measured.honest_tail(steps)
+    tails = [measured.copy_tail(scale)(steps) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails += [(1 - share) * honest + share * tails[0] for share in (0.1, 0.01)]
+    tails += [(1 - share) * honest + share * forged(steps) for share in (0.3, 0.03, 0.003)]
+    return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
 
 
-def _rate(pairs: Sequence[np.ndarray], threshold: float, demands: ThresholdDemands) -> float:
-    """Return the honest rate of misses beyond a threshold: the worst pair's bound with headroom; below 1."""
+def _margin_table(measured: _Measured, bounds: Sequence["_MarginBound"]) -> Table:
+    """Return the table of margins. The cheats are copies, near ties that are decided, and edited tokens.
 
-    def bound(values: np.ndarray) -> float:
-        events = math.ceil(demands.headroom * int(beyond(values, threshold).sum()))
-        return _bound(min(events, len(values)), len(values), demands.confidence)
+    Beyond what was measured, an edited token is taken to be short by more than x in 1 / (1 + x) of the cases, which has
+    a part in each order of magnitude: where the policy is sure of its token, another one is short by the logarithm of
+    the odds, and near 0 where many are equally probable.
+    """
+    limit = max(bound.limit for bound in bounds)
+    covered = min(max(bound.covered for bound in bounds), limit)
+    grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 9))})
+    beyond, rates = measured.steps([step for step in grid if step * NOISE_UNIT <= covered], MAX_STEPS - _EXTRAPOLATED)
+    far = np.unique(np.ceil(np.geomspace(covered, limit, _EXTRAPOLATED) / NOISE_UNIT).astype(np.int64))
+    for step in far[far > beyond[-1]].tolist():
+        rate = min(rates[-1], max(bound.rate(step * NOISE_UNIT) for bound in bounds))
+        beyond.append(step)
+        rates.append(rate)
+    steps = np.array(beyond)
+    honest, margins = measured.honest_tail(steps), steps * NOISE_UNIT
+    tails = [scale * measured.copy_tail(scale)(steps) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails += [(1 - share) * honest + share * tails[0] for share in (0.2, 0.04)]
+    for near in (0.3, 0.1):  # ties of at most so much are decided, in one token of a hundred
+        tails.append(honest + 0.01 * (1 - margins / near).clip(min=0.0))
+    tails += [(1 - share) * honest + share / (1 + margins) for share in (1e-2, 1e-3, 2e-4, 4e-5)]
+    return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
 
-    return min(max(map(bound, pairs)), _MOST_RATE)
+
+def _stop_table(measured: _Measured) -> Table:
+    """Return the table of stops: the cheats end a share of their rollouts where the end is short by up to a bound."""
+    grid = sorted({0, *(math.ceil(10.0 ** (power / 4) / NOISE_UNIT) for power in range(-16, 5))})
+    beyond, rates = measured.steps(grid, MAX_STEPS)
+    margins, honest = np.array(beyond) * NOISE_UNIT, measured.honest_tail(np.array(beyond))
+    tails = [
+        honest + share * (1 - margins / near).clip(min=0.0)
+        for share, near in ((0.4, 0.5), (0.1, 0.1), (0.03, 0.03), (0.03, 0.3), (0.01, 0.01))
+    ]
+    return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
+
+
+def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
+    """Return the table of luck, with odds raised until the measured groups are as probable as they should be.
+
+    Honest misses may be likelier in rollouts with higher rewards, as a policy may be less sure where it is right.
+    """
+    odds = demands.odds
+    groups = [group for pair in honest.values() for group in pair if len(set(group.rewards)) > 1]
+    tallies = [
+        count_luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards, (0,)) for group in groups
+    ]
+    most = DECADE * math.log10(10 * len(_LUCK_WEIGHTS) * max(1, len(groups)))
+    while True:
+        chosen = table((0,), [odds / SHARE_UNIT], [[math.log10(weight)] for weight in _LUCK_WEIGHTS])
+        evidence = largest_evidence(
+            chosen,
+            np.repeat(np.tile([1, 0], len(tallies)), [n for t in tallies for n in (t.steps[0], t.trials - t.steps[0])]),
+            np.array([tally.trials for tally in tallies], dtype=np.int64),
+        )
+        if evidence <= most:
+            return chosen
+        odds *= _RAISED
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
 
 
-def beyond(values: np.ndarray, threshold: float) -> np.ndarray:
-    """Return which values miss a threshold: bool of their shape. NaN misses every threshold."""
-    misses: np.ndarray = ~(values <= threshold)
-    return misses
-
-
-def relative_entropy(share: float, rate: float) -> float:
-    """Return the Kullback-Leibler divergence of Bernoulli(share) to Bernoulli(rate) in nats; 0 if share <= rate."""
-    if share <= rate:
-        return 0.0
-    rest = 0.0 if share == 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - rate))
-    return share * math.log(share / rate) + rest
-
-
 @dataclass(frozen=True)
-class MeasuredMargins:
-    """The margins of a pair, and what they say of larger ones.
+class _MarginBound:
+    """What the margins of a pair say of larger ones.
 
     Attributes:
-        covered: headroom times the largest margin or shift that was measured; larger margins are extrapolated.
+        covered: headroom times the largest margin or shift that was measured, in logits / temperature; larger margins
+            are extrapolated.
         tail: of the pair's shifts, at the confidence.
     """
 
     covered: float
     tail: MarginTail
-    demands: ThresholdDemands
+    headroom: float
 
     @classmethod
-    def of(cls, groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> "MeasuredMargins":
+    def of(cls, groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> "_MarginBound":
         """Return those of a pair's groups."""
         margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
         shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
         shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
         largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
         drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
-        return cls(demands.headroom * largest, MarginTail(shifts, drop, WIDEST_MARGIN), demands)
+        return cls(demands.headroom * largest, MarginTail(shifts, drop, WIDEST_MARGIN), demands.headroom)
 
     @property
     def limit(self) -> float:
-        """A margin that an honest token of the pair exceeds with a probability of at most the level."""
-        return min(WIDEST_MARGIN, max(self.covered, self.tail.reach(self.demands.level)))
+        """A margin that an honest token of the pair exceeds with a probability of at most _LAST_RATE."""
+        return min(WIDEST_MARGIN, max(self.covered, self.tail.reach(_LAST_RATE / self.headroom)))
 
-    def rates(self, margins: np.ndarray) -> np.ndarray:
-        """Return extrapolated bounds on the rates of margins beyond each, with headroom: float64 [C]."""
-        rates: np.ndarray = (self.demands.headroom * self.tail.rates(margins)).clip(_LEAST_RATE, _MOST_RATE)
-        return rates
-
-
-def choose_far_margin(measured: Sequence[MeasuredMargins], limit: float) -> tuple[float, float]:
-    """Return a margin beyond all that were measured, and a bound on the rate of honest margins beyond it.
-
-    Of those between what is covered and the limit, it is the margin that is the strongest evidence against a cheat
-    which edits one token in a thousand. Where the policy is sure of its token, another one is short by the logarithm of
-    the odds, and near 0 where many are equally probable. So edited tokens are taken to be short by more than x in
-    1 / (1 + x) of the cases, which has a part in each order of magnitude.
-    """
-    least = max(pair.covered for pair in measured)
-    candidates = np.geomspace(least, limit, _FAR_CANDIDATES) if least < limit else np.array([limit])
-    rates = np.max([pair.rates(candidates) for pair in measured], axis=0)
-    merits = [
-        relative_entropy(share, rate) for share, rate in zip(_EDITED / (1.0 + candidates), rates.tolist(), strict=True)
-    ]
-    best = int(np.argmax(merits))
-    return float(candidates[best]), float(rates[best])
+    def rate(self, margin: float) -> float:
+        """Return an extrapolated bound on the rate of margins beyond one, with headroom."""
+        return max(_LAST_RATE, self.headroom * float(self.tail.rates(np.array([margin]))[0]))
 
 
 def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:
@@ -280,61 +388,11 @@ def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:
     return min(WIDEST_MARGIN, demands.headroom * max(_ULP, *means))
 
 
-def _median(honest: Honest, tolerance: int, demands: ThresholdDemands) -> int:
-    """Return the headroom times the largest distance of a single position, at least one unit: far above any group's
-    median.
-
-    A group can have a single position, so the bound for single positions is needed.
-    """
-    largest = max(int(group.distances.max(initial=1)) for groups in honest.values() for group in groups)
-    return min(WIDEST_SKETCH, max(tolerance, math.ceil(demands.headroom * largest)))
-
-
-def widened(spec: Thresholds, honest: Honest, window: int) -> Thresholds:
-    """Return the thresholds with rates raised until the measured groups are as probable as independent misses.
-
-    Misses of one prompt may be clustered more than the test assumes. Of m scopes the least probable one should have a
-    probability of about 1 / m; the rates are raised while it is below a tenth of that.
-    """
-    scopes = sum(len(group.lengths) + 5 for groups in honest.values() for group in groups)
-    surprisal_threshold = math.log10(scopes) + 1.0
-    while True:
-        sketch, margin = surprisals(spec, honest, window)
-        raised: dict[str, Any] = {}
-        if sketch > surprisal_threshold:
-            raised |= {"sketch_rate": _raised(spec.sketch_rate), "sketch_steps": _raised_steps(spec.sketch_steps)}
-        if margin > surprisal_threshold:
-            raised |= {"margin_rate": _raised(spec.margin_rate), "margin_steps": _raised_steps(spec.margin_steps)}
-            raised |= {"far_rate": _raised(spec.far_rate)}
-        if not raised:
-            return spec
-        spec = spec.model_copy(update=raised)
-
-
-def _raised(rate: float) -> float:
-    return min(rate * _STEP, _MOST_RATE)
-
-
-def _raised_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
-    return tuple(step.model_copy(update={"rate": _raised(step.rate)}) for step in steps)
-
-
-def surprisals(spec: Thresholds, honest: Honest, window: int) -> tuple[float, float]:
-    """Return the largest surprisal of all honest groups and windows, of sketches and of margins, in decades."""
-    sketch = margin = 0.0
+def _logprob_bias(honest: Honest) -> float:
+    """Return twice the largest mean difference of a pair's log-probabilities that its measurement allows."""
+    bounds = []
     for groups in honest.values():
-        weighed = [group.weigh(spec) for group in groups]
-        sketch = max(sketch, *(evidence.sketch_surprisal for evidence in weighed))
-        margin = max(margin, *(evidence.margin_surprisal for evidence in weighed))
-        for begin in range(0, len(weighed), window):
-            part = weighed[begin : begin + window]
-            sketches = [replace(e.counts, margin_misses=0, margin_points=0, far_rollouts=0) for e in part]
-            margins = [replace(e.counts, sketch_misses=0, sketch_points=0) for e in part]
-            sketch = max(sketch, window_surprisal(sketches, spec))
-            margin = max(margin, window_surprisal(margins, spec))
-    return sketch, margin
-
-
-def is_refused(evidence: Evidence, spec: Thresholds) -> bool:
-    """Return whether a validator refuses a group for the evidence of its prefill."""
-    return evidence.wrong_sketch(spec) or evidence.wrong_sampling(spec)
+        sums = np.array([np.nan_to_num(group.differences, nan=0.0).sum(dtype=np.float64) for group in groups])
+        tokens = sum(len(group.differences) for group in groups)
+        bounds.append((abs(float(sums.sum())) + 3.0 * float(np.sqrt((sums**2).sum()))) / tokens)
+    return min(WIDEST_MARGIN, 2.0 * max(bounds))

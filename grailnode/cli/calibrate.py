@@ -44,8 +44,8 @@ _RULES: Final = (
 @shown_option(
     "--level",
     type=click.FloatRange(0.0, 0.1, min_open=True),
-    default=1e-9,
-    help="Probability with which one test may refuse honest work.",
+    default=1e-8,
+    help="Honest work is refused within N groups with a probability of at most N times this.",
 )
 @shown_option(
     "--headroom",

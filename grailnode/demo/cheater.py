@@ -19,6 +19,7 @@ from grailnode.node.process_launch import Launch
 from protocol import limits, paths
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
+from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Verdict
 from protocol.patch import apply
@@ -127,7 +128,7 @@ class Cheater(HonestProducer):
 
         def falsify(rollout: Rollout) -> Rollout:
             if kind == "false-reward":
-                return rollout.model_copy(update={"reward": 1.0 - rollout.reward})
+                return rollout.model_copy(update={"reward": REWARD_UNIT - rollout.reward})
             return rollout.model_copy(update={"sketch": bytes(len(rollout.sketch))})
 
         return group.model_copy(update={"rollouts": tuple(falsify(rollout) for rollout in group.rollouts)})

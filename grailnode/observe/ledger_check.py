@@ -1,25 +1,20 @@
 """`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
-from typing import Final
 
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError, error_context
-from protocol.judging.evidence import CountedWindow, surprisal_threshold
-from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, are_same_scores, histories, scores
-from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
-from protocol.proof import ProofSpec
+from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, evidence_of, scores
+from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
+from protocol.proof import STATISTICS, ProofSpec
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals
-
-LEVEL_TOLERANCE: Final = 1e-9
-"""Share of a level by which probabilities may differ between machines."""
 
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
@@ -39,7 +34,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     for place, summary in enumerate(ledger):
         earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
         try:
-            await _check_summary(node, validator, summary, histories(earlier, node.run.proof))
+            await _check_summary(node, validator, summary, earlier)
             for amendment in summary.amendments:
                 row = rows.get((amendment.window, amendment.miner))
                 if row is not None or whole or amendment.window >= ledger[0].window:
@@ -51,7 +46,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
         complete = whole or counting[0].window > ledger[0].window
-        if complete and not are_same_scores(summary.scores, scores(counting, node.run.scoring, node.run.proof)):
+        if complete and summary.scores != scores(counting, node.run.scoring, node.run.proof):
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
         say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")
@@ -75,9 +70,10 @@ def _result(ledger: Sequence[Summary], expired: int) -> str:
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
 
 
-async def _check_summary(
-    node: Node, validator: bytes, summary: Summary, history: Mapping[bytes, Sequence[CountedWindow]]
-) -> None:
+async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier: Sequence[Summary]) -> None:
+    """Raise ProtocolError if a summary was not sealed, or does not follow from its verdicts and the earlier summaries
+    that count.
+    """
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
     for row in summary.rows:
@@ -90,7 +86,7 @@ async def _check_summary(
             await _check_commitment(node, verdict, place)
             await _check_dealt(node, summary, verdict, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
-            _check_accepted(verdict, history.get(row.miner, ()), node.run.proof, place)
+            _check_reasons(verdict, earlier, node.run.proof, place)
 
 
 async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: str) -> None:
@@ -157,7 +153,7 @@ async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: st
     if verdict.lapsed:
         return
     dealt: tuple[int, ...] = tuple(range(verdict.submitted))
-    if summary.dealing.weight > 1.0:
+    if len(summary.roster) > summary.judges:
         try:
             draw = await node.randomness(node.run.schedule.audit(summary.window))
         except BeaconError as error:
@@ -185,26 +181,23 @@ def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> 
         raise ProtocolError(f"accepts groups of version {verdict.version}, which is too old beside {serving}", place)
 
 
-def _check_accepted(verdict: Verdict, history: Sequence[CountedWindow], proof: ProofSpec, place: str) -> None:
-    """Raise ProtocolError if a validator accepts what its own numbers refuse.
-
-    Probabilities that its machine computed may differ in their last bits from this machine's, so the level is lower by
-    LEVEL_TOLERANCE.
+def _check_reasons(verdict: Verdict, earlier: Sequence[Summary], proof: ProofSpec, place: str) -> None:
+    """Raise ProtocolError if a validator accepts what its own numbers refuse, or refuses for a statistic what they
+    accept.
     """
+    miner = verdict.miner.hex()[:8]
     with error_context(place):
-        thresholds = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
-    thresholds = thresholds.model_copy(update={"level": thresholds.level * (1.0 - LEVEL_TOLERANCE)})
-    refused_alone = any(
-        max(
-            judgement.surprisal - surprisal_threshold(thresholds),
-            judgement.sketch_median - thresholds.sketch_median,
-            judgement.worst_margin - thresholds.margin_limit,
-        )
-        > 0
-        for judgement in verdict.judgements
-        if judgement.accepted
-    )
-    reason = joint_rejection(verdict.judgements, history, thresholds)
-    if refused_alone or reason:
-        why = reason.value if reason else "a threshold of a group"
-        raise ProtocolError(f"accepts miner {verdict.miner.hex()[:8]} against its own numbers ({why})", place)
+        row = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
+    tables = [len(row.table(name).beyond) for name in STATISTICS]
+    for judgement in verdict.judgements:
+        group = f"group {judgement.index} of miner {miner}"
+        if judgement.accepted and [len(getattr(judgement.counts, name).steps) for name in STATISTICS] != tables:
+            raise ProtocolError(f"accepts {group} without counting the steps of its thresholds", place)
+        own = own_rejection(judgement.counts, row) or ""
+        if judgement.reason != own and judgement.reason in ("", *OWN_REASONS.values()):
+            given = f"refuses {group} ({judgement.reason})" if judgement.reason else f"accepts {group}"
+            raise ProtocolError(f"{given} against its own numbers ({own or 'accepted'})", place)
+    evidence = evidence_of(earlier, proof, verdict.miner, verdict.miner_arithmetic)
+    reason = joint_rejection(verdict.judgements, evidence, row)
+    if reason and any(judgement.accepted for judgement in verdict.judgements):
+        raise ProtocolError(f"accepts miner {miner} against its own numbers ({reason})", place)

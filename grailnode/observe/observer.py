@@ -10,9 +10,9 @@ from grailnode.observe.state import MinerKind, MinerRow, NetworkState, NodeRow, 
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
+from protocol.encoding import REWARD_UNIT
 from protocol.errors import ExpiredError, ProtocolError
-from protocol.judging.binomial import pass_at_k
-from protocol.judging.ledger import Evaluation, LedgerRow, Summary
+from protocol.judging.ledger import SHARE, Evaluation, LedgerRow, Summary, pass_at_k
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
@@ -242,7 +242,7 @@ class Observer:
                     version=summary.version,
                     accepted=accepted_groups,
                     rejected=sum(judgement.rejected for judgement in judgements),
-                    reward=sum(rewards) / len(rewards) if rewards else None,
+                    reward=sum(rewards) / (len(rewards) * REWARD_UNIT) if rewards else None,
                     pass_at_1=evaluation.pass_at(1) if evaluation else None,
                     pass_at_k=evaluation.pass_at(self._pass_at(evaluation)) if evaluation else None,
                     strata=tuple(
@@ -275,7 +275,7 @@ class Observer:
                     submitted=sum(verdict.submitted for verdict in verdicts),
                     accepted=sum(judgement.accepted for judgement in judgements),
                     rejected=dict(sorted(rejections.items())),
-                    score=scores.get(key, 0.0),
+                    score=scores.get(key, 0) / SHARE,
                 )
             )
         return tuple(sorted(rows, key=lambda row: row.name))

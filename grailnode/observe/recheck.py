@@ -1,16 +1,19 @@
 """`grailnode verify --rollout`: judge one group again, from public objects alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from grailnode.engine.compute import Compute, make_engine
 from protocol import paths
+from protocol.encoding import REWARD_UNIT
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
-from protocol.judging.evidence import surprisal_threshold
-from protocol.judging.points import mean_bound
+from protocol.judging.evidence import NO_EVIDENCE, SHARE_UNIT, Tally, advance
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from protocol.proof import Thresholds
+from protocol.proof import DECADE, STATISTICS, StatisticName, Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
+from protocol.rollout.sampling import NOISE_UNIT
 from roles.node.identity import Node
 from roles.participants import list_announced_keys
 from roles.policy.assignment import Task
@@ -19,6 +22,10 @@ from roles.policy.serving import serve
 from roles.ports import NotFoundError
 from roles.records import fetch_record
 from roles.validator.judge import Judge
+
+_TRIALS: Final[dict[StatisticName, str]] = {
+    "sketch": "positions", "margin": "tokens", "stop": "rollouts", "luck": "shares of rollouts",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,59 +167,24 @@ async def _validator_result(
     return ValidatorResult(key, text, contradicts=own.reason != judgement.reason)
 
 
-def _statistics(judgement: Judgement, group: Group, thresholds: Thresholds) -> tuple[Statistic, ...]:
-    claims = ", ".join(f"{rollout.reward:g}" for rollout in group.rollouts)
-    rewards = ", ".join(f"{reward:g}" for reward in judgement.rewards) or "not reached"
-    n = judgement.tokens
-    return (
-        Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted),
-        Statistic(
-            "sketch misses",
-            f"{judgement.sketch_misses} of {judgement.positions} beyond {thresholds.sketch_tolerance} units",
-            f"{judgement.positions * thresholds.sketch_rate:.2g} expected",
-            judgement.reason != Reason.SKETCH,
-        ),
-        Statistic(
-            "median distance",
-            f"{judgement.sketch_median:g} units",
-            f"{thresholds.sketch_median} units",
-            judgement.sketch_median <= thresholds.sketch_median,
-        ),
-        Statistic(
-            "margin misses",
-            f"{judgement.margin_misses} of {n} beyond {thresholds.margin:g}",
-            f"{n * thresholds.margin_rate:.2g} expected",
-            judgement.reason != Reason.SAMPLING,
-        ),
-        Statistic(
-            "sketch points",
-            f"{judgement.sketch_points}",
-            f"{judgement.positions * mean_bound(thresholds.sketch_steps):.2g} expected",
-            judgement.reason != Reason.SKETCH,
-        ),
-        Statistic(
-            "margin points",
-            f"{judgement.margin_points}",
-            f"{n * mean_bound(thresholds.margin_steps):.2g} expected",
-            judgement.reason != Reason.SAMPLING,
-        ),
-        Statistic(
-            "rollouts with a far margin",
-            f"{judgement.far_rollouts}, beyond {thresholds.far_margin:g}",
-            f"{n * thresholds.far_rate:.2g} expected",
-            judgement.reason != Reason.SAMPLING,
-        ),
-        Statistic(
-            "worst margin",
-            f"{judgement.worst_margin:.3g}",
-            f"{thresholds.margin_limit:g}",
-            judgement.worst_margin <= thresholds.margin_limit,
-        ),
-        Statistic(
-            "least probable scope",
-            f"10^{-judgement.surprisal + 0.0:.1f}",
-            f"10^-{surprisal_threshold(thresholds):.1f}",
-            judgement.surprisal <= surprisal_threshold(thresholds),
-        ),
-        Statistic("rewards", rewards, f"claimed {claims}", judgement.reason != Reason.REWARD),
-    )
+def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[Statistic, ...]:
+    """Return a line for each statistic, if the check came as far, between the reason and the rewards."""
+    lines = [Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted)]
+    if judgement.counts.computed:
+        evidence = advance(NO_EVIDENCE, judgement.counts, row)
+        for name in STATISTICS:
+            decades, limit = max(evidence[name]) / DECADE, row.threshold / DECADE
+            value = _counts_text(name, getattr(judgement.counts, name), row.table(name).beyond)
+            lines.append(Statistic(name, value, f"evidence {decades:.1f}, at most {limit:.1f}", decades <= limit))
+    claims = ", ".join(f"{rollout.reward / REWARD_UNIT:g}" for rollout in group.rollouts)
+    rewards = ", ".join(f"{reward / REWARD_UNIT:g}" for reward in judgement.rewards) or "not reached"
+    return (*lines, Statistic("rewards", rewards, f"claimed {claims}", judgement.reason != Reason.REWARD))
+
+
+def _counts_text(name: StatisticName, tally: Tally, beyond: Sequence[int]) -> str:
+    """Write trials and how many of them reach each step: '1200 positions: 3 beyond 32, 0 beyond 64'."""
+    trials = tally.trials / SHARE_UNIT if name == "luck" else tally.trials
+    reached = [sum(tally.steps[place:]) for place in range(len(beyond))]
+    unit = 1 if name == "sketch" else NOISE_UNIT
+    steps = ", ".join(f"{count} beyond {step * unit:.3g}" for count, step in zip(reached, beyond, strict=True))
+    return f"{trials:g} {_TRIALS[name]}: {steps}"

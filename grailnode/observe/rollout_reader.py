@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from grailnode.engine.policy import Tokenizer
 from protocol import environments, paths
+from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, Group, open_group
@@ -106,7 +107,8 @@ async def _read_miner(node: Node, tokenizer: Tokenizer, window: int, miner: byte
                     prompt=tokenizer.decode(group.prompt_tokens),
                     completion=tokenizer.decode(rollout.tokens),
                     tokens=len(rollout.tokens),
-                    reward=rollout.reward if rewards is None or index >= len(rewards) else rewards[index],
+                    reward=(rollout.reward if rewards is None or index >= len(rewards) else rewards[index])
+                    / REWARD_UNIT,
                     reasons=tuple(
                         dict.fromkeys(judgement.reason for judgement in judgements if not judgement.accepted)
                     ),

@@ -18,9 +18,9 @@ from protocol.digest import content_digest, digest_weights
 from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Authority
 from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
+from protocol.judging.ledger import GROUP, SHARE
 from protocol.proof import EXACT_PROOF
 from protocol.quantization import quantize
-from protocol.judging.ledger import GROUP, SHARE
 from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from roles.node.identity import Node
 from roles.ports import ObjectStore

@@ -16,6 +16,7 @@ N * level (Doob), at whichever group one looks. A row's threshold is log10(J / l
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
@@ -46,9 +47,7 @@ class Tally(Record):
     steps: Annotated[tuple[Number, ...], Field(max_length=MAX_STEPS)] = ()
 
     def __add__(self, other: "Tally") -> "Tally":
-        if not (self.steps and other.steps):
-            return other if other.steps else self
-        steps = tuple(one + two for one, two in zip(self.steps, other.steps, strict=True))
+        steps = tuple(one + two for one, two in zip_longest(self.steps, other.steps, fillvalue=0))
         return Tally(trials=self.trials + other.trials, steps=steps)
 
 
@@ -189,7 +188,7 @@ def count_group(
     )
 
 
-def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], thresholds: Thresholds) -> Tally:
+def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], beyond: Sequence[int]) -> Tally:
     """Count the rollouts of a group with a miss, and those of them with a reward above the group's mean.
 
     Honest misses know nothing of rewards. A longer rollout has one more often, but by no more than its length: so of
@@ -198,19 +197,18 @@ def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[in
 
     Args:
         margins, lengths: see `count_group`; rewards: of each rollout, in millionths.
+        beyond: the steps of `luck`.
     """
-    beyond = thresholds.luck.beyond
-    total = sum(rewards)
-    high = [reward * len(rewards) > total for reward in rewards]
-    tokens = sum(length for length, is_high in zip(lengths, high, strict=True) if is_high)
+    total, none = sum(rewards), (0,) * len(beyond)
+    high = np.array([reward * len(rewards) > total for reward in rewards])
+    if not high.any():
+        return Tally(trials=0, steps=none)
     # The larger of two shares, in thousandths, rounded up.
-    share = max(-(-SHARE_UNIT * tokens // sum(lengths)), -(-SHARE_UNIT * sum(high) // len(high)))
+    tokens, rollouts = int(np.array(lengths)[high].sum()), int(high.sum())
+    share = max(-(-SHARE_UNIT * tokens // sum(lengths)), -(-SHARE_UNIT * rollouts // len(rewards)))
     largest = np.maximum.reduceat(margins, np.cumsum([0, *lengths[:-1]]))
-    has_miss = largest > beyond[0]
-    if not any(high):
-        return Tally(trials=0, steps=(0,) * len(beyond))
-    lucky = _tally(largest[has_miss & np.array(high)], beyond)
-    return Tally(trials=share * int(has_miss.sum()), steps=lucky.steps)
+    misses = largest > beyond[0]
+    return Tally(trials=share * int(misses.sum()), steps=_tally(largest[misses & high], beyond).steps)
 
 
 def whole_margins(margins: np.ndarray, unit: float) -> np.ndarray:

@@ -4,7 +4,10 @@ A summary states the result of every miner's pledge in a window. A validator pub
 reveals the summary, so that no validator can wait for another's results and copy them (docs/spec/ledger.md).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import comb
 from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
@@ -13,7 +16,6 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.binomial import pass_at_k
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
@@ -135,6 +137,26 @@ class StratumResult(Record):
     @property
     def problems(self) -> int:
         return sum(self.right)
+
+
+def pass_at_k(right: Sequence[int], k: int) -> float:
+    """Return the probability that at least one of k completions solves a problem: the mean over problems of the
+    unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1).
+
+    If c of a problem's n completions are right, 1 - C(n - c, k) / C(n, k) is the share of the choices of k among them
+    that have a right one.
+
+    Args:
+        right: right[c] is the number of problems of which c completions are right; n is its length less 1, and there is
+            at least one problem.
+        k: 1 to n.
+    """
+    completions = len(right) - 1
+    solved = sum(
+        (1 - Fraction(comb(completions - count, k), comb(completions, k))) * problems
+        for count, problems in enumerate(right)
+    )
+    return float(Fraction(solved) / sum(right))
 
 
 class Evaluation(Record):
@@ -397,7 +419,8 @@ def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arith
     """
     evidence = NO_EVIDENCE
     for summary in ledger:
-        for row in summary.rows:
+        place = bisect_left(summary.rows, miner, key=lambda row: row.miner)
+        for row in summary.rows[place : place + 1]:
             if row.miner == miner and row.arithmetic == arithmetic and row.accepted:
                 evidence = advance(evidence, row.counts, proof.row(arithmetic, summary.arithmetic))
     return evidence

@@ -3,7 +3,7 @@
 import enum
 import itertools
 from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits, paths
 from protocol.encoding import Record, Reward, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import Counts, Evidence, is_improbable
-from protocol.proof import Arithmetic, Thresholds
+from protocol.judging.evidence import NO_EVIDENCE, SHARE_UNIT, Counts, Evidence, advance, exceeded, is_improbable
+from protocol.proof import STATISTICS, Arithmetic, StatisticName, Thresholds
 
 
 class Reason(enum.StrEnum):
@@ -40,6 +40,11 @@ def _check_reason(reason: str) -> str:
     return reason
 
 
+OWN_REASONS: Final[dict[StatisticName, Reason]] = {
+    "sketch": Reason.SKETCH, "margin": Reason.SAMPLING, "stop": Reason.STOP, "luck": Reason.LUCK,
+}  # fmt: skip
+"""The reason against a group that its own statistic refuses."""
+
 ReasonCode = Annotated[str, AfterValidator(_check_reason)]
 
 
@@ -61,7 +66,7 @@ class Judgement(Record):
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
     digest: Digest
     reason: ReasonCode
-    tokens: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0, le=limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS)]
     counts: Counts
     rewards: Annotated[tuple[Reward, ...], Field(max_length=limits.MAX_GROUP_SIZE)]
     logprobs: bytes
@@ -72,6 +77,8 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
+        if max(getattr(self.counts, name).trials for name in STATISTICS) > SHARE_UNIT * self.tokens:
+            raise ValueError("more trials than tokens can have")
         return self
 
     @property
@@ -147,6 +154,12 @@ class ReauditVerdict(Verdict):
     @property
     def path(self) -> str:
         return paths.reaudit(self.validator, self.window, self.miner)
+
+
+def own_rejection(counts: Counts, thresholds: Thresholds) -> Reason | None:
+    """Return the reason to reject a group for its own statistics, or None."""
+    statistic = exceeded(advance(NO_EVIDENCE, counts, thresholds), thresholds)
+    return None if statistic is None else OWN_REASONS[statistic]
 
 
 def joint_rejection(judgements: Iterable[Judgement], evidence: Evidence, thresholds: Thresholds) -> Reason | None:

@@ -268,9 +268,7 @@ def drawn_stops(
     return taken.index_put((rows,), drawn)
 
 
-def _places(
-    seeds: Sequence[bytes], lengths: Sequence[int], first: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _places(seeds: Sequence[bytes], lengths: Sequence[int], first: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N]; see `batch_margins`."""
     counts = torch.tensor(lengths, dtype=torch.int64, device=device)
     begins = counts.cumsum(0) - counts

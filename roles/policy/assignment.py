@@ -80,7 +80,7 @@ class Task:
         return await self.rewards_for_attempts([(problem, completion) for completion in completions])
 
     async def rewards_for_attempts(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[int, ...]:
-        """Return the environment's rewards, in millionths, for completions (token ids) of several problems, in order."""
+        """Return the environment's rewards, in millionths, for completions (token ids) of several problems."""
         # A reward that takes microseconds is not worth a change of threads of its own.
         size = max(1, len(attempts)) if self.at_once == 1 else 1
         parts = [attempts[start : start + size] for start in range(0, len(attempts), size)]

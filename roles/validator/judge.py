@@ -1,29 +1,18 @@
 """The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
 
-Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, reward, luck. The sketch comes before
-sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did but drew
-other tokens.
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, reward, luck. The sketch comes
+before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did
+but drew other tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
-from protocol.judging.evidence import (
-    NO_COUNTS,
-    NO_EVIDENCE,
-    Counts,
-    advance,
-    count_group,
-    count_luck,
-    exceeded,
-    repeated_positions,
-    whole_margins,
-)
-from protocol.judging.verdict import Judgement, Reason
-from protocol.proof import StatisticName, Thresholds
+from protocol.judging.evidence import NO_COUNTS, Counts, count_group, count_luck, repeated_positions, whole_margins
+from protocol.judging.verdict import Judgement, Reason, own_rejection
+from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
 from protocol.rollout.sampling import NOISE_UNIT
@@ -31,9 +20,6 @@ from roles.policy.assignment import Assignment, Task
 from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward
 
-_REASONS: Final[dict[StatisticName, Reason]] = {
-    "sketch": Reason.SKETCH, "margin": Reason.SAMPLING, "stop": Reason.STOP, "luck": Reason.LUCK,
-}  # fmt: skip
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 
 
@@ -105,9 +91,7 @@ class Judge:
 
             for index, check in zip(sound, await self._task.run_sync(check_positions), strict=True):
                 group, assignment = groups[index][0], assignments[index]
-                checks[index] = (
-                    check if check.reason else await self._check_rewards(group, assignment, check, thresholds)
-                )
+                checks[index] = await self._check_rewards(group, assignment, check, thresholds)
         return [
             _judgement(group.index, digest, _token_count(group), check)
             for (group, digest), check in zip(groups, checks, strict=True)
@@ -146,31 +130,29 @@ class Judge:
         lengths, repeats = list(map(len, completions)), repeated_positions(completions)
         counts = count_group(distances, margins, positions.stops.numpy(), lengths, thresholds, repeats)
         logprobs = positions.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
-        return GroupCheck(_reason(counts, thresholds), counts, logprobs=logprobs, margins=margins)
+        return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
     async def _check_rewards(
         self, group: Group, assignment: Assignment, check: GroupCheck, thresholds: Thresholds
     ) -> GroupCheck:
-        """Compare the miner's rewards with the environment's, and count where misses fall among these."""
+        """Compare the rewards of a group that holds so far with the environment's, and count where misses fall among
+        these.
+        """
+        if check.reason is not None:
+            return check
         rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
         if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, check.counts)
         lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
-        luck = count_luck(check.margins, lengths, rewards, thresholds)
+        luck = count_luck(check.margins, lengths, rewards, thresholds.luck.beyond)
         counts = check.counts.model_copy(update={"luck": luck})
-        return replace(check, reason=_reason(counts, thresholds), counts=counts, rewards=rewards)
+        return replace(check, reason=own_rejection(counts, thresholds), counts=counts, rewards=rewards)
 
 
 def filter_bounds(thresholds: Thresholds) -> tuple[float, float, float]:
     """Return the slack, the limit and the cap of margins with filters (`sampling.batch_margins`), by a row."""
     beyond = thresholds.margin.beyond
     return beyond[0] * NOISE_UNIT, beyond[-1] * NOISE_UNIT, beyond[min(1, len(beyond) - 1)] * NOISE_UNIT
-
-
-def _reason(counts: Counts, thresholds: Thresholds) -> Reason | None:
-    """Return the reason to reject a group for its own evidence."""
-    statistic = exceeded(advance(NO_EVIDENCE, counts, thresholds), thresholds)
-    return None if statistic is None else _REASONS[statistic]
 
 
 def _token_count(group: Group) -> int:

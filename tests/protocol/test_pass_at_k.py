@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from protocol.judging.binomial import pass_at_k
+from protocol.judging.ledger import pass_at_k
 
 
 def slow_pass_at_k(completions: list[bool], k: int) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol.judging.points import LOG_WEIGHTS, count_points, log_factors, log_tail, mean_bound
 
 from protocol.judging.evidence import (
     MAX_SURPRISAL,
@@ -19,7 +20,6 @@ from protocol.judging.evidence import (
     surprisal_threshold,
     window_surprisal,
 )
-from protocol.judging.points import LOG_WEIGHTS, count_points, log_factors, log_tail, mean_bound
 from protocol.limits import MAX_POINTS, MAX_STEPS
 from protocol.proof import Step, Thresholds
 from tests.support.builders.samples import thresholds

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from protocol.judging.points import count_points
 
 from protocol import errors
 from protocol.chain.manifest import Head, Manifest
@@ -20,7 +21,6 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
 from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, points_surprisal
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
-from protocol.judging.points import count_points
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.round_checks import check_next_manifest, owner, turn_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from protocol.judging.points import count_points
 
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import Trust
@@ -19,7 +20,6 @@ from protocol.encoding import pack, unpack
 from protocol.identity.signing import Envelope, Signature, sign
 from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, points_surprisal
 from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
-from protocol.judging.points import count_points
 from protocol.proof import Step
 from protocol.rollout import challenge
 from tests.support.builders import samples

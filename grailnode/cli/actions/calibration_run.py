@@ -157,17 +157,18 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
     prompt, chat = _prompts(options, policy)
+    params = SamplingParams(rules.temperature, requirements.completion_tokens(rules), policy.stops)
+    has_rewards = options.prompts is None
     work = CalibrationTask(
         policy=policy,
-        params=SamplingParams(
-            temperature=rules.temperature, max_tokens=requirements.completion_tokens(rules), stops=policy.stops
-        ),
+        params=params,
         group_size=rules.group_size,
         prompt=prompt,
         kind=options.sketch,
         seed=options.seed,
         chat=chat,
         lora=_lora(options, policy),
+        rewards=prompts.rewards_of(rules.environment, policy.tokenizer, params) if has_rewards else None,
     )
     _check_device(options.device)
     if options.python is not None and not options.uses_vllm:

@@ -1,17 +1,15 @@
 """The tables that `grailnode calibrate`, `inspect` and `verify --rollout` print."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from rich.table import Table
 
 from grailnode.calibration.proof_file import MeasuredRow, PairRow
-from grailnode.calibration.thresholds import WIDEST_MARGIN
 from grailnode.convert.inspect_patch import InspectedPatch
 from grailnode.observe.recheck import GroupReference, RecheckedGroup
-from protocol.proof import Step
-
-_UNKNOWN_TAIL: Final = " (too few tokens to tell how far the noise of the widest pair reaches: measure more --rollouts)"
+from protocol.proof import RATE_UNIT
+from protocol.proof import Table as Steps
+from protocol.rollout.sampling import NOISE_UNIT
 
 
 def pairs_table(rows: Sequence[PairRow]) -> Table:
@@ -19,7 +17,16 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
     caption = "distances in sketch units; margins and shifts in logits / temperature"
     table = Table(title="Honest distribution", caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("pair", no_wrap=True)
-    for title in ("tokens", "states", "distance\n99.9%", "\nmax", "\nmissed", "margin\nmax", "\nmissed", "shift\nmax"):
+    for title in (
+        "tokens",
+        "states",
+        "distance\n99.9%",
+        "\nmax",
+        "margin\nmax",
+        "\nmissed",
+        "stops\nmissed",
+        "shift\nmax",
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -27,40 +34,34 @@ def pairs_table(rows: Sequence[PairRow]) -> Table:
             str(row.tokens),
             str(row.positions),
             *(f"{value:g}" for value in row.distances[2:]),
-            f"{row.sketch_misses:.3%}",
             f"{row.margins[2]:.2g}",
             f"{row.margin_misses:.3%}",
+            f"{row.stop_misses:.3%}",
             f"{row.largest_shift:.2g}",
         )
     return table
 
 
-def _steps(steps: Sequence[Step]) -> str:
-    return ", ".join(f"{step.points} beyond {step.beyond:.3g} ({step.rate:.2g})" for step in steps)
-
-
 def threshold_lines(row: MeasuredRow) -> list[str]:
     """Return the thresholds of a row and what they refuse, in lines."""
-    spec = row.thresholds
-    certainty = f"with {spec.confidence:.0%} confidence, were misses {row.measured.headroom:g} times as frequent"
-    tail = _UNKNOWN_TAIL if spec.margin_limit == WIDEST_MARGIN else ""
-    lines = [
-        f"miners in {spec.miner}, validators in {spec.validator}",
-        f"sketch: a position misses beyond {spec.sketch_tolerance}, at a rate of at most "
-        f"{spec.sketch_rate:.2g} ({certainty}); median of a group at most {spec.sketch_median}",
-        f"sampling: a token misses beyond a margin of {spec.margin:.2g}, at a rate of at most {spec.margin_rate:.2g} "
-        f"({certainty}); beyond {spec.far_margin:.3g} at a rate of at most {spec.far_rate:.2g} (extrapolated); none "
-        f"beyond {spec.margin_limit:.3g}{tail}",
-        f"points of a position, with the honest rate beyond each step: {_steps(spec.sketch_steps)}",
-        f"points of a token: {_steps(spec.margin_steps)}",
-        f"one test refuses honest work with probability {spec.level:g}; measured on {spec.positions} positions",
-    ]
+    spec, measured = row.thresholds, row.measured
+    units = {"sketch": 1.0, "margin": NOISE_UNIT, "stop": NOISE_UNIT}
+    lines = [f"miners in {spec.miner}, validators in {spec.validator}"]
+    for name, unit in units.items():
+        table: Steps = getattr(spec, name)
+        steps = zip(table.beyond, table.rates, strict=True)
+        text = ", ".join(f"{step * unit:.2g}: {rate / RATE_UNIT:.2g}" for step, rate in steps)
+        lines.append(f"{name}: beyond each step, honest work at most: {text}")
     lines += [
-        f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.rollouts:.1%} of rollouts, "
-        f"{copy.groups:.1%} of groups, {copy.windows:.1%} of windows of {row.measured.window} groups"
-        for copy in row.measured.copies
+        f"with {spec.confidence_ppm / 1e6:.0%} confidence, were misses {measured.headroom:g} times as frequent; "
+        f"N honest groups are refused with a probability of at most N * {measured.level:g}; measured on "
+        f"{spec.positions} positions",
     ]
-    return lines
+    return lines + [
+        f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.groups:.1%} of groups, "
+        f"{copy.windows:.1%} of windows of {measured.window} groups"
+        for copy in measured.copies
+    ]
 
 
 def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:

@@ -1,16 +1,9 @@
-"""Exact binomial tests, the confidence bounds that calibration needs, and pass@k. Pure arithmetic.
-
-Honest noise makes a position miss its tolerance with a small probability. `grailnode calibrate` bounds this probability
-with `rate_bound`; protocol/judging/evidence.py then tests a number of misses with `binomial_tail`, for a rollout of 5
-tokens as for a window of 50,000.
-"""
+"""Binomial tails, and the confidence bounds on rates that calibration needs. Pure arithmetic."""
 
 import math
-from collections.abc import Sequence
-from fractions import Fraction
-from math import comb
+from typing import Final
 
-_NEGLIGIBLE = 1e-17  # relative size of a term after which the rest of a tail does not change the sum
+_NEGLIGIBLE: Final = 1e-17  # relative size of a term after which the rest of a tail does not change the sum
 
 
 def binomial_tail(events: int, trials: int, rate: float) -> float:
@@ -61,23 +54,3 @@ def rate_bound(events: int, trials: int, confidence: float) -> float:
         else:
             high = middle
     return high
-
-
-def pass_at_k(right: Sequence[int], k: int) -> float:
-    """Return the probability that at least one of k completions solves a problem: the mean over problems of the
-    unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1).
-
-    If c of a problem's n completions are right, 1 - C(n - c, k) / C(n, k) is the share of the choices of k among them
-    that have a right one.
-
-    Args:
-        right: right[c] is the number of problems of which c completions are right; n is its length less 1, and there is
-            at least one problem.
-        k: 1 to n.
-    """
-    completions = len(right) - 1
-    solved = sum(
-        (1 - Fraction(comb(completions - count, k), comb(completions, k))) * problems
-        for count, problems in enumerate(right)
-    )
-    return float(Fraction(solved) / sum(right))

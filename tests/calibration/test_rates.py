@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.judging.binomial import binomial_tail, rate_bound
+from grailnode.calibration.rates import binomial_tail, rate_bound
 
 
 def exact_tail(events: int, trials: int, rate: Fraction) -> Fraction:
