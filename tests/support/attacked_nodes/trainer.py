@@ -10,7 +10,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, sign
-from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
+from protocol.judging.ledger import SHARE, LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import NotFoundError, StoreError
@@ -24,7 +24,7 @@ from tests.support.simulation.virtual_clock import TrioClock
 
 FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
 STRANGER = SigningKey(bytes([23]) * 32)
-WINDOW = 2
+WINDOW = 5  # in which a canary has false groups
 
 
 class SilentStore(MemoryStore):
@@ -91,7 +91,7 @@ class AttackedTrainer:
     def summary(self, validator: SigningKey, *verdicts: Verdict, **changes: Any) -> Summary:
         """Return a summary that lists verdicts, and by which the miner earns something."""
         fields: dict[str, Any] = {"run": self.run_id, "window": WINDOW, "version": 0, "validator": validator.public}
-        fields["scores"] = ((MINER.public, 1.0),)
+        fields["scores"] = ((MINER.public, SHARE),)
         return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | changes))
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:
