@@ -145,14 +145,14 @@ def test_a_stop_is_taken_or_drawn(first: int) -> None:
     positions = torch.cat([torch.arange(first, first + lengths[0]), torch.arange(lengths[2])])
     words = sampling.seed_words(seeds(3)).repeat_interleave(torch.tensor(lengths), dim=0)
     chosen = sampling.choose(logits, words, positions, temperature)
-    tokens = torch.where(torch.rand(count, generator=generator) < 0.5, torch.randint(12, (count,)), chosen)
+    tokens = torch.where(
+        torch.rand(count, generator=generator) < 0.5, torch.randint(12, (count,), generator=generator), chosen
+    )
     parts = seeds(3), lengths, temperature
     margins = sampling.batch_margins(logits, tokens, *parts, first=first)
     drawn = sampling.drawn_stops(logits, tokens, margins, *parts, stops, first=first)
-    expected = [
-        token in stops or choice in stops for token, choice in zip(tokens.tolist(), chosen.tolist(), strict=True)
-    ]
-    assert drawn.tolist() == expected
+    ids = torch.tensor(stops)
+    assert torch.equal(drawn, torch.isin(tokens, ids) | torch.isin(chosen, ids))
 
 
 def test_largest_noise_bounds_the_noise() -> None:
