@@ -80,13 +80,9 @@ class FusedModel(torch.nn.Module):
 
 def weights_of(seed: int) -> dict[str, Tensor]:
     """Return random bit patterns: NaN payloads, infinities and negative zeros among them."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randint(-(1 << 15), 1 << 15, shape, generator=generator, dtype=torch.int32)
-        .to(torch.int16)
-        .view(torch.bfloat16)
-        for name, shape in SHAPES.items()
-    }
+    generator, bounds = torch.Generator().manual_seed(seed), (-(1 << 15), 1 << 15)
+    words = {name: torch.randint(*bounds, shape, generator=generator) for name, shape in SHAPES.items()}
+    return {name: tensor.to(torch.int16).view(torch.bfloat16) for name, tensor in words.items()}
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -154,12 +150,10 @@ def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> Non
 def test_a_patch_is_committed_and_undone_bit_by_bit(seed: int, share: float) -> None:
     weights, other = weights_of(seed), weights_of(seed + 1)
     generator = torch.Generator().manual_seed(seed)
-    target = {
-        name: torch.where(torch.rand(tensor.shape, generator=generator) < share, bits(other[name]), bits(tensor)).view(
-            torch.bfloat16
-        )
-        for name, tensor in weights.items()
-    }
+    target = {}
+    for name, tensor in weights.items():
+        is_changed = torch.rand(tensor.shape, generator=generator) < share
+        target[name] = torch.where(is_changed, bits(other[name]), bits(tensor)).view(torch.bfloat16)
     model = FusedModel(torch.float32)
     engine_weights = ServedWeights(map_tensors(model, SHAPES))
     for name, tensor in weights.items():
@@ -225,15 +219,13 @@ def test_a_patch_for_other_weights_is_refused(tmp_path: Path) -> None:
 def test_weights_that_were_changed_behind_our_back_are_found(dtype: torch.dtype, tmp_path: Path) -> None:
     weights = weights_of(0)
     model, engine_weights = loaded(weights, dtype, tmp_path)
-    model.qkv.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[9, 2] ^= 1 << (
-        0 if dtype == torch.bfloat16 else 16
-    )
-    model.norm.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[0] ^= 1  # in float32 no BF16 number
-    with pytest.raises(
-        DifferentWeightsError, match=r"differ from version 0 in 2 tensors: k\.weight, norm\.weight"
-    ) as e:
+    words, bit = (torch.int16, 0) if dtype == torch.bfloat16 else (torch.int32, 16)
+    model.qkv.view(words)[9, 2] ^= 1 << bit
+    model.norm.view(words)[0] ^= 1  # in float32 no BF16 number
+    line = r"differ from version 0 in 2 tensors: k\.weight, norm\.weight"
+    with pytest.raises(DifferentWeightsError, match=line) as error_info:
         engine_weights.verify(0, digest_weights(weights))
-    assert e.value.tensors == ("k.weight", "norm.weight")
+    assert error_info.value.tensors == ("k.weight", "norm.weight")
     assert engine_weights.version is None
 
 
