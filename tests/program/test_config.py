@@ -14,11 +14,6 @@ from tests.support.builders.recipes import demo_recipe
 SAMPLING = SamplingParams(1.0, 8, (1,))
 
 
-@pytest.fixture
-def run_toml(tmp_path: Path) -> Path:
-    return workspace.create(tmp_path, demo_recipe()).config
-
-
 def test_the_file_of_init_is_complete_and_true(run_toml: Path):
     config = load(run_toml)
     assert config.at(config.run.manifest).is_file()
