@@ -204,25 +204,20 @@ class EngineContract:
         assert engine.version == 0
 
     @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
-    async def test_weights_that_do_not_fit_the_model_are_refused(
-        self, model: CausalModel, engine: Engine, fault: str
-    ) -> None:
+    async def test_weights_that_do_not_fit_are_refused(self, model: CausalModel, engine: Engine, fault: str) -> None:
         weights: dict[str, Tensor] = random_weights(model)
         if fault == "missing":
             del weights["model.norm.weight"]
-        elif fault == "unknown":
-            weights["model.extra.weight"] = torch.zeros(1, dtype=torch.bfloat16)
         else:
-            weights["model.norm.weight"] = torch.zeros(1, dtype=torch.bfloat16)
+            name = "model.extra.weight" if fault == "unknown" else "model.norm.weight"
+            weights[name] = torch.zeros(1, dtype=torch.bfloat16)
         with pytest.raises(EngineError, match=r"model\."):
             await engine.stage(1, weights)
         assert engine.version == 0
         with pytest.raises(EngineError, match="nothing is staged"):
             await engine.commit()
 
-    async def test_patches_give_the_rollouts_of_the_whole_weights(
-        self, model: CausalModel, new_engine: NewEngine
-    ) -> None:
+    async def test_patches_give_the_rollouts_of_whole_weights(self, model: CausalModel, new_engine: NewEngine) -> None:
         weights = random_weights(model)
         engine = await serving(new_engine, weights)
         for version in range(1, 4):

@@ -153,10 +153,9 @@ def digest() -> str:
     ("processor", "torch_kernels"), [("haswell", "avx2"), ("nehalem", "default"), ("skylake-avx512", "avx512")]
 )
 def test_other_instruction_sets_change_no_bit(processor: str, torch_kernels: str, tmp_path: object) -> None:
-    names = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "ATEN_CPU_CAPABILITY": torch_kernels}
-    names |= {"NUMBA_CACHE_DIR": str(tmp_path), "DNNL_MAX_CPU_ISA": "SSE41"}
+    variables = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "ATEN_CPU_CAPABILITY": torch_kernels}
+    variables |= {"NUMBA_CACHE_DIR": str(tmp_path), "DNNL_MAX_CPU_ISA": "SSE41"}
     script = "from tests.engine.test_exact_numerics import digest; print(digest())"
-    run = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **names}, capture_output=True, text=True, check=False
-    )
+    command, environment = [sys.executable, "-c", script], os.environ | variables
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.stdout.strip() == digest(), run.stderr[-500:]

@@ -133,9 +133,7 @@ def stage_weights(files: Checkpoints, version: int) -> None:
     files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), files.write_weights(version, WEIGHTS)))
 
 
-def test_patches_are_applied_to_the_checkpoint_when_there_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_patches_are_applied_to_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "MAX_PATCHES", 3)
     files, weights = Checkpoints(tmp_path), WEIGHTS
     stage_weights(files, 0)

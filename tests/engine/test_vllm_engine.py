@@ -70,9 +70,7 @@ class TestVllmEngine(EngineContract):
     ],
     ids=["plain", "temperature", "filters"],
 )
-async def test_rollouts_are_those_of_the_torch_engine(
-    model: CausalModel, new_engine: NewEngine, params: SamplingParams
-) -> None:
+async def test_rollouts_are_those_of_torch(model: CausalModel, new_engine: NewEngine, params: SamplingParams) -> None:
     weights = random_weights(model)
     engine = await serving(new_engine, weights)
     for expected, generation in await check_tokens(engine, model, weights, params, count=100):
@@ -80,9 +78,7 @@ async def test_rollouts_are_those_of_the_torch_engine(
         torch.testing.assert_close(generation.logprobs, expected.logprobs, rtol=0, atol=NOISE)
 
 
-async def test_the_states_may_come_from_a_prefill_by_torch(
-    model: CausalModel, server: BendableServer, tmp_path: Path
-) -> None:
+async def test_states_may_come_from_torch(model: CausalModel, server: BendableServer, tmp_path: Path) -> None:
     weights = random_weights(model)
     target, requests = changed(weights, 1), requests_of_many_lengths()
     engine = TorchPrefill(VllmEngine(model, server, tmp_path, states=False), TorchEngine(model))

@@ -126,7 +126,7 @@ async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model
     ],
     ids=["node", "bench"],
 )
-async def test_no_process_outlives_what_started_it(
+async def test_no_process_outlives_its_starter(
     policy: Policy, tmp_path: Path, kind: str, fault: signal.Signals
 ) -> None:
     program = """

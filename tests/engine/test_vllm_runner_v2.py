@@ -83,9 +83,7 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(policy: Po
 # vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none
 
 
-async def test_it_is_refused_on_a_cpu_by_its_name(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_is_refused_on_a_cpu_by_name(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check the server would take the weights, and fail at the first request."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     model = build(policy)

@@ -93,20 +93,18 @@ async def test_an_object_is_fetched_once(store: CachedStore, source: CountingSto
 
 async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: DiskCache):
     data = await source.add(20 * PIECE + 1)
-    reports: list[tuple[int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     for cut in (5 * PIECE, 11 * PIECE):
         source.cut_after = cut
-        store = CachedStore(
-            source, cache, lambda _, byte_count, total: reports.append((byte_count, total)), piece_bytes=PIECE
-        )
+        store = CachedStore(source, cache, lambda *report: reports.append(report), piece_bytes=PIECE)
         with pytest.raises(StoreError, match="reset"):
             await store.get(path_of(data), len(data))
     source.cut_after = None
     assert await CachedStore(source, cache, piece_bytes=PIECE).get(path_of(data), len(data)) == data
     assert source.sent_bytes == len(data)  # no byte was fetched twice
-    arrived_bytes = [byte_count for byte_count, _ in reports]
+    arrived_bytes = [byte_count for _, byte_count, _ in reports]
     assert arrived_bytes == sorted(arrived_bytes)
-    assert {total for _, total in reports} == {len(data)}
+    assert {total for *_, total in reports} == {len(data)}
 
 
 async def _download(root: Path, dies_after: int | None = None) -> int:
@@ -248,7 +246,7 @@ async def test_mutable_objects_are_not_cached(store: CachedStore, source: Counti
     assert files(tmp_path / "cache") == []
 
 
-async def test_objects_are_fetched_without_the_cache_when_the_disk_fails(
+async def test_objects_are_fetched_when_the_disk_of_the_cache_fails(
     store: CachedStore, source: CountingStore, monkeypatch
 ):
     data = await source.add(5 * PIECE)

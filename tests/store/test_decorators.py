@@ -111,9 +111,8 @@ class TestLimited:
                 await super().put(path, data)
                 active -= 1
 
-        store = LimitedStore(
-            CountingStore(slow, "p/"), RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
-        )
+        limits = RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
+        store = LimitedStore(CountingStore(slow, "p/"), limits)
         async with trio.open_nursery() as nursery:
             for number in range(12):
                 nursery.start_soon(store.put, str(number), b"")

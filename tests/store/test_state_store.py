@@ -174,9 +174,7 @@ async def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(b""), _replace_by_folder])
-def test_a_state_without_its_list_of_names_is_refused_until_it_is_repaired(
-    file: Path, tmp_path: Path, change: ChangeFile
-):
+def test_a_state_without_its_list_of_names_is_refused_until_repaired(file: Path, tmp_path: Path, change: ChangeFile):
     change(tmp_path / NAME)
     with pytest.raises(StateError, match=re.escape(f"{tmp_path / NAME}: ")):
         store(tmp_path)
