@@ -234,9 +234,9 @@ async def test_a_response_that_is_not_an_object_has_a_maximum_size(store, servic
         ([], "announces more pages", MAX_EMPTY_PAGES + 2),
         (["b/{:06d}"], "announces more pages", MAX_EMPTY_PAGES + 2),
     ],
-    ids=["circular", "empty pages", "foreign keys"],
+    ids=["the same keys", "empty pages", "foreign keys"],
 )
-async def test_an_endless_listing_ends_in_an_error(store, service, keys, match, most_requests):
+async def test_a_circular_listing_ends_in_an_error(store, service, keys, match, most_requests):
     service.answer = lambda _: listing(*(key.format(len(service.requests)) for key in keys), token="again")
     await fails(paths(store, "a/"), match)
     assert 2 <= len(service.requests) <= most_requests
