@@ -164,14 +164,9 @@ def test_the_compose_network_is_complete(tmp_path: Path):
     command = shlex.split(services(file)["run"]["command"][0].partition("||")[2])
     succeed(*command[1:], cwd=tmp_path)
     directory = tmp_path / command[command.index("init") + 1]
-    assert roles(file) == [
-        ("miner", "miner-1"),
-        ("miner", "miner-2"),
-        ("trainer", "trainer"),
-        ("validator", "validator"),
-        ("validator", "validator-2"),
-    ]
-    assert {name for _, name in roles(file)} <= {path.stem for path in (directory / "keys").iterdir()}
+    names = ("miner-1", "miner-2", "trainer", "validator", "validator-2")
+    assert roles(file) == [(name.partition("-")[0], name) for name in names]
+    assert set(names) <= {path.stem for path in (directory / "keys").iterdir()}
     key_table = succeed("keys", "show", "--run", str(directory / "run.toml"))
     roles_by_name = {line.split()[0]: line.split()[-1] for line in key_table.splitlines()[1:]}
     assert roles_by_name["validator"] == roles_by_name["validator-2"] == "validator"

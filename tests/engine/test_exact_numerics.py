@@ -53,15 +53,13 @@ def engine(batch_tokens: int = 8192) -> TorchEngine:
 
 def generate(items: list[Request], batch_tokens: int = 8192) -> list[Generation]:
     """Return completions, generated in batches of so many tokens."""
-    result: list[Generation] = run_without_waiting(engine(batch_tokens).generate(items, PARAMS))
-    return result
+    return list(run_without_waiting(engine(batch_tokens).generate(items, PARAMS)))
 
 
 def prefill(items: list[Request], completions: list[tuple[int, ...]], batch_tokens: int = 8192) -> list[Forward]:
     """Return the prefill of completions, in batches of so many tokens."""
     prompts = [item.prompt for item in items]
-    result: list[Forward] = run_without_waiting(engine(batch_tokens).forward(prompts, completions))
-    return result
+    return list(run_without_waiting(engine(batch_tokens).forward(prompts, completions)))
 
 
 def equal(left: Tensor, right: Tensor) -> bool:

@@ -205,22 +205,12 @@ async def test_writes_are_refused(store, server):
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    "base",
-    [
-        "http://host/",
-        "ftp://host/",
-        "https://",
-        "host/path",
-        "https://user:secret@host/",
-        "https://h/?q=1",
-        "https://h/#f",
-        "https://h:65536/",
-        "https://h:0/",
-        "https://h:port/",
-        "https://[h/",
-    ],
-)
+NOT_HTTPS = ["http://host/", "ftp://host/", "host/path"]
+BAD_HOSTS = ["https://", "https://[h/", "https://h:65536/", "https://h:0/", "https://h:port/"]
+MORE_THAN_A_PATH = ["https://user:secret@host/", "https://h/?q=1", "https://h/#f"]
+
+
+@pytest.mark.parametrize("base", [*NOT_HTTPS, *BAD_HOSTS, *MORE_THAN_A_PATH])
 async def test_base_urls_that_are_refused(client, base):
     with pytest.raises(ValueError, match="base URL"):
         HttpsStore(base, client)
