@@ -18,7 +18,8 @@ from roles.trainer.spool import INBOX
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, verified_batch
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
+from tests.support.measuring.store_listing import copy_objects
 from tests.support.simulation import small_policy
 from tests.support.simulation.faulty_network import RULES as OPERATION_CHOICES
 from tests.support.simulation.network import Network, key
@@ -75,10 +76,8 @@ async def test_of_two_trainers_with_one_key_one_stops():
         nursery.start_soon(network.run_validator)
         nursery.start_soon(first)
         await network.until_window(3)
-        backup = MemoryStore()  # of the first trainer's state, restored on another machine with the same key
-        async for item in network.states["trainer"].list(""):
-            await backup.put(item.path, await network.states["trainer"].get(item.path, 1 << 30))
-        network.states["trainer"] = backup
+        # A backup of the first trainer's state is restored on another machine with the same key.
+        network.states["trainer"] = await copy_objects(network.states["trainer"], MemoryStore())
         nursery.start_soon(network.run_trainer)
         await network.until_window(7)
     assert len(fenced) == 1
@@ -97,24 +96,12 @@ class Trainer(Network):
 
     store: RecordingStore
 
-    def __init__(self, process: str, operation: int | None, after: bool) -> None:
+    def __init__(self, process: str, operation: int, after: bool) -> None:
         super().__init__(OPERATION_CHOICES, policy=small_policy.DIRECTORY)
         self.process = process
         self.store = RecordingStore()
         self.disk = RecordingStore()
-        self.has_crashed = False
-        self._scope = trio.CancelScope()
-        self.trigger = CrashTrigger(
-            lambda operation, path: operation != "list",
-            operation if operation is not None else 1 << 60,
-            after,
-            self._crash,
-        )
-
-    async def _crash(self) -> None:
-        self.has_crashed = True
-        self._scope.cancel()
-        await trio.sleep_forever()
+        self.trigger = CrashTrigger(lambda name, path: name != "list", operation, after)
 
     def medium(self, name: str, process: str) -> ObjectStore:
         return CrashingStore(self.store, self.trigger) if process == self.process else self.store
@@ -128,7 +115,7 @@ class Trainer(Network):
             if not may_crash:
                 await main()
             with trio.CancelScope() as scope:
-                self._scope = scope
+                self.trigger.crash = cancelling(scope)
                 await main()
             await trio.sleep(0.05)
 
@@ -167,17 +154,17 @@ class Trainer(Network):
             await trio.sleep(0.02)
 
 
-async def play(process: str, operation: int | None, after: bool) -> tuple[dict[int, str], bool]:
+async def play(process: str, operation: int, after: bool) -> tuple[dict[int, str], bool]:
     """Return the digests of a trainer's weights by version, and whether it died."""
     with trio.fail_after(600):
         trainer = Trainer(process, operation, after)
-        return await trainer.publish_batches(), trainer.has_crashed
+        return await trainer.publish_batches(), trainer.trigger.has_fired
 
 
 @cache
 def weights_without_crash() -> dict[int, str]:
     """Return the digests of a trainer's weights by version if no process dies."""
-    weights, _ = run_seeded(0, play, "/training", None, False)
+    weights, _ = run_seeded(0, play, "/training", 1 << 60, False)
     return dict(weights)
 
 

@@ -221,7 +221,7 @@ class Life:
             await trio.sleep(chance.choice([0, 5, 300, 900]))
             if trainer is TRAINER and chance.random() < 0.1:
                 trainer = SUCCESSOR
-                await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+                await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
         await testbed.publish(seconds=400, settings=settings, key=trainer)
         assert testbed.store.violations == []
         await testbed.assert_followed(29)

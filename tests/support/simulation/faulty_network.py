@@ -23,7 +23,7 @@ from roles.node.identity import Node
 from roles.node.retries import Pause
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.builders.recipes import demo_rules
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.faults.faulty_store import Fault, FaultyStore, Link, PutHistory
 from tests.support.faults.full_disk import DiskFill, DiskStore, NodeDisk
 from tests.support.simulation import small_policy
@@ -274,7 +274,9 @@ class FaultyNetwork(Network):
             with trio.CancelScope() as scope:
                 if context.crashes:
                     process_crash = context.crashes.pop(0)
-                    context.trigger = _crash_trigger(process_crash, scope)
+                    context.trigger = CrashTrigger(
+                        lambda operation, path: True, process_crash.operation, process_crash.after, cancelling(scope)
+                    )
                     outage += process_crash.outage
                 try:
                     await main()
@@ -347,14 +349,6 @@ class FaultyNetwork(Network):
 
 def _bind(function: Callable[..., Awaitable[None]], *arguments: object) -> Callable[[], Awaitable[None]]:
     return lambda: function(*arguments)
-
-
-def _crash_trigger(process_crash: ProcessCrash, scope: trio.CancelScope) -> CrashTrigger:
-    async def crash() -> None:
-        scope.cancel()
-        await trio.sleep_forever()
-
-    return CrashTrigger(lambda operation, path: True, process_crash.operation, process_crash.after, crash)
 
 
 async def run_network(fault_schedule: FaultSchedule) -> FaultyNetwork:

@@ -13,7 +13,7 @@ from protocol.outer.shared_state import SharedState
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
-from tests.support.faults.crash_trigger import CrashTrigger
+from tests.support.faults.crash_trigger import CrashTrigger, changes
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import OuterTestbed, first_weights
 from tests.support.simulation.virtual_clock import running
@@ -25,11 +25,6 @@ STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
 
-async def never() -> None:
-    """Stand in for a crash until the testbed sets one."""
-    raise AssertionError
-
-
 @dataclass
 class Operations:
     """The operations of a process that count, as a trigger sees them."""
@@ -38,7 +33,7 @@ class Operations:
 
     def matches(self, operation: str, path: str) -> bool:
         """Note an operation that changes something; say that it counts."""
-        if operation not in ("put", "delete") or path.startswith(INBOX):
+        if not changes(operation, path) or path.startswith(INBOX):
             return False
         self.seen.append((operation, path))
         return True
@@ -54,7 +49,7 @@ async def run(
     """
     testbed = OuterTestbed(3, rules, seed=seed)
     operations = Operations()
-    trigger = CrashTrigger(operations.matches, place, after, never)
+    trigger = CrashTrigger(operations.matches, place, after)
     async with running(testbed.feed) as nursery:
         for name in testbed.names:
             if name != victim:

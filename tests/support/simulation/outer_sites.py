@@ -27,7 +27,7 @@ from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.builders.samples import round_rules
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.virtual_clock import TrioClock, running
 
@@ -239,12 +239,7 @@ class OuterTestbed:
             run: takes the process's state and the shared store.
         """
         with trio.CancelScope() as scope:
-
-            async def crash() -> None:
-                scope.cancel()
-                await trio.sleep_forever()
-
-            trigger.crash = crash
+            trigger.crash = cancelling(scope)
             await run(CrashingStore(state, trigger), CrashingStore(self.store, trigger))
         await trio.sleep(0.5)
         await run(state, self.store)
