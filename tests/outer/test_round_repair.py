@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.measuring.store_listing import copy_objects, paths
 from tests.support.simulation.network import Log, key
-from tests.support.simulation.outer_crashes import run
+from tests.support.simulation.outer_crashes import kill, operations_of
 from tests.support.simulation.outer_sites import OuterTestbed
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
@@ -166,21 +165,16 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
 VICTIMS = ("site-0", "coordinator")
 
 
-def operations(victim: str) -> list[tuple[str, str]]:
-    """Return the operations of a run without a crash."""
-    return simulate(partial(run, victim, 1 << 30, after=False))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victim: str) -> None:
-    places = operations(victim)
+    places = operations_of(victim)
     kinds = {  # the last place of each kind that is not in the last rounds
         (operation, re.sub(r"[0-9a-f]{16,}|\d+", "#", path)): place
         for place, (operation, path) in enumerate(places[: len(places) * 2 // 3])
     }
     for count, place in enumerate(kinds.values()):
-        simulate(partial(run, victim, place, after=count % 2 == 1))
+        kill(victim, place, after=count % 2 == 1)
 
 
 @pytest.mark.slow
@@ -189,5 +183,5 @@ def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victi
 def test_a_process_that_is_killed_at_every_third_operation_loses_no_update(
     victim: str, first: int, after: bool
 ) -> None:
-    for place in range(first, len(operations(victim)), 3):
-        simulate(partial(run, victim, place, after=after))
+    for place in range(first, len(operations_of(victim)), 3):
+        kill(victim, place, after=after)

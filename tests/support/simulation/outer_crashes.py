@@ -16,7 +16,7 @@ from tests.support.builders.samples import round_rules
 from tests.support.faults.crash_trigger import CrashTrigger, changes
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import OuterTestbed, first_weights
-from tests.support.simulation.virtual_clock import running
+from tests.support.simulation.virtual_clock import running, simulate
 
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
@@ -39,14 +39,21 @@ class Operations:
         return True
 
 
-async def run(
-    victim: str, place: int, *, after: bool, rules: RoundRules = RULES, seed: int = 0
-) -> list[tuple[str, str]]:
+def operations_of(victim: str, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
+    """Return the operations of a process in some rounds without a crash."""
+    return kill(victim, 1 << 30, after=False, rules=rules, seed=seed)
+
+
+def kill(victim: str, place: int, *, after: bool, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
     """Run some rounds in which one process is killed at its operation of a number; check what the rest has.
 
     Returns:
         The operations of the victim up to the crash.
     """
+    return simulate(_run, victim, place, after, rules, seed)
+
+
+async def _run(victim: str, place: int, after: bool, rules: RoundRules, seed: int) -> list[tuple[str, str]]:
     testbed = OuterTestbed(3, rules, seed=seed)
     operations = Operations()
     trigger = CrashTrigger(operations.matches, place, after)

@@ -36,21 +36,19 @@ ROUND_SECONDS = 5.0  # 20 beacon rounds of 250 ms
 SITE_SETTINGS = SiteSettings(groups_per_step=1, upload_seconds=1.0, poll_seconds=0.25)
 
 
+def random_weights(seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    random = np.random.default_rng(seed)
+    return {name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(dtype) for name, shape in SHAPES.items()}
+
+
 def first_weights() -> dict[str, Tensor]:
     """Return the policy with which a simulated run begins: BF16."""
-    random = np.random.default_rng(0)
-    return {
-        name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(torch.bfloat16)
-        for name, shape in SHAPES.items()
-    }
+    return random_weights(0, torch.bfloat16)
 
 
 def target_weights() -> dict[str, Tensor]:
     """Return the weights at which the loss of `SmallLearner` is zero."""
-    random = np.random.default_rng(1)
-    return {
-        name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(torch.float32) for name, shape in SHAPES.items()
-    }
+    return random_weights(1, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -207,15 +205,7 @@ class OuterTestbed:
         return SiteHandle(name, MemoryStore(), Log(name), SmallLearner())
 
     def node(self, log: Log, state: ObjectStore, signing_key: SigningKey, store: ObjectStore | None = None) -> Node:
-        return make_node(
-            self.run_id,
-            self.run,
-            store or self.store,
-            state,
-            log,
-            signing_key,
-            clock=self.clock,
-        )
+        return make_node(self.run_id, self.run, store or self.store, state, log, signing_key, clock=self.clock)
 
     async def run_coordinator(self, state: ObjectStore | None = None, store: ObjectStore | None = None) -> None:
 
@@ -267,10 +257,16 @@ class OuterTestbed:
             await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
 
     @asynccontextmanager
-    async def running(self, names: Sequence[str] | None = None) -> AsyncIterator[trio.Nursery]:
-        """Run the coordinator, the source of groups and some of the sites (by default all) until the end of a block."""
-        async with running(self.feed) as nursery:
-            nursery.start_soon(self.run_coordinator)
+    async def running(
+        self, names: Sequence[str] | None = None, *, store: ObjectStore | None = None, per_second: int = 8
+    ) -> AsyncIterator[trio.Nursery]:
+        """Run the coordinator, the source of groups and some of the sites (by default all) until the end of a block.
+
+        Args:
+            store: as the coordinator sees it; per_second: new groups.
+        """
+        async with running(self.feed, per_second) as nursery:
+            nursery.start_soon(self.run_coordinator, None, store)
             for name in self.names if names is None else names:
                 nursery.start_soon(self.run_site, self.handles[name])
             yield nursery
