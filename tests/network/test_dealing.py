@@ -10,9 +10,9 @@ from grailnode.engine.compute import Compute, make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.rollout_reader import read_verified_groups
-from protocol import limits, paths
+from protocol import paths
 from protocol.errors import ProtocolError
-from protocol.identity.signing import SigningKey, open_signed
+from protocol.identity.signing import SigningKey
 from protocol.judging.report import canary_key
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Verdict
@@ -30,7 +30,7 @@ from roles.validator.window_cases import WindowCases
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.samples import judgement
 from tests.support.simulation.network import Network, key, randomness
-from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups
+from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running, simulated
 
 
@@ -98,13 +98,9 @@ async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tu
     """Return the validators that judged each group (window, index) of a miner."""
     result = defaultdict(set)
     for name in network.validators:
-        public = key(name).public
-        for window in windows:
-            path = paths.verdict(public, window, miner.public)
-            if [item.path async for item in network.store.list(path)]:
-                data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-                for item in open_signed(data, Verdict, [public]).record.judgements:
-                    result[window, item.index].add(name)
+        for window, verdict in (await verdicts(network, miner, windows, name)).items():
+            for item in verdict.judgements:
+                result[window, item.index].add(name)
     return result
 
 

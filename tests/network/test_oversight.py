@@ -23,7 +23,6 @@ from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
 from roles.miner.miner import Miner
-from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import NotFoundError
@@ -31,7 +30,7 @@ from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
 from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore
-from tests.support.simulation.network import Network, key
+from tests.support.simulation.network import Network, key, miner_settings
 from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import running, simulated
 
@@ -49,8 +48,7 @@ async def run_under_delivering(network: Network) -> None:
     node = network.node("under-delivering")
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
-    settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-    await UnderDelivering(node, await Follower.open(node), engine, producer, settings).run()
+    await UnderDelivering(node, await Follower.open(node), engine, producer, miner_settings(4, chunk=4)).run()
 
 
 class Turncoat(FalseSketches):

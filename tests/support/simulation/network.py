@@ -102,6 +102,11 @@ def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLIC
     )
 
 
+def miner_settings(groups: int, chunk: int = 2) -> MinerSettings:
+    """Return the settings of a simulated miner."""
+    return MinerSettings(groups=groups, chunk=chunk, share=0.7, poll_seconds=0.2)
+
+
 class Network:
     """A run, its store, and its nodes."""
 
@@ -123,6 +128,7 @@ class Network:
         self.data = rules.data.read_bytes() if rules.data else None
         self.sandbox = sandbox
         self.checkpoint_versions = 1
+        self.learning_rate = 2e-5
         self.compute = self.training_compute = Compute(models.build(self.policy))
         self.computes: dict[str, Compute] = {}  # of miners and validators that compute otherwise
         self.validators = [f"validator-{number}" for number in range(validators)]
@@ -175,7 +181,7 @@ class Network:
             training=TrainingSettings(
                 groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
             ),
-            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5, warmup_steps=0)),
+            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=self.learning_rate, warmup_steps=0)),
             publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
         )
@@ -191,19 +197,17 @@ class Network:
             nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
-        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
-        node = self.node(name)
+        settings, node = miner_settings(groups), self.node(name)
         await run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
 
-    async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
-        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
+    async def run_cheat(self, name: str = "cheat") -> None:
         node = self.node(name)
-        await run_cheater(node, self.task(node), self.compute, settings)
+        await run_cheater(node, self.task(node), self.compute, miner_settings(groups=2))
 
     async def run_canary(self, number: int = 0) -> None:
         """Run the trainer's canary of a number, as the trainer's own node does."""
         node = replace(self.node(f"canary-{number}"), key=canary_key(key("trainer"), number))
-        settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
+        settings = miner_settings(groups=4, chunk=4)
         state = self.node("trainer").state
         producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
         await run_miner(node, self.task(node), self.compute, settings, producer)

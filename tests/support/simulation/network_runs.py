@@ -27,9 +27,11 @@ async def run_nodes(network: Network, **options: int) -> AsyncIterator[trio.Nurs
         nursery.cancel_scope.cancel()
 
 
-async def verdicts(network: Network, miner: str | SigningKey, windows: range) -> dict[int, Verdict]:
-    """Return the first validator's verdicts on a miner, by window."""
-    validator = key("validator-0").public
+async def verdicts(
+    network: Network, miner: str | SigningKey, windows: range, name: str = "validator-0"
+) -> dict[int, Verdict]:
+    """Return a validator's verdicts on a miner, by window."""
+    validator = key(name).public
     miner_key = miner if isinstance(miner, SigningKey) else key(miner)
     verdicts_by_window = {}
     for window in windows:
