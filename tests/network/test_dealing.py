@@ -1,7 +1,7 @@
 """Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import pytest
@@ -104,15 +104,17 @@ async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tu
     return result
 
 
-async def dealt_to(network: Network, name: str, window: int) -> int:
-    """Return how many groups of the miners of a window were dealt to a validator, by what everybody can read."""
+async def due_judges(network: Network, miner: str, window: int) -> list[Collection[bytes]]:
+    """Return the judges of each group of a miner in a window, by what everybody can read."""
     roster = await Rosters(network.node("checker")).get(window)
-    draw = randomness(network.run.schedule.audit(window))
-    return sum(
-        key(name).public in roster.judges_of(network.signed.digest, window, draw, key(miner).public, group)
-        for miner in (f"miner-{number + 1}" for number in range(MINERS))
-        for group in range(RULES.groups)
-    )
+    draw, public = randomness(network.run.schedule.audit(window)), key(miner).public
+    return [roster.judges_of(network.signed.digest, window, draw, public, group) for group in range(RULES.groups)]
+
+
+async def dealt_to(network: Network, name: str, window: int) -> int:
+    """Return how many groups of the miners of a window were dealt to a validator."""
+    by_miner = [await due_judges(network, f"miner-{number + 1}", window) for number in range(MINERS)]
+    return sum(key(name).public in judges for groups in by_miner for judges in groups)
 
 
 @simulated
@@ -203,15 +205,8 @@ async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
 
 async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> dict[int, int]:
     """Return how many groups of the cheat in each window have the liar as their only judge."""
-    result = {}
-    rosters = Rosters(network.node("checker"))
-    for window in windows:
-        roster, draw = await rosters.get(window), randomness(network.run.schedule.audit(window))
-        result[window] = sum(
-            roster.judges_of(network.signed.digest, window, draw, key("cheat").public, group) == {key(liar).public}
-            for group in range(RULES.groups)
-        )
-    return result
+    alone = {key(liar).public}
+    return {window: sum(set(own) == alone for own in await due_judges(network, "cheat", window)) for window in windows}
 
 
 async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, str]:

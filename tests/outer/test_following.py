@@ -15,20 +15,6 @@ from tests.support.simulation.virtual_clock import running, simulated
 
 
 @simulated
-async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> None:
-    testbed = OuterTestbed(3)
-    async with testbed.running(testbed.names[:2]) as nursery:
-        await testbed.until_round(6)
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
-        await testbed.until_round(9)
-        await trio.sleep(1)
-    manifest = await testbed.manifest(9)
-    assert len(manifest.counted) == 3
-    assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
-    equal_states(testbed, 4)
-
-
-@simulated
 async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
     testbed = OuterTestbed(3)
     async with testbed.running(testbed.names[:2], per_second=1) as nursery:

@@ -1,5 +1,6 @@
 """Sites that send their weights in streams, one in each round, and sites that go on while a round closes."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of
+from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_crashes import (
     DELAYED,
@@ -117,19 +119,21 @@ async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped() -
     equal_states(testbed, 4)
 
 
+@pytest.mark.parametrize("rules", [round_rules(local_steps=3, quorum=2), DELAYED], ids=["no delay", "delay"])
 @simulated
-async def test_a_site_that_comes_later_takes_part_and_goes_ahead() -> None:
-    testbed = OuterTestbed(3, DELAYED)
+async def test_a_site_that_comes_later_fetches_the_state_and_takes_part(rules: RoundRules) -> None:
+    testbed = OuterTestbed(3, rules)
     async with testbed.running(testbed.names[:2]) as nursery:
         await testbed.until_round(6)
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         manifest = await testbed.until_round(10)
         await trio.sleep(1)
     assert len(manifest.counted) == 3
-    assert ahead(testbed, "site-2")
+    assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
+    assert bool(ahead(testbed, "site-2")) == bool(rules.delay)
     reasons = {reason for manifest in await testbed.manifests() for reason in testbed.reasons(manifest).values()}
     assert reasons == {"lost"}
-    equal_states(testbed, 3)
+    equal_states(testbed, 4)
 
 
 @simulated
@@ -140,7 +144,7 @@ async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         async with running(testbed.run_coordinator):
             await testbed.until_round(3)
-        testbed.set_rules(DELAYED.model_copy(update={"delay": 0}))
+        testbed.settings = replace(testbed.settings, rules=RULES)
         nursery.start_soon(testbed.run_coordinator)
         await testbed.until_round(8)
         await trio.sleep(1)

@@ -88,9 +88,13 @@ class PublisherTestbed:
         Args:
             after: what was done before, for the message.
         """
-        newest_version, weights = await newest(*(follower or await self.follower(state)))
-        assert newest_version == version, after
-        assert equal(weights, self.weights[version]), after
+        node, own = follower or await self.follower(state)
+        await refresh_authority(node)
+        await own.refresh()
+        assert own.chain.head is not None
+        newest = await own.rebuild(own.chain.head.version)
+        assert newest.version == version, after
+        assert equal(newest.weights, self.weights[version]), after
 
     async def head(self, key: SigningKey = TRAINER) -> Head:
         return open_announced(await self.store.get(paths.head(key.public), 1 << 20), Head).record
@@ -102,15 +106,6 @@ async def published(versions: int) -> PublisherTestbed:
     await testbed.publish(*range(versions))
     assert (await testbed.head()).version == versions - 1
     return testbed
-
-
-async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
-    """Return the newest version and its weights, as a follower verifies them."""
-    await refresh_authority(node)
-    await follower.refresh()
-    assert follower.chain.head is not None
-    weights_of_head = await follower.rebuild(follower.chain.head.version)
-    return weights_of_head.version, weights_of_head.weights
 
 
 class LosesPatches(MemoryStore):

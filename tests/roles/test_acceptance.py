@@ -181,8 +181,7 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
         for validator in (FIRST, SECOND):
             await testbed.publish_records(validator, rejected(), window=later)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(judge_a_later_window)
+    async with running(judge_a_later_window):
         await testbed.collect(restart)
     assert await collected_windows(testbed) == {later}
     testbed.store.silent_prefixes = ()
@@ -223,8 +222,7 @@ async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
         revise(testbed, validators=(SECOND.public,))
         await testbed.reveal(FIRST, summary, verdict)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(revoke)
+    async with running(revoke):
         await testbed.collect()
     assert await testbed.outcomes() == set()
 
@@ -244,8 +242,7 @@ async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
         revise(testbed, quorum=2)
         await testbed.reveal(SECOND, testbed.summary(SECOND, second), second)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_quorum)
+    async with running(raise_quorum):
         await testbed.collect()
     digests = [content_digest(group.to_frame()) for group in testbed.groups]
     assert await testbed.group_outcomes() == {digests[0]: "used", digests[1]: "no-quorum"}

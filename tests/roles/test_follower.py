@@ -185,9 +185,8 @@ async def test_a_cold_start_fetches_each_object_once(tmp_path: Path) -> None:
     link = Link(testbed.store)
     for start in range(2):
         before = dict(link.sent_bytes)
-        follower = await testbed.new_follower(cached(link, tmp_path))
-        await follower.refresh()
-        assert equal((await follower.rebuild(7)).weights, testbed.chain.weights[7])
+        testbed.follower = await testbed.new_follower(cached(link, tmp_path))
+        await testbed.assert_follows()
         assert len(testbed.log.named("caught-up")) == start + 1
     assert link.sent_bytes == before  # another node of this machine, or this one after a restart, fetches nothing
 
@@ -199,9 +198,8 @@ async def test_a_late_join_begins_at_the_newest_anchor() -> None:
     await testbed.publish(1, anchor=True)
     await testbed.publish(3)
     link = Link(testbed.store)
-    follower = await testbed.new_follower(link)
-    await follower.refresh()
-    assert equal((await follower.rebuild(24)).weights, testbed.chain.weights[24])
+    testbed.follower = await testbed.new_follower(link)
+    await testbed.assert_follows()
     assert sum("/patches/" in path for path in link.sent_bytes) == 3
     assert sum("/anchors/" in path for path in link.sent_bytes) == 1
 
@@ -211,12 +209,10 @@ async def test_a_hundred_versions_are_caught_up_with_progress() -> None:
     testbed = AttackedFollower()
     await testbed.publish(2)
     link = Link(testbed.store, seconds=1.0)
-    follower = await testbed.new_follower(link)
-    await follower.refresh()
-    await follower.rebuild(1)
+    testbed.follower = await testbed.new_follower(link)
+    await testbed.follow()
     await testbed.publish(100)
-    await follower.refresh()
-    assert equal((await follower.rebuild(101)).weights, testbed.chain.weights[101])
+    await testbed.assert_follows()
     assert sum("/patches/" in path for path in link.sent_bytes) == 101
     reports = testbed.log.named("catching-up")
     assert reports
@@ -230,20 +226,18 @@ async def test_a_download_is_continued_after_a_cut(tmp_path: Path) -> None:
     testbed = AttackedFollower()
     await testbed.publish(2)
     link = Link(testbed.store)
-    follower = await testbed.new_follower(cached(link, tmp_path))
-    await follower.refresh()
-    await follower.rebuild(1)
+    testbed.follower = follower = await testbed.new_follower(cached(link, tmp_path))
+    await testbed.follow()
     await testbed.publish(60)
     link.cut_after = 40
     for _ in range(2):
         with pytest.raises(StoreError, match="reset"):
-            await follower.refresh()
-            await follower.rebuild(61)
+            await testbed.follow()
     assert follower.newest is not None
     assert 1 < follower.newest.version < 61  # the version that was verified before the cut
     assert equal(follower.newest.weights, testbed.chain.weights[follower.newest.version])
     link.cut_after = None
-    assert equal((await follower.rebuild(61)).weights, testbed.chain.weights[61])
+    await testbed.assert_follows()
     sizes = {info.path: info.size async for info in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))}
     patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
     assert patch_bytes == sizes  # every byte once

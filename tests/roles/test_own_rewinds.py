@@ -28,7 +28,6 @@ from roles.trainer.spool import CHAIN, INBOX
 from tests.roles.publisher_testbed import (
     SETTINGS,
     PublisherTestbed,
-    newest,
     publish_until_killed,
     published,
 )
@@ -42,6 +41,13 @@ from tests.support.simulation.virtual_clock import simulated
 async def take_back(testbed: PublisherTestbed, version: int, digest: bytes | None = None) -> None:
     """Publish a revision that rewinds the chain to a version."""
     await testbed.revise(ChainPoint(version=version, digest=digest or (await testbed.head()).digest(version)))
+
+
+async def taken_back() -> PublisherTestbed:
+    """Return a testbed that has published versions 0 to 6, of which those after 4 are taken back."""
+    testbed = await published(7)
+    await take_back(testbed, 4)
+    return testbed
 
 
 async def assert_taken_back(follower: Follower) -> None:
@@ -62,8 +68,7 @@ async def repair(testbed: PublisherTestbed) -> list[str]:
 
 @simulated
 async def test_a_trainer_does_not_go_on_with_versions_that_the_roots_take_back():
-    testbed = await published(7)
-    await take_back(testbed, 4)
+    testbed = await taken_back()
     await testbed.snapshot(7)
     for _ in range(2):  # its supervisor starts it again
         with pytest.raises(StateError, match=r"takes back the versions after 4.*up to 6; run `grailnode repair`"):
@@ -89,9 +94,8 @@ async def test_what_a_killed_trainer_had_shown_is_taken_back_as_well():
 
 @simulated
 async def test_followers_do_not_take_up_again_what_was_taken_back():
-    testbed = await published(7)
-    state = MemoryStore()
-    await newest(*await testbed.follower(state))
+    testbed, state = await published(7), MemoryStore()
+    await testbed.assert_followed(6, state)
     await take_back(testbed, 4)
     for follower_state in (state, MemoryStore()):
         _, follower = await testbed.follower(follower_state)
@@ -101,7 +105,7 @@ async def test_followers_do_not_take_up_again_what_was_taken_back():
 @simulated
 async def test_after_a_repair_the_trainer_goes_on_from_the_last_valid_version():
     testbed, state = await published(7), MemoryStore()
-    await newest(*await testbed.follower(state))
+    await testbed.assert_followed(6, state)
     await take_back(testbed, 4)
     await testbed.state.put(f"{INBOX}0000000003-{bytes(32).hex()}", b"groups of version 6")
     lines = await repair(testbed)
@@ -188,7 +192,7 @@ async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_a
     testbed, state = await published(4), MemoryStore()
     backup = await copy_objects(testbed.state, MemoryStore())
     await testbed.publish(4, 5, 6, seconds=20.0)
-    await newest(*await testbed.follower(state))
+    await testbed.assert_followed(6, state)
     await take_back(testbed, 4)
     valid, testbed.weights[4] = testbed.weights[4], change_elements(testbed.weights[3], 500)
     await testbed.snapshot(4, state=backup)

@@ -9,7 +9,6 @@ import trio
 
 from grailnode.run.rules import Rules
 from grailnode.store.state.state_store import StateStore
-from roles.node.identity import Node
 from roles.ports import ObjectStore
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import Network
@@ -97,7 +96,3 @@ class DiskNetwork(Network):
         other.store = self.store.copy()
         shutil.copytree(self.root, root)
         return other
-
-    def spectator(self) -> Node:
-        """A node that sees the store and has a state in memory."""
-        return self.node("spectator")

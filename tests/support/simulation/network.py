@@ -5,7 +5,7 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -186,15 +186,23 @@ class Network:
             collector=CollectorSettings(canaries=canaries),
         )
 
+    def trainer_processes(
+        self, settings: TrainerSettings, name: str = "trainer"
+    ) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Return the trainer's three processes by name; each call starts one."""
+        compute = self.training_compute
+        return {
+            "/training": lambda: run_training(self.node(name, "/training"), lambda: self.weights, compute, settings),
+            "/upload": lambda: run_publisher(self.node(name, "/upload"), settings.publisher),
+            "/download": lambda: run_collector(self.node(name, "/download"), settings.collector),
+        }
+
     async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
         """Run the trainer's three processes as tasks."""
         settings = self.trainer_settings(canaries=canaries, **publisher)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                run_training, self.node(name, "/training"), lambda: self.weights, self.training_compute, settings
-            )
-            nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
-            nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
+            for main in self.trainer_processes(settings, name).values():
+                nursery.start_soon(main)
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings, node = miner_settings(groups), self.node(name)

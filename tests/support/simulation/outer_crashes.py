@@ -84,9 +84,7 @@ async def check(testbed: OuterTestbed, victim: str) -> None:
     used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
     assert len(used) == len(set(used))
     snapshots = [name.version for name in await list_snapshots(testbed.coordinator_state)]
-    assert snapshots == list(range(manifests[ROUNDS].version + 1)) or snapshots == list(
-        range(manifests[-1].version + 1)
-    )
+    assert snapshots in [list(range(manifest.version + 1)) for manifest in (manifests[ROUNDS], manifests[-1])]
     incomplete = [manifest for manifest in manifests[1:] if len(manifest.counted) < 3]
     assert len(incomplete) <= 1, "more than the round of the crash was lost"
     for name in testbed.names:

@@ -27,6 +27,7 @@ from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.builders.samples import round_rules
+from tests.support.builders.verified_batches import make_group
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.virtual_clock import TrioClock, running
@@ -115,18 +116,9 @@ def loss(weights: Weights) -> float:
 
 def groups(number: int, count: int, version: int = 0, seed: int = 0) -> VerifiedBatch:
     """Return a batch of groups whose digests depend on the number and the seed."""
-
-    def group(place: int) -> VerifiedGroup:
-        return VerifiedGroup(
-            digest=hashlib.sha256(f"group {seed} {number} {place}".encode()).digest(),
-            version=version,
-            prompt=bytes(4),
-            completions=(bytes(4), bytes(4)),
-            logprobs=bytes(8),
-            rewards=(1.0, 0.0),
-        )
-
-    return VerifiedBatch(window=number, miner=bytes(32), groups=tuple(group(place) for place in range(count)))
+    digests = [hashlib.sha256(f"group {seed} {number} {place}".encode()).digest() for place in range(count)]
+    made = [make_group(digest, version, [0], [[0], [0]], [torch.zeros(1)] * 2, [1.0, 0.0]) for digest in digests]
+    return VerifiedBatch(window=number, miner=bytes(32), groups=tuple(made))
 
 
 class WatchedStore(MemoryStore):
@@ -195,10 +187,6 @@ class OuterTestbed:
         self.site_settings = SITE_SETTINGS
         self.handles = {name: self.handle(name) for name in self.names}
         self._batches = 0
-
-    def set_rules(self, rules: RoundRules) -> None:
-        """Give the coordinator other rules, which it has after its next start."""
-        self.settings = replace(self.settings, rules=rules)
 
     def handle(self, name: str) -> SiteHandle:
         """Return a new site, which has an empty state."""
