@@ -268,19 +268,20 @@ GROUP = samples.group()  # claims 0.5 and 1.0
 LOGPROBS = np.full(5, -0.5, dtype="<f4").tobytes()
 
 
-def accepting(*rewards: float) -> Judgement:
+def accepting(*rewards: int) -> Judgement:
     return samples.judgement(rewards=rewards, logprobs=LOGPROBS)
 
 
 def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() -> None:
-    assert verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9),), exact=True) is None
-    group = verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9), accepting(0.5, 1.0)), exact=True)
+    other, same = accepting(500_000, 999_999), accepting(500_000, 1_000_000)
+    assert verified_group(GROUP, samples.digest("frame"), (other,), exact=True) is None
+    group = verified_group(GROUP, samples.digest("frame"), (other, same), exact=True)
     assert group is not None
     assert group.rewards == (0.5, 1.0)
 
 
 def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
-    judgements = (accepting(0.1, 0.9), accepting(0.2, 0.8), accepting(0.2, 1.0))
+    judgements = (accepting(100_000, 900_000), accepting(200_000, 800_000), accepting(200_000, 1_000_000))
     group = verified_group(GROUP, samples.digest("frame"), judgements, exact=False)
     assert group is not None
     assert group.rewards == (0.2, 0.9)

@@ -6,22 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.judging.evidence import surprisal
+from protocol.judging.evidence import NO_EVIDENCE, Counts, advance
 from protocol.judging.verdict import Judgement, Reason
-from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
+from roles.trainer.collect.quorum import Decision, LogprobRule, decide, refuse_improbable_window
 from roles.trainer.collect.validator_monitor import Absences
 from tests.support.builders import samples
-from tests.support.builders.samples import judgement, rejected, verdict
+from tests.support.builders.proofs import proof_of, with_thresholds
+from tests.support.builders.samples import counts, judgement, rejected, thresholds, verdict
 from tests.support.simulation.network import Log, key
 from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions
 
 FOUR = [samples.key(f"validator {number}").public for number in range(4)]
-THRESHOLDS = samples.run_manifest().proof.widest("torch-float32")
-
-
-def tolerance(one: str, other: str) -> float:
-    """Return how far log-probabilities may differ."""
-    return 1.0
+PROOF = proof_of(thresholds())
+RULE = LogprobRule(with_thresholds(PROOF, logprob_tolerance=1_000_000))
 
 
 def decision(
@@ -35,7 +32,7 @@ def decision(
     verdicts = [verdict(item, validator=FOUR[number]) for number, item in judgements.items()]
     dealt = {FOUR[number] for number in judges}
     awaited = {FOUR[number] for number in outstanding}
-    (result,) = decide(verdicts, quorum, awaited, tolerance, FOUR, lambda group: dealt)
+    (result,) = decide(verdicts, quorum, awaited, RULE, FOUR, lambda group: dealt)
     return result
 
 
@@ -61,6 +58,11 @@ def test_what_only_others_judged_is_logged_when_its_judges_are_silent() -> None:
     assert decision({3: judgement(0)}, {0}, 1).reason == "no-quorum"
 
 
+def group_counts(misses: int) -> Counts:
+    """Return the counts of a group of 1,000 tokens with so many misses of margins."""
+    return counts(sketch=(1000,), margin=(1000, misses), stop=(8,))
+
+
 def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invented: int = 1000) -> list[Decision]:
     """Return the decisions on a window of groups of 1,000 tokens with so many misses of margins.
 
@@ -71,7 +73,7 @@ def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invent
 
     def item(index: int, validator: int) -> Judgement:
         count = invented if validator in liars else misses[index]
-        return judgement(index, tokens=1000, positions=1000, margin_misses=count, logprobs=bytes(4000))
+        return judgement(index, tokens=1000, counts=group_counts(count), logprobs=bytes(4000))
 
     def dealt(index: int) -> set[int]:
         return {(index + step) % 4 for step in range(judges)}
@@ -82,19 +84,20 @@ def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invent
         )
         for number in range(4)
     ]
-    return decide(verdicts, judges, set(), tolerance, FOUR, lambda index: {FOUR[number] for number in dealt(index)})
+    return decide(verdicts, judges, set(), RULE, FOUR, lambda index: {FOUR[number] for number in dealt(index)})
 
 
 def reasons(decisions: Sequence[Decision]) -> set[str]:
-    return {item.reason for item in refuse_improbable_window(decisions, THRESHOLDS)}
+    return {item.reason for item in refuse_improbable_window(decisions, PROOF)}
 
 
 @pytest.mark.parametrize("judges", [1, 2])
 def test_a_window_that_no_validator_refuses_is_refused_for_the_evidence_of_all(judges: int) -> None:
     """Eight groups: the part of no validator has enough misses by itself."""
-    misses = [5] * 8
-    parts = 2 * judges
-    assert surprisal(5 * parts, 1000 * parts, THRESHOLDS.margin_rate) < 9 < surprisal(30, 6000, THRESHOLDS.margin_rate)
+    misses, evidence = [6] * 8, NO_EVIDENCE
+    for _ in range(2 * judges):
+        evidence = advance(evidence, group_counts(6), thresholds())
+    assert max(evidence["margin"]) < thresholds().threshold
     assert reasons(window(misses, judges)) == {Reason.WINDOW.value}
     assert reasons(window([1] * 8, judges)) == {""}
 
@@ -107,6 +110,30 @@ def test_a_judge_that_invents_misses_refuses_nothing(judges: int, invented: int)
 
 def test_a_judge_that_denies_misses_hides_its_own_groups_only() -> None:
     assert reasons(window([8] * 8, 1, [2], 0)) == {Reason.WINDOW.value}
+
+
+def test_each_judgement_is_weighed_by_the_row_of_its_validator() -> None:
+    """Where one validator's arithmetic explains the misses, the other one's does not refuse for them."""
+    rough = samples.table((10_000, 50_000, 250_000), (1e-2, 1e-6, 1e-15), (0.5, 0.5, 0.5), (0.0, 0.0, 12.0))
+    rows = [
+        thresholds(miner=one, validator=other, **({"margin": rough} if "torch-bfloat16" in (one, other) else {}))
+        for one in ("torch-bfloat16", "torch-float32")
+        for other in ("torch-bfloat16", "torch-float32")
+    ]
+    proof = proof_of(*rows, miners=("torch-float32",))
+
+    def decisions(second: str) -> list[Decision]:
+        judgements = [judgement(index, tokens=1000, counts=group_counts(5), logprobs=bytes(4000)) for index in range(8)]
+        verdicts = [
+            verdict(*judgements, validator=FOUR[0]),
+            verdict(*judgements, validator=FOUR[1], validator_arithmetic=second),
+        ]
+        return decide(verdicts, 2, set(), LogprobRule(proof), FOUR, lambda index: set(FOUR))
+
+    assert {item.reason for item in refuse_improbable_window(decisions("torch-float32"), proof)} == {
+        "improbable-window"
+    }
+    assert {item.reason for item in refuse_improbable_window(decisions("torch-bfloat16"), proof)} == {""}
 
 
 # Tests of roles/trainer/collect/absences.py
