@@ -1,6 +1,5 @@
 """The published rules, the arithmetic and the task of these tables."""
 
-import math
 import random
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from bench.proofs.published_sketches import BucketSketch, Toploc
-from bench.proofs.sketch_worth import max_misses, worth
 from bench.proofs.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
 from grailnode.calibration.rates import binomial_tail
 from grailnode.engine.policy import Tokenizer
@@ -33,20 +31,6 @@ def test_the_bucket_rule_accepts_any_constant() -> None:
     assert rule.within(sketch, sketch, np.arange(32)).all()
     assert rule.within(np.zeros_like(sketch), sketch, np.arange(32)).all()
     assert not rule.within(sketch + 7000, sketch, np.arange(32)).any()
-
-
-def test_the_worth_of_equal_positions_is_binomial() -> None:
-    probabilities = np.full(20, 0.25)
-    assert worth(probabilities, 0) == pytest.approx(2.0)
-    assert worth(probabilities, 3) == pytest.approx(-math.log2(binomial_tail(17, 20, 0.25)) / 20)
-    assert worth(np.array([1.0, 2.0**-10]), 0) == pytest.approx(5.0)
-
-
-def test_honest_rollouts_rarely_exceed_the_allowed_misses() -> None:
-    for rate in (1e-6, 1e-3, 0.05):
-        misses = max_misses(rate, 60)
-        assert binomial_tail(misses + 1, 60, rate) < 1e-4
-        assert misses == 0 or binomial_tail(misses, 60, rate) >= 1e-4
 
 
 def test_the_corpus_has_short_stories_of_known_words() -> None:
