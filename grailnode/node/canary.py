@@ -5,27 +5,30 @@ only the policy shows to be false: its tokens and sketches are those of the poli
 runs the validator's own judge on the group, because a group that honest validators might accept would accuse them.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey
+from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
-from protocol.judging.verdict import Judgement, Reason
+from protocol.proof import StatisticName
 from protocol.rollout import sampling
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Assignment, Task
+from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward, Generation, ObjectStore
 from roles.trainer.spool import canary_path, pack_canary_note
 from roles.validator.judge import Judge
 
-_PLAIN_FACTOR = 2.0  # times `margin_limit` or `sketch_median`, which no honest group exceeds
+_PLAIN_FACTOR = 2  # a false group has more evidence than so many times the threshold of any validator's row
+_CAUTION = 2.0  # an edit counts as if its shortfall were so much smaller: other arithmetics compute another one
 _TAIL = 64  # tokens that are generated anew behind an edit, at most: each takes a prefill
-_MATCHES = 16  # edits that change the noise of a group least
-_ATTEMPTS = 4  # edits of a group that are tried
+_MATCHES = 4  # edits of a rollout that change its noise least
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Edit:
         rollout, position: its place in the group.
         token: the one with the second-best score.
         shortfall: of its score, in units of logits / temperature.
+        evidence: that it gives at least by itself, by the row of any validator, in micro-decades.
         noise_change: its noise minus that of the right token.
     """
 
@@ -43,20 +47,21 @@ class Edit:
     position: int
     token: int
     shortfall: float
+    evidence: int
     noise_change: float
 
 
 class CanaryProducer(HonestProducer):
-    """Produces honest groups and falsifies every second one.
+    """Produces honest groups and, in every second window, falsifies every second one.
 
     Of the false groups, which the coin decides as well:
 
-    - one in three has one token replaced by the runner-up, and continues from there as the policy does;
-    - one in three likewise, at the nearest tie that is no honest noise: there a quantized copy goes wrong, too;
+    - one in three has rollouts with one token replaced by the runner-up, from where they continue as the policy does;
+    - one in three likewise, at the nearest ties that are no honest noise: there a quantized copy goes wrong, too;
     - one in three has the right tokens with the sketches of this policy's states behind another prompt.
 
     A validator without the policy could compare the noise of the chosen tokens, which is public, with that of other
-    groups. So an edit is made where it changes the noise of the group least.
+    groups. So edits are made where they change the noise least, and in no more rollouts than a plain rejection needs.
 
     Args:
         trainer: the key whose secret decides which groups are false, and how.
@@ -68,7 +73,9 @@ class CanaryProducer(HonestProducer):
         self, task: Task, engine: Engine, trainer: SigningKey, trainer_state: ObjectStore | None = None
     ) -> None:
         super().__init__(task, engine)
-        self._widest = task.run.proof.widest(engine.generating_arithmetic)
+        proof = task.run.proof
+        self._rows = [proof.row(engine.generating_arithmetic, validator) for validator in proof.validators]
+        self._plain_evidence = _PLAIN_FACTOR * max(row.threshold for row in self._rows)
         self._trainer = trainer
         self._trainer_state = trainer_state
 
@@ -85,11 +92,8 @@ class CanaryProducer(HonestProducer):
     async def _noted(self, mining_window: MiningWindow, group: Group) -> Group:
         """Return a true group, and note its log-probabilities for the collector."""
         if self._trainer_state is not None:
-            judgement = await self._judge(mining_window, group)
-            if judgement.accepted:
-                path = canary_path(mining_window.window, group.index, judgement.digest)
-                note = pack_canary_note(self.engine.generating_arithmetic, judgement.logprobs)
-                await self._trainer_state.put(path, note)
+            (assignment,) = self.assignments(mining_window, [group.index])
+            await note_logprobs(self.task, self.engine, group, assignment, self._trainer_state)
         return group
 
     async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:
@@ -109,12 +113,10 @@ class CanaryProducer(HonestProducer):
         return group.model_copy(update={"rollouts": zeroed})
 
     async def _with_runner_up(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group | None:
-        edits = await self._inconspicuous_edits(group, assignment)
-        return await self._first_plain(mining_window, group, assignment, edits)
+        return await self._edited(mining_window, group, assignment, lambda edit: abs(edit.noise_change))
 
     async def _with_near_tie(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group | None:
-        edits = sorted(await self._inconspicuous_edits(group, assignment), key=lambda edit: edit.shortfall)
-        return await self._first_plain(mining_window, group, assignment, edits)
+        return await self._edited(mining_window, group, assignment, lambda edit: edit.shortfall)
 
     async def _with_states_of_another_prompt(
         self, mining_window: MiningWindow, group: Group, assignment: Assignment
@@ -126,21 +128,39 @@ class CanaryProducer(HonestProducer):
             Generation(tokens, forward.hidden, ()) for tokens, forward in zip(completions, forwards, strict=True)
         ]
         false_group = self.group(mining_window, assignment, await self.rollouts(mining_window, assignment, generations))
-        judgement = await self._judge(mining_window, false_group)
-        is_plain = judgement.sketch_median > _PLAIN_FACTOR * self._widest.sketch_median
-        return false_group if is_plain and judgement.reason == Reason.SKETCH else None
+        return false_group if await self._is_plain(mining_window, false_group, "sketch") else None
 
-    async def _inconspicuous_edits(self, group: Group, assignment: Assignment) -> list[Edit]:
-        """Return the edits that honest validators plainly refuse, and of these the ones that change the noise least."""
+    async def _edited(
+        self, mining_window: MiningWindow, group: Group, assignment: Assignment, rank: Callable[[Edit], float]
+    ) -> Group | None:
+        """Return the group with edits, one in a rollout, until honest validators plainly refuse it; None if they would
+        not. Of each rollout and among these, the edits with the lowest ranks come first.
+        """
         completions = [rollout.tokens for rollout in group.rollouts]
         forwards = await self.engine.forward([assignment.prompt] * len(completions), completions)
-        edits = [
-            edit
-            for rollout, (tokens, forward) in enumerate(zip(completions, forwards, strict=True))
-            for edit in self._runners_up(rollout, tokens, assignment.seeds[rollout], forward)
-            if edit.shortfall > _PLAIN_FACTOR * self._widest.margin_limit
-        ]
-        return sorted(edits, key=lambda edit: abs(edit.noise_change))[:_MATCHES]
+        edits = []
+        for rollout, (tokens, forward) in enumerate(zip(completions, forwards, strict=True)):
+            found = self._runners_up(rollout, tokens, assignment.seeds[rollout], forward)
+            # All rollouts together must have enough evidence.
+            found = [edit for edit in found if edit.evidence * len(completions) > self._plain_evidence]
+            found.sort(key=lambda edit: abs(edit.noise_change))
+            edits += [min(found[:_MATCHES], key=rank)] if found else []
+        rollouts, evidence = list(group.rollouts), 0
+        for edit in sorted(edits, key=rank):
+            seed = assignment.seeds[edit.rollout]
+            prefix = (*group.rollouts[edit.rollout].tokens[: edit.position], edit.token)
+            whole = await self._continue(assignment, seed, prefix)
+            if whole is None:
+                continue
+            (forward,) = await self.engine.forward([assignment.prompt], [whole])
+            generation = Generation(whole, forward.hidden, ())
+            one = replace(assignment, seeds=(seed,))
+            rollouts[edit.rollout] = (await self.rollouts(mining_window, one, [generation]))[0]
+            evidence += edit.evidence
+            false_group = group.model_copy(update={"rollouts": tuple(rollouts)})
+            if evidence > self._plain_evidence and await self._is_plain(mining_window, false_group, "margin"):
+                return false_group
+        return None
 
     def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, forward: Forward) -> list[Edit]:
         """Return an edit for each of a rollout's last tokens."""
@@ -153,32 +173,20 @@ class CanaryProducer(HonestProducer):
         own_scores, own_noise = scores.gather(1, own)[:, 0], noise.gather(1, own)[:, 0]
         best_scores, best = scores.scatter(1, own, -torch.inf).max(dim=1)
         changes = noise.gather(1, best[:, None])[:, 0] - own_noise
-        shortfalls = own_scores - best_scores
+        shortfalls = (own_scores - best_scores).tolist()
         return [
-            Edit(rollout, begin + row, int(best[row]), float(shortfalls[row]), float(changes[row]))
-            for row in range(len(tokens) - begin)
+            Edit(rollout, begin + row, int(best[row]), shortfall, self._evidence(shortfall), float(changes[row]))
+            for row, shortfall in enumerate(shortfalls)
         ]
 
-    async def _first_plain(
-        self, mining_window: MiningWindow, group: Group, assignment: Assignment, edits: Sequence[Edit]
-    ) -> Group | None:
-        """Return the group with the first of these edits that honest validators plainly refuse; None if none is."""
-        limit = _PLAIN_FACTOR * self._widest.margin_limit
-        for edit in edits[:_ATTEMPTS]:
-            prefix = (*group.rollouts[edit.rollout].tokens[: edit.position], edit.token)
-            tokens = await self._continue(assignment, assignment.seeds[edit.rollout], prefix)
-            if tokens is None:
-                continue
-            (forward,) = await self.engine.forward([assignment.prompt], [tokens])
-            one = replace(assignment, seeds=(assignment.seeds[edit.rollout],))
-            rollouts = list(group.rollouts)
-            generation = Generation(tokens, forward.hidden, ())
-            rollouts[edit.rollout] = (await self.rollouts(mining_window, one, [generation]))[0]
-            false_group = group.model_copy(update={"rollouts": tuple(rollouts)})
-            judgement = await self._judge(mining_window, false_group)
-            if judgement.reason == Reason.SAMPLING and judgement.worst_margin > limit:
-                return false_group
-        return None
+    def _evidence(self, shortfall: float) -> int:
+        """Return the evidence that a margin gives by itself, in the row in which that is the least."""
+        value = shortfall / _CAUTION / sampling.NOISE_UNIT
+        tables = [(table, bisect_left(table.beyond, value)) for table in (row.margin for row in self._rows)]
+        return min(
+            max(alternative.scores[reached - 1] for alternative in table.alternatives) if reached else 0
+            for table, reached in tables
+        )
 
     async def _continue(self, assignment: Assignment, seed: bytes, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return these tokens and those that the policy samples behind them; None if they are too many."""
@@ -192,8 +200,27 @@ class CanaryProducer(HonestProducer):
             tokens = (*tokens, int(sampling.choose(logits, words, position, params.temperature, params.filters)))
         return tokens if params.is_complete(tokens) else None
 
-    async def _judge(self, mining_window: MiningWindow, group: Group) -> Judgement:
-        """Return the judgement on a group by itself of an honest validator of whatever arithmetic tolerates most."""
+    async def _is_plain(self, mining_window: MiningWindow, group: Group, statistic: StatisticName) -> bool:
+        """Return whether one statistic of a group is far beyond what honest validators of any arithmetic accept."""
         judge = Judge(self.task, self.engine, mining_window.window, mining_window.randomness)
-        (judgement,) = await judge.judge([(group, content_digest(group.to_frame()))], self._widest)
-        return judgement
+        item = group, content_digest(group.to_frame())
+        for row in self._rows:
+            (judgement,) = await judge.judge([item], row)
+            if max(weigh(judgement.counts, row)[statistic]) <= self._plain_evidence:
+                return False
+        return True
+
+
+async def note_logprobs(
+    task: Task, engine: Engine, group: Group, assignment: Assignment, trainer_state: ObjectStore
+) -> None:
+    """Note the log-probabilities of a group by the version that an engine serves, if the run has bounds for them."""
+    arithmetic = engine.checking_arithmetic
+    if not any(arithmetic in row.pair for row in task.run.proof.table):
+        return
+    completions = [rollout.tokens for rollout in group.rollouts]
+    forward = join_forwards(await engine.forward([assignment.prompt] * len(completions), completions))
+    params = task.run.sampling.params()
+    check = await task.run_sync(check_completions, forward, completions, assignment.seeds, params, task.vocabulary)
+    path = canary_path(group.window, group.index, content_digest(group.to_frame()))
+    await trainer_state.put(path, pack_canary_note(arithmetic, check.logprobs.numpy().astype("<f4").tobytes()))

@@ -96,21 +96,32 @@ Evidence = Mapping[StatisticName, tuple[int, ...]]
 NO_EVIDENCE: Final[Evidence] = {}
 
 
-def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
-    """Return the evidence after one more group, or after the groups of a window whose counts were added."""
+def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
+    """Return the evidence that a group adds, of each alternative of each statistic."""
     result: dict[StatisticName, tuple[int, ...]] = {}
     for name in STATISTICS:
         tally: Tally = getattr(counts, name)
-        alternatives = thresholds.table(name).alternatives
-        # Rows have different numbers of alternatives: those that a row does not have begin at zero.
-        before = [*evidence.get(name, ()), *(0 for _ in alternatives)]
         result[name] = tuple(
-            max(0, begin)
-            + sum(count * score for count, score in zip(tally.steps, alternative.scores, strict=False))
+            sum(count * score for count, score in zip(tally.steps, alternative.scores, strict=False))
             - tally.trials * alternative.growth
-            for begin, alternative in zip(before, alternatives, strict=False)
+            for alternative in thresholds.table(name).alternatives
         )
     return result
+
+
+def accumulate(evidence: Evidence, added: Evidence) -> Evidence:
+    """Return the evidence after a group that adds some. The evidence of each alternative restarts at zero by itself."""
+    result: dict[StatisticName, tuple[int, ...]] = {}
+    for name, values in added.items():
+        # Rows have different numbers of alternatives: those that a row does not have begin at zero.
+        before = [*evidence.get(name, ()), *(0 for _ in values)]
+        result[name] = tuple(max(0, begin) + value for begin, value in zip(before, values, strict=False))
+    return result
+
+
+def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
+    """Return the evidence after one more group, or after the groups of a window whose counts were added."""
+    return accumulate(evidence, weigh(counts, thresholds))
 
 
 def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None:

@@ -70,5 +70,9 @@ def canary_key(trainer: SigningKey, number: int) -> SigningKey:
 
 
 def is_false_group(trainer: SigningKey, window: int, index: int) -> bool:
-    """Return whether a canary's group is false on purpose, which a secret coin decides for each window and index."""
-    return trainer.derive("canary coin", window, index)[0] & 1 == 1
+    """Return whether a canary's group is false on purpose, which secret coins decide: one whether a window has false
+    groups at all, and then one for each group. A false group refuses its whole window, so only a window without any
+    shows what validators say of true groups.
+    """
+    coins = trainer.derive("canary window", window), trainer.derive("canary coin", window, index)
+    return all(coin[0] & 1 for coin in coins)

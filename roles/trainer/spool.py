@@ -6,7 +6,7 @@
                                 miner has "-{n}" at its end, where n outcomes had been logged before it
     intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
     outcomes/{window}-{miner}   the collector's outcome log: what became of each judged group
-    canaries/{window}-{index}-{digest}  the log-probabilities of a true group, from the canary to the collector
+    canaries/{window}-{index}-{digest}  a group's log-probabilities, from the canary to the collector
     collector-progress          the oldest window for which verdicts may still come
     chain/...                   what the publisher has published (roles/trainer/publish/history.py)
 
@@ -34,7 +34,7 @@ PUBLISHED_WEIGHTS = "chain/weights/"
 
 
 def pack_canary_note(arithmetic: str, logprobs: bytes) -> bytes:
-    """Return what a canary notes on a true group: how it computed, and the log-probabilities (float32 each)."""
+    """Return what a canary notes on a group: how it computed, and the log-probabilities (float32 each)."""
     return arithmetic.encode() + b"\n" + logprobs
 
 
@@ -45,7 +45,7 @@ def unpack_canary_note(data: bytes) -> tuple[str, bytes]:
 
 
 def canary_path(window: int, index: int, digest: bytes) -> str:
-    """Return the path of the log-probabilities of a canary's true group, whose frame has this SHA-256 digest."""
+    """Return the path of the log-probabilities of a group that the canary computed, by the digest of its frame."""
     return f"{CANARIES}{window:010d}-{index}-{digest.hex()}"
 
 

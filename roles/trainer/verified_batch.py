@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from protocol import limits
-from protocol.encoding import Record, Version, Window
+from protocol.encoding import REWARD_UNIT, Record, Version, Window
 from protocol.identity.signing import Digest, Key
 from protocol.judging.verdict import Judgement, unpack_logprobs
 from protocol.rollout.batch import Group, unpack_tokens
@@ -14,6 +14,7 @@ from protocol.rollout.batch import Group, unpack_tokens
 USED = "used"
 CANARY = "canary"
 _ROUNDING = 1e-3  # a recomputed log-probability may exceed 0 by this much
+_SMALLEST = -1e4  # what is less likely counts as this, so that sums over the tokens of a group fit into 64 bits
 _GROUP_BYTES = 512  # memory of a group beside its tokens and log-probabilities, about
 
 
@@ -128,9 +129,15 @@ class CollectorProgress(Record):
     oldest_window: Window  # for which verdicts may still come
 
 
-def valid_logprobs(values: np.ndarray) -> bool:
-    """Return whether values can be recomputed log-probabilities: finite, and above 0 by rounding errors at most."""
-    return bool(np.isfinite(values).all() and (values <= _ROUNDING).all())
+def whole_logprobs(data: bytes) -> np.ndarray | None:
+    """Return recomputed log-probabilities (float32 little-endian) in millionths: int64 [N]; None if they cannot be
+    right: they must be finite, and above 0 by rounding errors at most.
+    """
+    values = np.frombuffer(data, dtype="<f4").astype(np.float64)
+    if not (np.isfinite(values).all() and (values <= _ROUNDING).all()):
+        return None
+    whole: np.ndarray = np.rint(values.clip(_SMALLEST) * 1e6).astype(np.int64)
+    return whole
 
 
 def verified_group(
@@ -151,18 +158,18 @@ def verified_group(
         for judgement in accepting
         if len(judgement.logprobs) == 4 * tokens
         and len(judgement.rewards) == len(claims)
-        and (not exact or np.allclose(judgement.rewards, claims, rtol=0.0, atol=1e-6))
+        and (not exact or judgement.rewards == claims)
+        and whole_logprobs(judgement.logprobs) is not None
     ]
-    valid = [(logprobs, rewards) for logprobs, rewards in fitting if valid_logprobs(logprobs)]
-    if not valid:
+    if not fitting:
         return None
-    median_logprobs = np.median([logprobs for logprobs, _ in valid], axis=0)
-    rewards = claims if exact else tuple(np.median([rewards for _, rewards in valid], axis=0).tolist())
+    median_logprobs = np.median([logprobs for logprobs, _ in fitting], axis=0)
+    median_rewards = np.median([rewards for _, rewards in fitting], axis=0)
     return VerifiedGroup(
         digest=digest,
         version=group.version,
         prompt=group.prompt,
         completions=tuple(rollout.completion for rollout in group.rollouts),
         logprobs=median_logprobs.astype("<f4").tobytes(),
-        rewards=rewards,
+        rewards=tuple((median_rewards / REWARD_UNIT).tolist()),
     )

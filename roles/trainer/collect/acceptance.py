@@ -253,7 +253,8 @@ class Acceptance:
         except ProtocolError:
             return _GROUP_CHANGED
         exact = environments.is_exact(self._node.run.environment)
-        return verified_group(group, digest, decision.accepting, exact=exact) or _VERDICT_MISMATCH
+        judgements = tuple(opinion.judgement for opinion in decision.accepting)
+        return verified_group(group, digest, judgements, exact=exact) or _VERDICT_MISMATCH
 
 
 def _intent_path(intent: Intent) -> str:

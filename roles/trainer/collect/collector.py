@@ -143,6 +143,7 @@ class Collector:
     async def _close(self, window: int, tasks: trio.Nursery) -> None:
         """Finish a window for which no more verdicts come: publish the report, and free its memory."""
         node = self._node
+        await self._monitor.finish(window)
         report = self._monitor.report(window)
         if report is not None:
             tasks.start_soon(node.publish, paths.report(node.key.public, window), sign(report, node.key))
@@ -205,12 +206,9 @@ class Collector:
         verdicts = [verdict for validator, verdict in reader.verdicts[miner].items() if validator in counting]
         logged_groups = {outcome.group for outcome in await self._outcome_log.outcomes(window, miner)}
         outstanding = frozenset() if final else reader.outstanding_on(miner, ignored)
-        tolerance, paying = self._node.run.proof.logprob_tolerance, reader.paying(miner)
-        judges_of = await self._judges_of(window, miner)
-        decisions = decide(verdicts, authority.quorum, outstanding, tolerance, paying, judges_of)
-        declared = {verdict.miner_arithmetic for verdict in verdicts}  # several only if a validator lies
-        if declared:
-            decisions = refuse_improbable_window(decisions, self._node.run.proof.widest(*declared))
+        rule, paying, judges_of = self._monitor.logprob_rule, reader.paying(miner), await self._judges_of(window, miner)
+        decisions = decide(verdicts, authority.quorum, outstanding, rule, paying, judges_of)
+        decisions = refuse_improbable_window(decisions, rule.proof)
         return [decision for decision in decisions if decision.group not in logged_groups]
 
     async def _judges_of(self, window: int, miner: bytes) -> Callable[[int], Set[bytes]]:

@@ -11,6 +11,7 @@ from collections.abc import Set
 
 from protocol import paths
 from roles.ports import LineReporter, NotFoundError, ObjectStore
+from roles.trainer.collect.logprob_bias import LOGPROB_BIAS
 from roles.trainer.collect.validator_monitor import DISTRUSTED
 from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, INTENTS, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress
@@ -26,6 +27,8 @@ async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineRe
         elif path.startswith(DISTRUSTED):
             await state.put(path, b"")
             say(f"{path}: stays distrusted; the verdict that shows why is in storage")
+        elif path == LOGPROB_BIAS:
+            say(f"{path}: log-probabilities that differ to one side are counted anew")
     # Windows before `oldest` are closed already; what is lost of them changes nothing.
     try:
         data = await state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)

@@ -3,15 +3,15 @@ together refuses. Pure functions of verdicts."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, accumulate, weigh
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from protocol.proof import Thresholds
-from roles.trainer.verified_batch import GroupOutcome, valid_logprobs
+from protocol.proof import STATISTICS, ProofSpec
+from roles.trainer.verified_batch import GroupOutcome, whole_logprobs
 
 LOGPROBS_DISAGREE = "logprobs-disagree"
 """The reason against a group for whose tokens the validators that accept it give different log-probabilities."""
@@ -20,18 +20,35 @@ BELOW_DEPOSIT = "below-deposit"
 """The reason against a group of a miner that earns nothing by the ledgers of validators that accept it."""
 
 
-LogprobTolerance = Callable[[str, str], float]
-"""Returns the largest mean absolute difference of log-probabilities that agree, for the arithmetics of two nodes."""
+@dataclass(frozen=True)
+class LogprobRule:
+    """When two nodes' log-probabilities of a group's tokens agree.
+
+    Attributes:
+        proof: bounds their mean absolute difference, by the arithmetics of both.
+        biased_pairs: nodes that agree with each other in no group (logprob_bias.py).
+    """
+
+    proof: ProofSpec
+    biased_pairs: Set[frozenset[bytes]] = frozenset()
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """A validator's judgement on a group."""
+    """A validator's judgement on a group, and the verdict that contains it."""
 
     judgement: Judgement
-    validator: bytes
-    arithmetic: str  # how the validator computed
+    verdict: Verdict
     pays: bool = True  # whether the miner earns something by its ledger
+
+    @property
+    def validator(self) -> bytes:
+        return self.verdict.validator
+
+    @property
+    def computed(self) -> tuple[str, bytes]:
+        """How the validator computed the log-probabilities, and what they are."""
+        return self.verdict.validator_arithmetic, self.judgement.logprobs
 
 
 @dataclass(frozen=True)
@@ -40,11 +57,15 @@ class Decision:
 
     # digest of the commitment that promises it, its index there, and SHA-256 of its frame
     group: tuple[bytes, int, bytes]
-    accepting: tuple[Judgement, ...]  # the judgements that accept it and agree on its log-probabilities
+    accepting: tuple[Opinion, ...]  # the opinions that accept it and agree on its log-probabilities
     reason: str  # why it is not accepted; empty if it is accepted or pending
     pending: bool  # whether a verdict that may still come could change this
-    dissenting: tuple[Judgement, ...] = ()  # the other judgements that accept it
-    validators: tuple[bytes, ...] = ()  # those of `accepting`
+    dissenting: tuple[Opinion, ...] = ()  # the other opinions that accept it
+
+    @property
+    def validators(self) -> tuple[bytes, ...]:
+        """The validators that accept it and agree."""
+        return tuple(opinion.validator for opinion in self.accepting)
 
     def outcome(self, status: str) -> GroupOutcome:
         """Return the group's entry for the outcome log."""
@@ -56,7 +77,7 @@ def decide(
     verdicts: Sequence[Verdict],
     quorum: int,
     outstanding: Set[bytes],
-    tolerance: LogprobTolerance,
+    rule: LogprobRule,
     paying: Container[bytes],
     judges_of: Callable[[int], Set[bytes]],
 ) -> list[Decision]:
@@ -79,16 +100,15 @@ def decide(
         for judgement in verdict.judgements:
             group = (verdict.commitment, judgement.index, judgement.digest)
             pays = verdict.validator in paying
-            opinion = Opinion(judgement, verdict.validator, verdict.validator_arithmetic, pays)
-            opinions_by_group.setdefault(group, []).append(opinion)
+            opinions_by_group.setdefault(group, []).append(Opinion(judgement, verdict, pays))
     decisions = []
     for group, all_opinions in sorted(opinions_by_group.items()):
         judges = judges_of(group[1])
         opinions = [opinion for opinion in all_opinions if opinion.validator in judges]
         awaited = len(outstanding & judges)
         accepting = [opinion for opinion in opinions if opinion.judgement.accepted and opinion.pays]
-        agreeing, others = split_by_logprobs(accepting, tolerance)
-        contested = len(split_by_logprobs(others, tolerance)[0]) >= quorum
+        agreeing, others = split_by_logprobs(accepting, rule)
+        contested = len(split_by_logprobs(others, rule)[0]) >= quorum
         reasons = Counter(
             opinion.judgement.reason or BELOW_DEPOSIT
             for opinion in opinions
@@ -103,17 +123,16 @@ def decide(
         decisions.append(
             Decision(
                 group=group,
-                accepting=tuple(opinion.judgement for opinion in agreeing),
+                accepting=tuple(agreeing),
                 reason="" if can_have_quorum else main_reason,
                 pending=can_have_quorum and not has_quorum,
-                dissenting=tuple(opinion.judgement for opinion in others),
-                validators=tuple(opinion.validator for opinion in agreeing),
+                dissenting=tuple(others),
             )
         )
     return decisions
 
 
-def split_by_logprobs(accepting: Sequence[Opinion], tolerance: LogprobTolerance) -> tuple[list[Opinion], list[Opinion]]:
+def split_by_logprobs(accepting: Sequence[Opinion], rule: LogprobRule) -> tuple[list[Opinion], list[Opinion]]:
     """Return the largest set of opinions found whose log-probabilities agree with each other, and the others.
 
     An opinion whose values cannot be log-probabilities agrees with none.
@@ -121,11 +140,13 @@ def split_by_logprobs(accepting: Sequence[Opinion], tolerance: LogprobTolerance)
     Args:
         accepting: opinions on one group that accept it.
     """
-    numbers_by_values: dict[tuple[str, bytes], list[int]] = {}  # equal values are compared once
+    suspects = frozenset[bytes]().union(*rule.biased_pairs)
+    numbers_by_values: dict[tuple[bytes, str, bytes], list[int]] = {}  # equal values are compared once
     for number, opinion in enumerate(accepting):
-        numbers_by_values.setdefault((opinion.arithmetic, opinion.judgement.logprobs), []).append(number)
+        suspect = opinion.validator if opinion.validator in suspects else b""
+        numbers_by_values.setdefault((suspect, *opinion.computed), []).append(number)
     counts = np.array([len(numbers) for numbers in numbers_by_values.values()])
-    neighbors = _agreements(list(numbers_by_values), tolerance)
+    neighbors = _agreements(list(numbers_by_values), rule)
     neighbor_counts = neighbors @ counts
     largest, largest_count = np.empty(0, dtype=np.int64), 0
     for row in np.argsort(-neighbor_counts, kind="stable"):
@@ -143,60 +164,78 @@ def split_by_logprobs(accepting: Sequence[Opinion], tolerance: LogprobTolerance)
     return [accepting[i] for i in sorted(indices)], [item for i, item in enumerate(accepting) if i not in indices]
 
 
-def _agreements(opinions: Sequence[tuple[str, bytes]], tolerance: LogprobTolerance) -> NDArray[np.bool_]:
+def _agreements(opinions: Sequence[tuple[bytes, str, bytes]], rule: LogprobRule) -> NDArray[np.bool_]:
     """Return which log-probabilities agree: booleans of shape [N, N].
 
     Args:
-        opinions: N arithmetics, each with the log-probabilities that were computed in it.
+        opinions: of N nodes, each with its key if a biased pair has it, its arithmetic and its log-probabilities.
     """
-    values = [np.frombuffer(data, dtype="<f4").astype(np.float64) for _, data in opinions]
-    arithmetics = [arithmetic for arithmetic, _ in opinions]
+    values = [whole_logprobs(data) for _, _, data in opinions]
     result = np.zeros((len(values), len(values)), dtype=np.bool_)
     rows_by_length: dict[int, list[int]] = {}
     for row, array in enumerate(values):
-        if valid_logprobs(array):
+        if array is not None:
             rows_by_length.setdefault(len(array), []).append(row)
     for length, rows in rows_by_length.items():
-        table = np.stack([values[row] for row in rows])
-        for row in rows:
-            tolerances = {name: tolerance(arithmetics[row], name) for name in set(arithmetics)}
-            limits = np.array([tolerances[arithmetics[other]] for other in rows])
-            result[row, rows] = np.abs(table - values[row]).sum(axis=1) <= limits * length
+        table = np.stack([array for row in rows if (array := values[row]) is not None])
+        for place, row in enumerate(rows):
+            tolerances = np.array(
+                [rule.proof.logprob_bounds(opinions[row][1], opinions[other][1])[0] for other in rows]
+            )
+            result[row, rows] = np.abs(table - table[place]).sum(axis=1) <= tolerances * length
+    places = {key: row for row, (key, _, _) in enumerate(opinions)}
+    for pair in rule.biased_pairs:
+        if pair <= places.keys():
+            one, other = (places[key] for key in pair)
+            result[one, other] = result[other, one] = False
     return result
 
 
-def logprobs_agree(one: bytes, other: bytes, tolerance: float) -> bool:
-    """Return whether two nodes' log-probabilities of a group's tokens agree; false if either cannot be right."""
-    return bool(_agreements([("", one), ("", other)], lambda *_: tolerance)[0, 1])
+def logprobs_agree(one: tuple[str, bytes], other: tuple[str, bytes], proof: ProofSpec) -> bool:
+    """Return whether two nodes' log-probabilities of a group's tokens, each with how the node computed, agree; false if
+    either cannot be right.
+    """
+    return bool(_agreements([(b"", *one), (b"", *other)], LogprobRule(proof))[0, 1])
 
 
-def refuse_improbable_window(decisions: Sequence[Decision], thresholds: Thresholds) -> list[Decision]:
+def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) -> list[Decision]:
     """Return the decisions on a miner's window; the accepted ones are refused if honest work would not give all of
     them together.
 
     Where R1 deals the groups, each validator tests its own part of a window. Only all parts together show a cheat in a
     few tokens of each group.
 
-    No single validator can cause this by misses that it invents. Of each group the smallest counts of the judgements
-    that accept it are taken; and what is left must be improbable without the groups that one validator alone accepts,
-    whichever it is.
+    No single validator can cause this by misses that it invents: each group adds the smallest evidence of those that
+    accept it, and what is left must be improbable without the groups that one validator alone accepts, whichever it is.
 
     Args:
         decisions: on all groups of the window, those included that were carried out before.
-        thresholds: within which those lie by which the misses were counted.
     """
     accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
-    sole_judges = {decision.validators for decision in accepted if len(decision.validators) == 1}
-    evidence = [
-        window_surprisal([_smallest_counts(item) for item in accepted if item.validators != left_out], thresholds)
+    added = [(decision.validators, _smallest_evidence(decision, proof)) for decision in accepted]
+    sole_judges = {validators for validators, _ in added if len(validators) == 1}
+    largest = min(
+        _largest_evidence([evidence for validators, evidence in added if validators != left_out])
         for left_out in sole_judges or [()]
-    ]
-    if min(evidence) <= surprisal_threshold(thresholds):
+    )
+    if largest <= max(row.threshold for row in proof.table):
         return list(decisions)
     reason = Reason.WINDOW.value
     return [replace(decision, reason=decision.reason or reason, pending=False) for decision in decisions]
 
 
-def _smallest_counts(decision: Decision) -> Counts:
-    counts = [judgement.counts for judgement in decision.accepting]
-    return Counts(**{field.name: min(getattr(item, field.name) for item in counts) for field in fields(Counts)})
+def _smallest_evidence(decision: Decision, proof: ProofSpec) -> Evidence:
+    """Return the smallest evidence of each alternative by the opinions that accept a group, each by its own row."""
+    rows = [proof.row(item.verdict.miner_arithmetic, item.verdict.validator_arithmetic) for item in decision.accepting]
+    weights = [weigh(item.judgement.counts, row) for item, row in zip(decision.accepting, rows, strict=True)]
+    # An alternative that not all rows have is left out. The smaller of two e-values is one.
+    return {name: tuple(map(min, zip(*(weight[name] for weight in weights), strict=False))) for name in STATISTICS}
+
+
+def _largest_evidence(groups: Sequence[Evidence]) -> int:
+    """Return the largest evidence of any alternative after any of these groups."""
+    evidence, largest = NO_EVIDENCE, 0
+    for added in groups:
+        evidence = accumulate(evidence, added)
+        largest = max(largest, *map(max, evidence.values()))
+    return largest

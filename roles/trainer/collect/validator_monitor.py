@@ -4,7 +4,6 @@ are published in a report. Which validators do not seal is reported when that be
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Literal
 
 from protocol import paths
@@ -13,13 +12,14 @@ from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.limits import MAX_GROUPS, MAX_VERDICT_BYTES
 from roles.node.identity import Node
-from roles.ports import NotFoundError, Telemetry
-from roles.trainer.collect.quorum import Opinion, logprobs_agree, split_by_logprobs
+from roles.ports import Telemetry
+from roles.trainer.collect.logprob_bias import GroupSums, LogprobBias
+from roles.trainer.collect.quorum import LogprobRule, Opinion, logprobs_agree, split_by_logprobs
 from roles.trainer.spool import CANARIES, canary_path, unpack_canary_note
+from roles.trainer.verified_batch import whole_logprobs
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
 _MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB of the 8 that a record may have
-_JOINT_REASONS = (Reason.WINDOW, Reason.HISTORY)  # they reject true groups together with false ones
 
 
 class ValidatorMonitor:
@@ -33,14 +33,25 @@ class ValidatorMonitor:
         self._node = node
         self.canaries = {canary_key(node.key, number).public for number in range(canaries)}
         self.distrusted_validators: set[bytes] = set()
-        """Validators that accepted false work of a canary: their verdicts do not count."""
+        """Validators that accepted false work of a canary, or whose log-probabilities are not those that this trainer
+        computed: their verdicts do not count.
+        """
         self._examined_verdicts: dict[int, set[tuple[bytes, bytes]]] = {}  # by window: (canary, validator)
         self._compared_miners: dict[int, set[bytes]] = {}  # by window
+        # by window, the opinions that accept each group, and the sums of their log-probabilities
+        self._accepted_groups: dict[int, list[tuple[list[Opinion], GroupSums]]] = {}
         self._disagreements: dict[int, list[Disagreement]] = {}  # by window
         self._canary_failures: dict[int, list[CanaryFailure]] = {}  # by window
+        self._bias = LogprobBias(node.state)
+
+    @property
+    def logprob_rule(self) -> LogprobRule:
+        """When the log-probabilities of two validators agree, by what is known of these."""
+        return LogprobRule(self._node.run.proof, self._bias.biased_pairs)
 
     async def open(self) -> None:
-        """Read which validators were distrusted before a restart."""
+        """Read what was known of the validators before a restart."""
+        await self._bias.open()
         async for item in self._node.state.list(DISTRUSTED):
             self.distrusted_validators.add(paths.key_at_end(item.path))
 
@@ -51,22 +62,10 @@ class ValidatorMonitor:
             if (canary, validator) in examined_verdicts:
                 continue
             failures = self._failures(window, validator, verdict)
-            failures += await self._logprob_failures(window, validator, verdict)
             if any(failure.accepted for failure in failures):
-                self.distrusted_validators.add(validator)
-                await self._node.state.put(DISTRUSTED + validator.hex(), verdict.to_bytes())
+                await self._distrust(validator, verdict.to_bytes())
             examined_verdicts.add((canary, validator))
-            self._canary_failures.setdefault(window, []).extend(failures)
-            for failure in failures:
-                self._node.telemetry.event(
-                    "canary-failure",
-                    window=window,
-                    validator=validator.hex(),
-                    index=failure.index,
-                    accepted=failure.accepted,
-                    about=failure.about,
-                    verdict=LedgerRow.of(verdict).verdict.hex(),
-                )
+            self._add_failures(window, failures, verdict)
 
     def _failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
         false = {item.index for item in verdict.judgements if is_false_group(self._node.key, window, item.index)}
@@ -74,21 +73,57 @@ class ValidatorMonitor:
             _failure(validator, verdict.miner, item, "verdict")
             for item in verdict.judgements
             if (item.accepted if item.index in false else item.rejected)
-            and not (false and item.reason in _JOINT_REASONS)  # a true group that was rejected with the false ones
+            and not (false and item.reason == Reason.WINDOW)  # a true group that was rejected with the false ones
         ]
 
-    async def _logprob_failures(self, window: int, validator: bytes, verdict: Verdict) -> list[CanaryFailure]:
-        """Return the true groups that a validator accepts with other log-probabilities than the canary computed."""
-        failures = []
-        for item in verdict.judgements:
-            if item.accepted and not is_false_group(self._node.key, window, item.index):
-                with suppress(NotFoundError):
-                    note = await self._node.state.get(canary_path(window, item.index, item.digest), MAX_VERDICT_BYTES)
-                    arithmetic, truth = unpack_canary_note(note)
-                    tolerance = self._node.run.proof.logprob_tolerance(arithmetic, verdict.validator_arithmetic)
-                    if not logprobs_agree(truth, item.logprobs, tolerance):
-                        failures.append(_failure(validator, verdict.miner, item, "logprobs"))
-        return failures
+    def _add_failures(self, window: int, failures: Sequence[CanaryFailure], verdict: Verdict) -> None:
+        self._canary_failures.setdefault(window, []).extend(failures)
+        for failure in failures:
+            self._node.telemetry.event(
+                "canary-failure",
+                window=window,
+                validator=failure.validator.hex(),
+                index=failure.index,
+                accepted=failure.accepted,
+                about=failure.about,
+                verdict=LedgerRow.of(verdict).verdict.hex(),
+            )
+
+    async def _distrust(self, validator: bytes, verdict: bytes) -> None:
+        self.distrusted_validators.add(validator)
+        await self._node.state.put(DISTRUSTED + validator.hex(), verdict)
+
+    async def finish(self, window: int) -> None:
+        """Compare the log-probabilities of a finished window with those that this trainer's canary has computed, and
+        count where those of two nodes differ to one side.
+        """
+        own, proof, accepted_groups = self._node.key.public, self._node.run.proof, self._accepted_groups.get(window, [])
+        notes = await self._notes(window)
+        false: dict[bytes, Opinion] = {}  # by validator
+        noted: dict[bytes, Opinion] = {}  # by validator, about the last group that the canary has computed
+        for opinions, sums in accepted_groups:
+            group = opinions[0].judgement
+            note = notes.get(canary_path(window, group.index, group.digest))
+            if note is not None:
+                sums.update(_sums({own: note}))
+                noted |= {item.validator: item for item in opinions}
+                false |= {item.validator: item for item in opinions if not logprobs_agree(note, item.computed, proof)}
+        nodes = len(self._node.authority.validators) + 1
+        await self._bias.count(window, [sums for _, sums in accepted_groups], proof, nodes)
+        biased_pairs = self._bias.biased_pairs
+        biased = {validator: item for validator, item in noted.items() if {own, validator} in biased_pairs}
+        for validator, opinion in sorted((biased | false).items()):
+            await self._distrust(validator, opinion.verdict.to_bytes())
+            miner, group = opinion.verdict.miner, opinion.judgement
+            if miner in self.canaries:
+                self._add_failures(window, [_failure(validator, miner, group, "logprobs")], opinion.verdict)
+            else:
+                self._add(window, miner, (group.index, group.digest), "logprobs", [own], [validator])
+
+    async def _notes(self, window: int) -> dict[str, tuple[str, bytes]]:
+        """Return what the canary has noted on a window, by path."""
+        noted_paths = [item.path async for item in self._node.state.list(f"{CANARIES}{window:010d}-")]
+        return {path: unpack_canary_note(await self._node.state.get(path, MAX_VERDICT_BYTES)) for path in noted_paths}
 
     async def forget(self, window: int) -> None:
         """Delete what the canary has noted on windows up to one, which has closed."""
@@ -103,18 +138,22 @@ class ValidatorMonitor:
             return
         self._compared_miners[window].add(miner)
         opinions_by_group: dict[tuple[int, bytes], list[Opinion]] = {}
-        for validator, verdict in sorted(verdicts.items()):
+        for _, verdict in sorted(verdicts.items()):
             for judgement in verdict.judgements:
-                opinion = Opinion(judgement, validator, verdict.validator_arithmetic)
-                opinions_by_group.setdefault((judgement.index, judgement.digest), []).append(opinion)
-        for (index, digest), opinions in sorted(opinions_by_group.items()):
+                opinions_by_group.setdefault((judgement.index, judgement.digest), []).append(
+                    Opinion(judgement, verdict)
+                )
+        for group, opinions in sorted(opinions_by_group.items()):
             accepting = [opinion for opinion in opinions if opinion.judgement.accepted]
             rejecting = [opinion for opinion in opinions if opinion.judgement.rejected]
+            if accepting:
+                sums = _sums({opinion.validator: opinion.computed for opinion in accepting})
+                self._accepted_groups.setdefault(window, []).append((accepting, sums))
             if accepting and rejecting:
-                self._add(window, miner, (index, digest), "verdict", accepting, rejecting)
-            agreeing, others = split_by_logprobs(accepting, self._node.run.proof.logprob_tolerance)
+                self._add(window, miner, group, "verdict", _validators(accepting), _validators(rejecting))
+            agreeing, others = split_by_logprobs(accepting, self.logprob_rule)
             if others:
-                self._add(window, miner, (index, digest), "logprobs", agreeing, others)
+                self._add(window, miner, group, "logprobs", _validators(agreeing), _validators(others))
 
     def _add(
         self,
@@ -122,16 +161,16 @@ class ValidatorMonitor:
         miner: bytes,
         group: tuple[int, bytes],
         about: Literal["verdict", "logprobs"],
-        accepting: Sequence[Opinion],
-        rejecting: Sequence[Opinion],
+        accepting: Sequence[bytes],
+        rejecting: Sequence[bytes],
     ) -> None:
         disagreement = Disagreement(
             miner=miner,
             index=group[0],
             digest=group[1],
             about=about,
-            accepting=tuple(opinion.validator for opinion in accepting),
-            rejecting=tuple(opinion.validator for opinion in rejecting),
+            accepting=tuple(accepting),
+            rejecting=tuple(rejecting),
         )
         self._disagreements.setdefault(window, []).append(disagreement)
         self._node.telemetry.event(
@@ -149,6 +188,7 @@ class ValidatorMonitor:
         node = self._node
         self._examined_verdicts.pop(window, None)
         self._compared_miners.pop(window, None)
+        self._accepted_groups.pop(window, None)
         disagreements, failures = self._disagreements.pop(window, []), self._canary_failures.pop(window, [])
         if not disagreements and not failures:
             return None
@@ -168,6 +208,24 @@ class ValidatorMonitor:
             disagreements=tuple(reported_disagreements),
             canary_failures=tuple(reported_failures),
         )
+
+
+def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
+    return [opinion.validator for opinion in opinions]
+
+
+def _sums(computed: Mapping[bytes, tuple[str, bytes]]) -> GroupSums:
+    """Return the sums of a group's log-probabilities by node, without those that cannot be right.
+
+    Args:
+        computed: by node, how it computed them, and what they are.
+    """
+    whole = {node: (arithmetic, whole_logprobs(logprobs)) for node, (arithmetic, logprobs) in computed.items()}
+    return {
+        node: (arithmetic, int(values.sum()), len(values))
+        for node, (arithmetic, values) in whole.items()
+        if values is not None
+    }
 
 
 def _failure(
