@@ -9,6 +9,7 @@ right sketches. A dash means that the miner is not refused within all its groups
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,13 +19,17 @@ from bench.proofs.rounding import Int8CacheQwen3, to_fp8
 from bench.proofs.runs_of_evidence import Additions
 from bench.proofs.setting import TEST_SEED, Setting
 from bench.proofs.sides import Pair, Side
+from bench.proofs.trading_task import TradingTask
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3Config
 from protocol.digest import Weights
 from protocol.proof import DECADE, RATE_UNIT, STATISTICS, Thresholds
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import NOISE_UNIT
+from roles.policy.causal_model import CausalModel
+from tests.support.adversaries.decisive_tokens import DecisiveEngine, LuckyEngine, TieEngine, Tokens, stop_taker
 
 _HEADINGS = ("own", "headroom 1", "right", "headroom 1", *STATISTICS)
 
@@ -58,7 +63,35 @@ def cheats(setting: Setting, plain: Side) -> Iterator[tuple[str, Side]]:
             replace(plain, weights=lambda weights, share=share: perturbed(weights, share)),
         )  # type: ignore[misc]
     for reach in (0.3, 0.1):
-        yield f"near ties within {reach:g} decided", replace(plain, reach=reach)
+        yield f"accounts decided within {reach:g}", replace(plain, decide=partial(_right_accounts, reach))
+    yield "ends taken within 0.1", replace(plain, decide=partial(_early_ends, 0.1))
+    yield "lucky ties within 0.1", replace(plain, decide=partial(_lucky_ties, 0.1))
+
+
+def _right_accounts(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
+    """Return a miner that writes the right account where it falls short of the drawn one by little."""
+    text, task = policy.tokenizer, TradingTask()
+
+    def wish(prompt: Tokens, completion: Tokens) -> int | None:
+        number = task.due_account(task.problem_of(text.decode(prompt)), text.decode(completion))
+        return None if number is None else text.encode(str(number))[0]
+
+    return DecisiveEngine(model, weights, wish, reach)
+
+
+def _early_ends(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
+    """Return a miner that ends wherever the end falls short by little."""
+    return stop_taker(model, weights, policy.stops[0], reach)
+
+
+def _lucky_ties(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
+    """Return a miner that decides one near tie of a rollout otherwise if that has a higher reward."""
+    text, task = policy.tokenizer, TradingTask()
+
+    def reward(prompt: Tokens, completion: Tokens) -> float:
+        return task.reward(task.problem_of(text.decode(prompt)), text.decode(completion))
+
+    return LuckyEngine(model, weights, reward, reach)
 
 
 async def table(setting: Setting, groups: int, only: str) -> None:

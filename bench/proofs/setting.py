@@ -17,9 +17,15 @@ from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
+from grailnode.run import creation
+from grailnode.run.rules import Rules
 from protocol.encoding import REWARD_UNIT
+from protocol.judging.ledger import GROUP
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
+
+SCORING: Final = creation.SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
+"""The scoring of a run that is created with the default rules."""
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0

@@ -7,7 +7,6 @@ from typing import Any, Final
 import torch
 
 from bench.proofs.rounding import Inaccurate, RoundingErrors
-from bench.proofs.trading_task import TradingTask
 from grailnode.calibration.variants import Variant
 from grailnode.engine.policy import Policy
 from protocol.digest import Weights
@@ -15,7 +14,7 @@ from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Generation, Request
-from tests.support.adversaries.decisive_tokens import DecisiveEngine, Tokens
+from tests.support.adversaries.decisive_tokens import TieEngine
 
 RUN_TEMPERATURE: Final = 1.0
 
@@ -30,7 +29,7 @@ class Side:
         model: changes the model, such as its cache; None for no change.
         weights: changes the weights; None for no change.
         temperature, filters: with which it generates.
-        reach: how far a right account may fall short of the drawn token for the side to write it; 0 for never.
+        decide: returns an engine that generates and decides near ties in its own way; None for none.
     """
 
     variant: Variant
@@ -39,7 +38,7 @@ class Side:
     weights: Callable[[Weights], Weights] | None = None
     temperature: float = RUN_TEMPERATURE
     filters: Filters = EVERY_TOKEN
-    reach: float = 0.0
+    decide: Callable[[Policy, CausalModel, Weights], TieEngine] | None = None
 
     async def serve(self, policy: Policy, weights: Weights, seed: int) -> Engine:
         """Return an engine that computes this way and serves these weights as version 0.
@@ -54,12 +53,12 @@ class Side:
             model = Inaccurate(model, self.errors, seed)
         weights = weights if self.weights is None else self.weights(weights)
         engine: Any = await self.variant.host(model, weights)
-        if self.reach:
-            converted = {name: tensor.to(getattr(torch, self.variant.dtype)) for name, tensor in weights.items()}
-            engine = DecisiveEngine(model, converted, _right_account(policy), self.reach)  # generates, and no more
+        if self.decide is not None:
+            dtype = getattr(torch, self.variant.dtype)
+            engine = self.decide(policy, model, {name: tensor.to(dtype) for name, tensor in weights.items()})
         elif (self.temperature, self.filters) != (RUN_TEMPERATURE, EVERY_TOKEN):
-            engine = _OtherSampling(engine, self.temperature, self.filters)  # as this one
-        served: Engine = engine
+            engine = _OtherSampling(engine, self.temperature, self.filters)
+        served: Engine = engine  # those that decide, or sample otherwise, generate and can do nothing else
         return served
 
 
@@ -82,14 +81,3 @@ class _OtherSampling:
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         changed = replace(params, temperature=self.temperature, filters=self.filters)
         return await self.engine.generate(requests, changed)
-
-
-def _right_account(policy: Policy) -> Callable[[Tokens, Tokens], int | None]:
-    """Return a function of prompt and part of a story that returns the token of the right account where one is due."""
-
-    def wish(prompt: Tokens, completion: Tokens) -> int | None:
-        text, task = policy.tokenizer, TradingTask()
-        number = task.due_account(task.problem_of(text.decode(prompt)), text.decode(completion))
-        return None if number is None else text.encode(str(number))[0]
-
-    return wish

@@ -3,12 +3,10 @@
 import random
 
 import numpy as np
-import pytest
 import torch
 
 from bench.proofs.published_sketches import BucketSketch, Toploc
 from bench.proofs.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
-from grailnode.calibration.rates import binomial_tail
 from grailnode.engine.policy import Tokenizer
 
 
