@@ -53,7 +53,7 @@ def _ways() -> Iterator[tuple[str, list[Deliveries]]]:
 def _income(windows: Sequence[Deliveries]) -> float:
     """Return the income of a group beside ten ordinary miners, over the last `SCORING.windows` windows."""
     ordinary = {f"ordinary {number}": _ORDINARY for number in range(10)}
-    ledger = [_summary(window, ordinary | groups) for window, groups in enumerate(windows)]
+    ledger = [_summary(window, {**ordinary, **groups}) for window, groups in enumerate(windows)]
     others, incomes, delivered = {key(name).public for name in ordinary}, [0, 0], [0, 0]
     for end in range(len(ledger) - SCORING.windows, len(ledger)):
         paid = shares(balances(ledger[end - SCORING.windows + 1 : end + 1], SCORING, _PROOF), SCORING)

@@ -48,7 +48,7 @@ def cheats(setting: Setting, plain: Side) -> Iterator[tuple[str, Side]]:
     config = Qwen3Config.of(setting.policy.config)
     assert config is not None
     for bits in (8, 6, 4):
-        yield f"{bits}-bit weights", replace(plain, weights=lambda weights, bits=bits: quantized(weights, bits))  # type: ignore[misc]
+        yield f"{bits}-bit weights", replace(plain, weights=partial(quantized, bits=bits))
     yield "fp8 weights", replace(plain, weights=to_fp8)
     yield "int8 key-value cache", replace(plain, model=lambda _: Int8CacheQwen3(config))
     for temperature in (0.9, 0.97):
@@ -58,10 +58,7 @@ def cheats(setting: Setting, plain: Side) -> Iterator[tuple[str, Side]]:
         older = setting.version(setting.newest - age)
         yield f"{age} versions old", replace(plain, weights=lambda _, older=older: older)  # type: ignore[misc]
     for share in (0.0003, 0.003):
-        yield (
-            f"weights off by {share:.2%}",
-            replace(plain, weights=lambda weights, share=share: perturbed(weights, share)),
-        )  # type: ignore[misc]
+        yield f"weights off by {share:.2%}", replace(plain, weights=partial(perturbed, share=share))
     for reach in (0.3, 0.1):
         yield f"accounts decided within {reach:g}", replace(plain, decide=partial(_right_accounts, reach))
     yield "ends taken within 0.1", replace(plain, decide=partial(_early_ends, 0.1))

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from safetensors.torch import load_file
@@ -186,8 +186,7 @@ def _load(path: Path) -> Iterator[GroupMeasurement]:
     for size in data["sizes"].tolist():
         rollouts = slice(rollout, rollout + size)
         positions = slice(position, position + int(data["lengths"][rollouts].sum()))
-        yield GroupMeasurement(
-            **{name: tuple(data[name][rollouts].tolist()) for name in columns_of("rollouts")},
-            **{name: data[name][positions] for name in columns_of("positions")},
-        )
+        values: dict[str, Any] = {name: data[name][positions] for name in columns_of("positions")}
+        values |= {name: tuple(data[name][rollouts].tolist()) for name in columns_of("rollouts")}
+        yield GroupMeasurement(**values)
         rollout, position = rollouts.stop, positions.stop
