@@ -75,7 +75,7 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     lower, full = (proof.row(miner, "torch-float32") for miner in proof.miners)
     assert [lower, full] == [packaged.row(miner, "torch-float32") for miner in proof.miners]
-    assert lower.margin_limit > 100 * full.margin_limit
+    assert lower.margin.beyond[-1] > 100 * full.margin.beyond[-1]
 
 
 def test_an_exact_run_has_one_arithmetic(tmp_path: Path) -> None:
