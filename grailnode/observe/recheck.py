@@ -187,4 +187,4 @@ def _counts_text(name: StatisticName, tally: Tally, beyond: Sequence[int]) -> st
     reached = [sum(tally.steps[place:]) for place in range(len(beyond))]
     unit = 1 if name == "sketch" else NOISE_UNIT
     steps = ", ".join(f"{count} beyond {step * unit:.3g}" for count, step in zip(reached, beyond, strict=True))
-    return f"{trials:g} {_TRIALS[name]}: {steps}"
+    return f"{trials:.12g} {_TRIALS[name]}: {steps}"

@@ -1,7 +1,7 @@
 """Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import pytest
@@ -10,9 +10,9 @@ from grailnode.engine.compute import Compute, make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.rollout_reader import read_verified_groups
-from protocol import limits, paths
+from protocol import paths
 from protocol.errors import ProtocolError
-from protocol.identity.signing import SigningKey, open_signed
+from protocol.identity.signing import SigningKey
 from protocol.judging.report import canary_key
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Verdict
@@ -30,7 +30,7 @@ from roles.validator.window_cases import WindowCases
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.samples import judgement
 from tests.support.simulation.network import Network, key, randomness
-from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups
+from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running, simulated
 
 
@@ -98,25 +98,23 @@ async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tu
     """Return the validators that judged each group (window, index) of a miner."""
     result = defaultdict(set)
     for name in network.validators:
-        public = key(name).public
-        for window in windows:
-            path = paths.verdict(public, window, miner.public)
-            if [item.path async for item in network.store.list(path)]:
-                data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-                for item in open_signed(data, Verdict, [public]).record.judgements:
-                    result[window, item.index].add(name)
+        for window, verdict in (await verdicts(network, miner, windows, name)).items():
+            for item in verdict.judgements:
+                result[window, item.index].add(name)
     return result
 
 
-async def dealt_to(network: Network, name: str, window: int) -> int:
-    """Return how many groups of the miners of a window were dealt to a validator, by what everybody can read."""
+async def due_judges(network: Network, miner: str, window: int) -> list[Collection[bytes]]:
+    """Return the judges of each group of a miner in a window, by what everybody can read."""
     roster = await Rosters(network.node("checker")).get(window)
-    draw = randomness(network.run.schedule.audit(window))
-    return sum(
-        key(name).public in roster.judges_of(network.signed.digest, window, draw, key(miner).public, group)
-        for miner in (f"miner-{number + 1}" for number in range(MINERS))
-        for group in range(RULES.groups)
-    )
+    draw, public = randomness(network.run.schedule.audit(window)), key(miner).public
+    return [roster.judges_of(network.signed.digest, window, draw, public, group) for group in range(RULES.groups)]
+
+
+async def dealt_to(network: Network, name: str, window: int) -> int:
+    """Return how many groups of the miners of a window were dealt to a validator."""
+    by_miner = [await due_judges(network, f"miner-{number + 1}", window) for number in range(MINERS)]
+    return sum(key(name).public in judges for groups in by_miner for judges in groups)
 
 
 @simulated
@@ -207,15 +205,8 @@ async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
 
 async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> dict[int, int]:
     """Return how many groups of the cheat in each window have the liar as their only judge."""
-    result = {}
-    rosters = Rosters(network.node("checker"))
-    for window in windows:
-        roster, draw = await rosters.get(window), randomness(network.run.schedule.audit(window))
-        result[window] = sum(
-            roster.judges_of(network.signed.digest, window, draw, key("cheat").public, group) == {key(liar).public}
-            for group in range(RULES.groups)
-        )
-    return result
+    alone = {key(liar).public}
+    return {window: sum(set(own) == alone for own in await due_judges(network, "cheat", window)) for window in windows}
 
 
 async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, str]:

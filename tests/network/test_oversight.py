@@ -14,7 +14,7 @@ from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
-from protocol import limits, paths
+from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
@@ -24,19 +24,16 @@ from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
 from roles.miner.miner import Miner
-from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
 from roles.ports import Engine, NotFoundError
+from roles.records import fetch_record
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
-from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore
-from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, verdicts
+from tests.support.simulation.network import Network, key, miner_settings
+from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import running, simulated
-
-RULES = demo_rules(groups=4, group_size=8)
 
 
 class UnderDelivering(Miner):
@@ -50,8 +47,7 @@ async def run_under_delivering(network: Network) -> None:
     node = network.node("under-delivering")
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
-    settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-    await UnderDelivering(node, await Follower.open(node), engine, producer, settings).run()
+    await UnderDelivering(node, await Follower.open(node), engine, producer, miner_settings(4, chunk=4)).run()
 
 
 class Turncoat(FalseSketches):
@@ -117,8 +113,7 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
         row = rows[item.window]
         assert item.accepted == row.submitted - row.audited  # those groups were honest
         path = paths.reaudit(key("validator-0").public, item.window, item.miner)
-        data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-        assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
+        assert (await fetch_record(network.node("reader"), ReauditVerdict, path)).digest == item.verdict
     draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
     verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
     assert tuple(item.index for item in verdict.judgements) == challenge.audit_indices(
@@ -158,9 +153,8 @@ async def test_a_reaudit_tests_all_groups_of_a_window_together():
     for window, item in amendments.items():
         accepted_groups = 0 if window == FewFalseSketches.window else unaudited[window]
         assert (item.accepted, item.rejected) == (accepted_groups, unaudited[window] - accepted_groups)
-    own = key("validator-0").public
-    path = paths.reaudit(own, FewFalseSketches.window, key("turncoat").public)
-    verdict = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
+    path = paths.reaudit(key("validator-0").public, FewFalseSketches.window, key("turncoat").public)
+    verdict = (await fetch_record(network.node("reader"), ReauditVerdict, path)).record
     reasons = [judgement.reason for judgement in verdict.judgements]
     assert Reason.WINDOW.value in reasons
     assert set(reasons) <= {Reason.WINDOW.value, Reason.SKETCH.value}  # the draw may let one group show it by itself
@@ -239,11 +233,8 @@ async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
 
 
 async def trainer_reports(network: Network) -> list[ValidatorReport]:
-    reports = []
-    async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
-        data = await network.store.get(item.path, ValidatorReport.max_bytes)
-        reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
-    return reports
+    node, listing = network.node("reader"), network.store.list(paths.kind_prefix(key("trainer").public, "reports"))
+    return [(await fetch_record(node, ValidatorReport, item.path)).record async for item in listing]
 
 
 @simulated
@@ -306,8 +297,7 @@ async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_au
         async def audit(engine: Engine) -> None:
             await CanaryAudit(node, task, engine, key("trainer"), state, share_ppm=1_000_000).run()
 
-        settings = MinerSettings(groups=1, chunk=1, share=0.7, poll_seconds=0.2)
-        await run_miner(node, task, network.compute, settings, beside=audit)
+        await run_miner(node, task, network.compute, miner_settings(groups=1, chunk=1), beside=audit)
 
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_liar)

@@ -163,21 +163,10 @@ class FaultyStore:
         self._pending_duplicates.clear()
 
     async def put(self, path: str, data: bytes) -> None:
-        fault = await self._start("put", path)
-        if fault is not Fault.LOST_WRITE:
-            await self._store.put(path, data)
-            self._history.record_put(path, data)
-        if fault is Fault.DUPLICATE_WRITE:
-            self._pending_duplicates.append((path, data))
-        await self._finish("put", path, fault)
+        await self._write("put", path, data)
 
     async def delete(self, path: str) -> None:
-        fault = await self._start("delete", path)
-        if fault is not Fault.LOST_WRITE:
-            await self._store.delete(path)
-        if fault is Fault.DUPLICATE_WRITE:
-            self._pending_duplicates.append((path, None))
-        await self._finish("delete", path, fault)
+        await self._write("delete", path, None)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get, faults aside; no answer is longer than `max_bytes`."""
@@ -213,6 +202,20 @@ class FaultyStore:
             await trio.lowlevel.checkpoint()
             yield infos[-1]
 
+    async def _write(self, operation: str, path: str, data: bytes | None) -> None:
+        """Put the data, or delete what is there; faults aside."""
+        fault = await self._start(operation, path)
+        if fault is not Fault.LOST_WRITE:
+            await self._write_through(path, data)
+            if data is not None:
+                self._history.record_put(path, data)
+        if fault is Fault.DUPLICATE_WRITE:
+            self._pending_duplicates.append((path, data))
+        await self._finish(operation, path, fault)
+
+    async def _write_through(self, path: str, data: bytes | None) -> None:
+        await (self._store.delete(path) if data is None else self._store.put(path, data))
+
     async def _start(self, operation: str, path: str) -> Fault | None:
         """Choose the operation's fault, and raise it if it happens before the operation takes effect."""
         await self._deliver_duplicate()
@@ -243,11 +246,8 @@ class FaultyStore:
     async def _deliver_duplicate(self) -> None:
         """Deliver the duplicate of an earlier write, with probability one half."""
         if self._pending_duplicates and self._rng.random() < 0.5:
-            path, data = self._pending_duplicates.pop(self._rng.randrange(len(self._pending_duplicates)))
-            if data is None:
-                await self._store.delete(path)
-            else:
-                await self._store.put(path, data)
+            place = self._rng.randrange(len(self._pending_duplicates))
+            await self._write_through(*self._pending_duplicates.pop(place))
 
     def _choose(self, operation: str) -> Fault | None:
         for number, (plan_operation, fault) in enumerate(self._plans):

@@ -9,9 +9,8 @@ import trio
 
 from grailnode.run.rules import Rules
 from grailnode.store.state.state_store import StateStore
-from roles.node.identity import Node
 from roles.ports import ObjectStore
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import Network
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import TrioClock, running
@@ -33,14 +32,10 @@ class Death:
     def trigger(self, scope: trio.CancelScope) -> CrashTrigger:
         """Return a trigger that cancels a scope."""
 
-        async def crash() -> None:
-            scope.cancel()
-            await trio.sleep_forever()
-
         def matches(operation: str, path: str) -> bool:
             return operation == self.operation and path.startswith(self.prefix)
 
-        return CrashTrigger(matches, self.count, False, crash)
+        return CrashTrigger(matches, self.count, False, cancelling(scope))
 
 
 class DiskNetwork(Network):
@@ -101,7 +96,3 @@ class DiskNetwork(Network):
         other.store = self.store.copy()
         shutil.copytree(self.root, root)
         return other
-
-    def spectator(self) -> Node:
-        """A node that sees the store and has a state in memory."""
-        return self.node("spectator")
