@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from grailnode.engine.compute import make_engine
-from grailnode.node.wiring import run_validator
+from grailnode.node.canary_audit import CanaryAudit
+from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
@@ -25,7 +26,7 @@ from protocol.rollout.batch import Group
 from roles.miner.miner import Miner
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
-from roles.ports import NotFoundError
+from roles.ports import Engine, NotFoundError
 from roles.records import fetch_record
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
@@ -228,6 +229,11 @@ async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
     assert {event["window"] for event in events} >= {1, 2, 3}  # window 3 long before its seals are due
 
 
+async def trainer_reports(network: Network) -> list[ValidatorReport]:
+    node, listing = network.node("reader"), network.store.list(paths.kind_prefix(key("trainer").public, "reports"))
+    return [(await fetch_record(node, ValidatorReport, item.path)).record async for item in listing]
+
+
 @simulated
 async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
     network = Network(RULES, validators=2, quorum=1)
@@ -249,8 +255,7 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     assert events
     assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in events)
     assert {event["about"] for event in events} == {"verdict"}  # its log-probabilities are right
-    node, listing = network.node("reader"), network.store.list(paths.kind_prefix(key("trainer").public, "reports"))
-    reports = [(await fetch_record(node, ValidatorReport, item.path)).record async for item in listing]
+    reports = await trainer_reports(network)
     assert any(item.validator == key("validator-1").public for report in reports for item in report.canary_failures)
     disagreements = [item for report in reports for item in report.disagreements]
     assert disagreements
@@ -266,6 +271,46 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     observer = Observer(network.node("observer"), 0)
     await observer.refresh()
     assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
+
+
+@simulated
+async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_audit():
+    """There are no false groups, and nothing is noted of the auditing node's own ones."""
+    network = Network(RULES, validators=2, quorum=1)
+    network.validators = ["validator-0"]
+
+    async def run_liar() -> None:
+        node = network.node("validator-1")
+        sampling = node.run.sampling.model_copy(update={"temperature": 0.9 * node.run.sampling.temperature})
+        proof = with_thresholds(node.run.proof, **LENIENT)
+        liar = replace(node, run=node.run.model_copy(update={"proof": proof, "sampling": sampling}))
+        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
+        await run_validator(liar, network.task(liar), network.compute, settings)
+
+    async def run_auditor() -> None:
+        node, state = network.node("auditor"), network.node("trainer").state
+        task = network.task(node)
+
+        async def audit(engine: Engine) -> None:
+            await CanaryAudit(node, task, engine, key("trainer"), state, share_ppm=1_000_000).run()
+
+        await run_miner(node, task, network.compute, miner_settings(groups=1, chunk=1), beside=audit)
+
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(run_liar)
+        nursery.start_soon(run_auditor)
+        await network.until_window(8)
+    distrusted = [item.path async for item in network.states["trainer"].list("distrusted/")]
+    assert distrusted == ["distrusted/" + key("validator-1").public.hex()]
+    by_trainer = [
+        item
+        for report in await trainer_reports(network)
+        for item in report.disagreements
+        if item.accepting == (key("trainer").public,)
+    ]
+    assert {(item.miner, item.about, item.rejecting) for item in by_trainer} == {
+        (key("miner-1").public, "logprobs", (key("validator-1").public,))
+    }
 
 
 @simulated

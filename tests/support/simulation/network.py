@@ -20,6 +20,7 @@ from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.canary import CanaryProducer
+from grailnode.node.canary_audit import CanaryAudit
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
@@ -36,7 +37,7 @@ from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
-from roles.ports import ObjectStore
+from roles.ports import Engine, ObjectStore
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.optimizer_settings import AdamWSettings
@@ -218,7 +219,12 @@ class Network:
         settings = miner_settings(groups=4, chunk=4)
         state = self.node("trainer").state
         producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
-        await run_miner(node, self.task(node), self.compute, settings, producer)
+        task = self.task(node)
+
+        async def audit(engine: Engine) -> None:
+            await CanaryAudit(node, task, engine, key("trainer"), state).run()
+
+        await run_miner(node, task, self.compute, settings, producer, audit)
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
