@@ -147,47 +147,41 @@ def exclusions(log: Log) -> Exclusions:
     return Exclusions(log.named("validator-excluded"), log.named("validator-sealed-again"))
 
 
-def test_only_the_first_window_of_an_absence_is_reported_and_then_the_return():
+def absences(*windows: int) -> Log:
+    """Return the log of a trainer that reads windows, in which a validator is absent; negative: has sealed."""
     log = Log("trainer")
-    absences = Absences(log)
-    for window in (4, 5, 6, 7):
-        absences.add(FIRST, window)
-    absences.end(SECOND, 7)
-    absences.end(FIRST, 8)
-    absences.end(FIRST, 9)
-    assert [(line["window"], line["validator"]) for line in log.named("validator-excluded")] == [(4, NAME)]
-    assert [(line["window"], line["windows_missed"]) for line in log.named("validator-sealed-again")] == [(8, 4)]
+    own = Absences(log)
+    for window in windows:
+        if window < 0:
+            own.end(FIRST, -window)
+        else:
+            own.add(FIRST, window)
+    own.end(SECOND, 7)
+    return log
 
 
-def test_the_next_absence_and_an_earlier_window_are_reported_again():
-    log = Log("trainer")
-    absences = Absences(log)
-    absences.add(FIRST, 4)
-    absences.add(FIRST, 3)  # windows are read side by side
-    absences.end(FIRST, 5)
-    absences.add(FIRST, 6)
-    assert [line["window"] for line in log.named("validator-excluded")] == [4, 3, 6]
+@pytest.mark.parametrize(
+    ("windows", "first_windows", "returns"),
+    [
+        ((4, 5, 6, 7, -8, -9), [4], [(8, 4)]),
+        ((4, 3, -5, 6), [4, 3, 6], [(5, 2)]),  # windows are read side by side
+        ((-7, 5, 6), [5, 6], []),
+    ],
+    ids=["an absence", "another absence and an earlier window", "windows before one that was sealed"],
+)
+def test_the_first_window_of_each_absence_is_reported_and_then_the_return(
+    windows: Sequence[int], first_windows: list[int], returns: list[tuple[int, int]]
+) -> None:
+    log = absences(*windows)
+    assert [(line["window"], line["validator"]) for line in log.named("validator-excluded")] == [
+        (window, NAME) for window in first_windows
+    ]
+    assert [(line["window"], line["windows_missed"]) for line in log.named("validator-sealed-again")] == returns
 
 
-def test_a_window_before_one_that_was_sealed_begins_no_absence():
-    log = Log("trainer")
-    absences = Absences(log)
-    absences.end(FIRST, 7)
-    for window in (5, 6):
-        absences.add(FIRST, window)
-    assert [line["window"] for line in log.named("validator-excluded")] == [5, 6]
-    assert exclusions(log).of_window(7) == []
-
-
-def test_every_window_of_an_absence_can_be_told_from_the_events():
-    log = Log("trainer")
-    absences = Absences(log)
-    for window in (4, 5):
-        absences.add(FIRST, window)
-    absences.end(FIRST, 6)
-    for window in (7, 8):
-        absences.add(FIRST, window)
-    reasons = exclusions(log)
+def test_every_window_of_an_absence_can_be_told_from_the_events() -> None:
+    reasons = exclusions(absences(4, 5, -6, 7, 8))
     assert [window for window in range(12) if reasons.reason(window, NAME)] == [4, 5, 7, 8, 9, 10, 11]
     assert reasons.reason(5, NAME) == NOT_SEALED
     assert reasons.reason(5, OTHER_NAME) == ""
+    assert exclusions(absences(-7, 5, 6)).of_window(7) == []

@@ -1,5 +1,7 @@
 """The validator monitor: who accepts false work of a canary, who rejects true work, and what the report contains."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
 from tests.support.builders.proofs import with_thresholds
 from tests.support.builders.samples import judgement, rejected, verdict
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock, simulated
 
@@ -187,26 +190,15 @@ async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() 
     assert len(log.named("report-truncated")) == 1
 
 
-class FullDisk(MemoryStore):
-    """A disk on which nothing can be written while it is full."""
-
-    full = True
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.full:
-            raise StoreError(f"{path}: no space left on device")
-        await super().put(path, data)
-
-
 @simulated
 async def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
-    disk = FullDisk()
+    disk: Any = UnreachableStore(MemoryStore(), "", operations=("put",), seconds=0.0)
     monitor, _ = make_monitor(disk)
     false_verdict = verdict(judgement(1), window=WINDOW, miner=CANARY)
     with pytest.raises(StoreError):
         await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
     assert monitor.distrusted_validators == {false_verdict.validator}
-    disk.full = False
+    disk.is_away = False
     await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
     report = monitor.report(WINDOW)
     assert report is not None
