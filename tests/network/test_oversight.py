@@ -331,13 +331,15 @@ async def test_anybody_can_recheck_a_group_and_the_ledger():
     honest = await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2))
     assert honest.judgement.accepted
     assert all(line.holds for line in honest.statistics)
+    assert [line.name for line in honest.statistics] == ["reason", "sketch", "margin", "stop", "luck", "rewards"]
+    assert honest.statistics[3].value.startswith(f"{RULES.group_size} rollouts: 0 beyond 0")
     assert honest.validators == (ValidatorResult(key("validator-0").public.hex(), "accepted", contradicts=False),)
     (window, verdict), *_ = [
         item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
     ]
     rejection = await recheck(observer, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
     assert rejection.judgement.reason == verdict.judgements[0].reason
-    assert [line.name for line in rejection.statistics if not line.holds]
+    assert next(line.name for line in rejection.statistics if not line.holds) == "reason"
     with pytest.raises(NotFoundError, match="0 participants"):
         await recheck(observer, task, network.compute, GroupReference("ffff", 3, 0))
     await trio.sleep(2 * network.run.head_ttl)  # the run is over, and its records have expired
