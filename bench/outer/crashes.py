@@ -1,11 +1,9 @@
 """A site or the coordinator is killed at many operations, with many seeds: lost and doubled updates."""
 
-from functools import partial
 from typing import Final
 
 from bench.tables import print_table
-from tests.support.simulation.outer_crashes import DELAYED, RULES, STREAMED, STREAMED_AND_DELAYED, run
-from tests.support.simulation.virtual_clock import simulate
+from tests.support.simulation.outer_crashes import DELAYED, RULES, STREAMED, STREAMED_AND_DELAYED, kill, operations_of
 
 _WAYS: Final = {
     "plain": RULES,
@@ -29,12 +27,12 @@ def crashes(seeds: int, points: int) -> bool:
         kills, violations = [0, 0], 0
         for seed in range(seeds):
             rules = list(_WAYS.values())[seed % len(_WAYS)]
-            places = len(simulate(partial(run, victim, 1 << 30, after=False, rules=rules, seed=seed)))
+            places = len(operations_of(victim, rules, seed))
             for point in range(points):
                 place, after = (point * places + seed * places // seeds) // points, point % 2 == 1
                 kills[after] += 1
                 try:
-                    simulate(partial(run, victim, place, after=after, rules=rules, seed=seed))
+                    kill(victim, place, after=after, rules=rules, seed=seed)
                 except* AssertionError as error:
                     violations += 1
                     print(

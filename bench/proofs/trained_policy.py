@@ -59,7 +59,7 @@ class Recipe:
     pairs: int = 2
     head_size: int = 32
     feed_forward: int = 352
-    steps: int = 3600
+    steps: int = 1500
     batch: int = 8
     learning_rate: float = 2e-3
     warmup: int = 100
@@ -70,30 +70,16 @@ class Recipe:
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "dtype": "bfloat16",
-            "eos_token_id": trading_task.EOS,
-            "head_dim": self.head_size,
-            "hidden_act": "silu",
-            "hidden_size": self.width,
-            "initializer_range": 0.02,
-            "intermediate_size": self.feed_forward,
-            "max_position_embeddings": 256,
-            "model_type": "qwen3",
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
-            "num_key_value_heads": self.pairs,
-            "pad_token_id": trading_task.PAD,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "use_cache": True,
-            "use_sliding_window": False,
-            "vocab_size": trading_task.VOCABULARY,
-        }
+        sizes = genesis.Recipe(
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            key_value_heads=self.pairs,
+            head_size=self.head_size,
+            feed_forward=self.feed_forward,
+        )
+        tokens = {"eos_token_id": trading_task.EOS, "pad_token_id": trading_task.PAD}
+        return sizes.config() | tokens | {"vocab_size": trading_task.VOCABULARY}
 
     def model(self) -> Qwen3:
         """Return the model."""

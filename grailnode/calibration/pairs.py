@@ -28,7 +28,7 @@ from roles.ports import Engine, Forward, Generation, Request
 _CHUNK_BYTES: Final = 1 << 28
 """Bound on the bytes of the logits (float32) of groups that are generated and checked together."""
 _CHUNK_ROLLOUTS: Final = 512
-_LEAST_RIVAL: Final = 0.1  # probability of all other tokens; below it, rounding of the log-probability would dominate
+_LEAST_RIVAL: Final = 0.02  # probability of all other tokens; below it, rounding of the log-probability would dominate
 _RUN: Final = bytes(32)  # replaces the ids of run and miner where seeds are derived, as there is no run
 
 
@@ -73,9 +73,11 @@ class GroupMeasurement:
         margins: float32 [N], the sampling shortfall of each token.
         stops: bool [N], where a stop token is taken or drawn.
         differences: float32 [N], the checking side's log-probabilities minus those of the generating side.
-        rewards: of each rollout, in millionths; empty if the prompts have no rewards.
         shifts: float32 [N], absolute difference of the two sides in a token's score relative to the average other
             token's, in units of logits / temperature: it causes a margin where two scores nearly tie.
+        rivals: float32 [N], the probability of all other tokens, at least 0.02. The two best scores differ by less than
+            a small d with a probability of about d times this.
+        rewards: of each rollout, in millionths; empty if the prompts have no rewards.
     """
 
     lengths: tuple[int, ...]
@@ -85,6 +87,7 @@ class GroupMeasurement:
     shifts: np.ndarray
     stops: np.ndarray
     differences: np.ndarray
+    rivals: np.ndarray
     rewards: tuple[int, ...] = ()
 
     @property
@@ -194,13 +197,14 @@ def _compare(work: CalibrationTask, submission: Submission, forwards: Sequence[F
     check = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
     checked = check.logprobs.numpy()
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
-    shifts = np.abs(checked - submission.logprobs) / np.maximum(1.0 - np.exp(checked), _LEAST_RIVAL)
+    rivals = np.maximum(1.0 - np.exp(checked), np.float32(_LEAST_RIVAL))
     return GroupMeasurement(
         lengths=tuple(map(len, completions)),
         distances=sketch.distances(submission.sketch, recomputed_sketch),
         repeats=repeated_positions(completions),
         margins=check.margins.numpy(),
-        shifts=shifts,
+        shifts=np.abs(checked - submission.logprobs) / rivals,
+        rivals=rivals,
         stops=check.stops.numpy(),
         differences=checked - submission.logprobs,
         rewards=() if work.rewards is None else work.rewards(submission.seed, completions),

@@ -1,8 +1,9 @@
 """Extrapolates how often honest noise causes margins beyond those that were measured.
 
 A margin beyond x needs two scores that the two sides shift against each other by some S > x, and that differ by less
-than S - x on the miner's side. With Gumbel noise the two best scores differ by less than d with a probability of at
-most d, so a margin beyond x has a probability of at most the integral of P(S > s) over s from x to x + 1.
+than S - x on the miner's side. With Gumbel noise the best score, of a token of probability p, is less than d above all
+others with a probability of about (1 - p) d, and never more than d. So a margin beyond x has a probability of at most
+the mean of 1 - p times the integral of P(S > s) over s from x to x + 1, where each position counts for its 1 - p.
 
 Two kinds of tails are fitted to the largest hundredth of the shifts, in the logarithm t of a shift over the smallest of
 these, the border: one that falls as a power of the shift (Hill 1975), with H(t) = t / w, and one that falls as an

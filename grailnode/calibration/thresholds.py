@@ -41,7 +41,6 @@ WIDEST_MARGIN: Final = 100.0
 _LAST_RATE: Final = 1e-15  # of the last step of margins: one token beyond it refuses its group
 _MOST_RATE: Final = 0.5  # of a step
 _FALL: Final = 1.6  # factor by which rates of two measured steps differ at least
-_EXTRAPOLATED: Final = 5  # steps beyond the measured ones
 _CIRCLE: Final = 256  # units of a sketch
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _LUCK_WEIGHTS: Final = (1.5, 2.0, 3.0, 5.0)
@@ -167,14 +166,9 @@ class _Measured:
         rates = [max(bound(values, candidate) for values in self.pairs) for candidate in candidates]
         return np.minimum.accumulate(rates)
 
-    def steps(self, candidates: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-        """Return candidates whose rates differ, at most `count`, and their rates."""
-        chosen: list[tuple[int, float]] = []
-        for candidate, rate in zip(candidates, self.rates(candidates).tolist(), strict=True):
-            if rate <= min(_MOST_RATE, chosen[-1][1] / _FALL if chosen else 1.0) and len(chosen) < count:
-                chosen.append((candidate, rate))
-        chosen = chosen or [(candidates[-1], _MOST_RATE)]
-        return [step for step, _ in chosen], [rate for _, rate in chosen]
+    def steps(self, candidates: Sequence[int]) -> tuple[list[int], list[float]]:
+        """Return candidates whose rates differ, and their rates."""
+        return _spread(candidates, self.rates(candidates).tolist())
 
     def honest_tail(self, beyond: np.ndarray) -> np.ndarray:
         """Return the share of all honest trials beyond each value."""
@@ -198,6 +192,24 @@ class _Measured:
             rates = [min(_MOST_RATE, _RAISED * rate / RATE_UNIT) for rate in chosen.rates]
             chosen = table(chosen.beyond, rates, [[s / DECADE for s in item.scores] for item in chosen.alternatives])
         return chosen
+
+
+def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Return steps whose rates differ, at most MAX_STEPS, the last candidate among them, and their rates.
+
+    The factor by which two rates differ is the smallest of which there are not too many, and the same for all.
+    """
+    usable = [(step, rate) for step, rate in zip(candidates, rates, strict=True) if rate <= _MOST_RATE]
+    if not usable:
+        return [candidates[-1]], [_MOST_RATE]
+    fall = max(_FALL, (usable[0][1] / usable[-1][1]) ** (1.0 / (MAX_STEPS - 1)))
+    chosen = [usable[0]]
+    for step, rate in usable[1:]:
+        if rate <= chosen[-1][1] / fall and len(chosen) < MAX_STEPS - 1:
+            chosen.append((step, rate))
+    if usable[-1][1] < chosen[-1][1]:
+        chosen.append(usable[-1])
+    return [step for step, _ in chosen], [rate for _, rate in chosen]
 
 
 def largest_evidence(chosen: Table, values: np.ndarray, trials: np.ndarray) -> int:
@@ -264,7 +276,7 @@ def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
 
 def _sketch_table(measured: _Measured) -> Table:
     """Return the table of distances. The cheats are copies, forged sketches in some positions, and both."""
-    beyond, rates = measured.steps(range(_CIRCLE // 2), MAX_STEPS)
+    beyond, rates = measured.steps(range(_CIRCLE // 2))
     steps = np.array(beyond)
 
     def forged(values: np.ndarray) -> np.ndarray:
@@ -287,14 +299,11 @@ def _margin_table(measured: _Measured, bounds: Sequence["_MarginBound"]) -> Tabl
     the odds, and near 0 where many are equally probable.
     """
     limit = max(bound.limit for bound in bounds)
-    covered = min(max(bound.covered for bound in bounds), limit)
-    grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 9))})
-    beyond, rates = measured.steps([step for step in grid if step * NOISE_UNIT <= covered], MAX_STEPS - _EXTRAPOLATED)
-    far = np.unique(np.ceil(np.geomspace(covered, limit, _EXTRAPOLATED) / NOISE_UNIT).astype(np.int64))
-    for step in far[far > beyond[-1]].tolist():
-        rate = min(rates[-1], max(bound.rate(step * NOISE_UNIT) for bound in bounds))
-        beyond.append(step)
-        rates.append(rate)
+    grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 17))})
+    grid = [*(step for step in grid if step * NOISE_UNIT < limit), math.ceil(limit / NOISE_UNIT)]
+    counted = measured.rates(grid)
+    extrapolated = [max(bound.rate(step * NOISE_UNIT) for bound in bounds) for step in grid]
+    beyond, rates = _spread(grid, np.minimum.accumulate(np.minimum(counted, extrapolated)).tolist())
     steps = np.array(beyond)
     honest, margins = measured.honest_tail(steps), steps * NOISE_UNIT
     tails = [scale * measured.copy_tail(scale)(steps) for scale in (1.0, 0.5, 0.25, 0.125)]
@@ -308,7 +317,7 @@ def _margin_table(measured: _Measured, bounds: Sequence["_MarginBound"]) -> Tabl
 def _stop_table(measured: _Measured) -> Table:
     """Return the table of stops: the cheats end a share of their rollouts where the end is short by up to a bound."""
     grid = sorted({0, *(math.ceil(10.0 ** (power / 4) / NOISE_UNIT) for power in range(-16, 5))})
-    beyond, rates = measured.steps(grid, MAX_STEPS)
+    beyond, rates = measured.steps(grid)
     margins, honest = np.array(beyond) * NOISE_UNIT, measured.honest_tail(np.array(beyond))
     tails = [
         honest + share * (1 - margins / near).clip(min=0.0)
@@ -351,40 +360,46 @@ class _MarginBound:
         covered: headroom times the largest margin or shift that was measured, in logits / temperature; larger margins
             are extrapolated.
         tail: of the pair's shifts, at the confidence.
+        factor: headroom times the mean probability of a token's rivals, for which each shift counts.
     """
 
     covered: float
     tail: MarginTail
-    headroom: float
+    factor: float
 
     @classmethod
     def of(cls, groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> "_MarginBound":
         """Return those of a pair's groups."""
-        margins = np.concatenate([group.margins for group in groups]).astype(np.float64)
-        shifts = np.concatenate([group.shifts for group in groups]).astype(np.float64)
+        margins, shifts, rivals = (
+            np.concatenate([getattr(group, name) for group in groups]).astype(np.float64)
+            for name in ("margins", "shifts", "rivals")
+        )
         shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
         largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
         drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
-        return cls(demands.headroom * largest, MarginTail(shifts, drop, WIDEST_MARGIN), demands.headroom)
+        # of each position, its shift is in the sample with the probability of its rivals (systematic sampling)
+        sampled = np.diff(np.floor(np.cumsum(rivals)), prepend=0.0) > 0
+        tail = MarginTail(shifts[sampled], drop, WIDEST_MARGIN)
+        return cls(demands.headroom * largest, tail, demands.headroom * float(rivals.mean()))
 
     @property
     def limit(self) -> float:
         """A margin that an honest token of the pair exceeds with a probability of at most _LAST_RATE."""
-        return min(WIDEST_MARGIN, max(self.covered, self.tail.reach(_LAST_RATE / self.headroom)))
+        return min(WIDEST_MARGIN, max(self.covered, self.tail.reach(_LAST_RATE / self.factor)))
 
     def rate(self, margin: float) -> float:
-        """Return an extrapolated bound on the rate of margins beyond one, with headroom."""
-        return max(_LAST_RATE, self.headroom * float(self.tail.rates(np.array([margin]))[0]))
+        """Return an extrapolated bound on the rate of margins beyond one, with headroom; 1 where there is none."""
+        return max(_LAST_RATE, self.factor * float(self.tail.rates(np.array([margin]))[0]))
 
 
 def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:
-    """Return headroom times the largest mean shift of a measured group: the two sides' log-probabilities differ less.
+    """Return headroom times the largest mean absolute difference of a measured group's log-probabilities.
 
     Groups of one rollout have few tokens and vary more than those of a run, so whole groups count if there are any.
     """
     groups = [group for pair in honest.values() for group in pair]
     whole = [group for group in groups if len(group.lengths) > 1] or groups
-    means = [float(np.nan_to_num(group.shifts, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).mean()) for group in whole]
+    means = [float(np.nan_to_num(np.abs(group.differences), nan=WIDEST_MARGIN).mean()) for group in whole]
     return min(WIDEST_MARGIN, demands.headroom * max(_ULP, *means))
 
 

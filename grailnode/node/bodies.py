@@ -15,6 +15,7 @@ from grailnode.engine.compute import Compute
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.node.canary import CanaryProducer
+from grailnode.node.canary_audit import CanaryAudit
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key
 from grailnode.node.process_launch import Kind, Launch, Seat
@@ -50,7 +51,7 @@ from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, Pause
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
-from roles.ports import StoreError
+from roles.ports import Engine, StoreError
 from roles.trainer.publish.publisher import PublisherSettings
 
 if TYPE_CHECKING:
@@ -205,8 +206,13 @@ async def _canary(node: Node, launch: Launch) -> None:
     config = launch.config
     task, compute = await join_run(node, config, f"{launch.name}-canary")
     trainer_state = open_trainer_state(config, launch.name, node)
-    producer = partial(CanaryProducer, trainer=read_key(config, launch.name), trainer_state=trainer_state)
-    await run_miner(node, task, compute, config.miner, producer)
+    trainer = read_key(config, launch.name)
+    producer = partial(CanaryProducer, trainer=trainer, trainer_state=trainer_state)
+
+    async def audit(engine: Engine) -> None:
+        await CanaryAudit(node, task, engine, trainer, trainer_state).run()
+
+    await run_miner(node, task, compute, config.miner, producer, audit)
 
 
 async def _validator(node: Node, launch: Launch) -> None:

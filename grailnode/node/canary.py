@@ -214,9 +214,11 @@ class CanaryProducer(HonestProducer):
 async def note_logprobs(
     task: Task, engine: Engine, group: Group, assignment: Assignment, trainer_state: ObjectStore
 ) -> None:
-    """Note the log-probabilities of a group by the version that an engine serves, if the run has bounds for them."""
+    """Note the log-probabilities of a group, if the run has bounds for them and the engine serves the group's version
+    to the end.
+    """
     arithmetic = engine.checking_arithmetic
-    if not any(arithmetic in row.pair for row in task.run.proof.table):
+    if not any(arithmetic in row.pair for row in task.run.proof.table) or engine.version != group.version:
         return
     completions = [rollout.tokens for rollout in group.rollouts]
     forward = join_forwards(await engine.forward([assignment.prompt] * len(completions), completions))

@@ -1,7 +1,7 @@
 """Assembles each role from a node, an engine and its settings. The processes and the simulator both use it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import torch
@@ -74,12 +74,19 @@ async def run_miner(
     compute: Compute,
     settings: MinerSettings,
     producer: Callable[[Task, Engine], Producer] = HonestProducer,
+    beside: Callable[[Engine], Awaitable[None]] | None = None,
 ) -> None:
-    """Mine until cancelled."""
+    """Mine until cancelled.
+
+    Args:
+        beside: what else uses the engine meanwhile.
+    """
 
     async def mine() -> None:
         follower = await _open_follower(node, compute, MINER_VERSIONS)
-        async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
+        async with open_engine(compute, node.run_sync, node.telemetry.event) as engine, trio.open_nursery() as tasks:
+            if beside is not None:
+                tasks.start_soon(beside, engine)
             await Miner(node, follower, engine, producer(task, engine), settings).run()
 
     await run_under_authority(node, mine)

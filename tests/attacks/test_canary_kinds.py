@@ -10,12 +10,14 @@ import torch
 import trio
 
 from grailnode.node.canary import CanaryProducer
+from protocol.digest import content_digest
 from protocol.judging.report import is_false_group
 from protocol.judging.verdict import Judgement, Reason
 from protocol.rollout import sampling
 from protocol.rollout.batch import Group
 from roles.miner.produce import MiningWindow
 from roles.policy.assignment import Assignment
+from roles.validator.judge import Judge
 from tests.support.adversaries.harness import key
 from tests.support.adversaries.key_histories import packaged_policy_harness
 from tests.support.builders.proofs import FLOAT32
@@ -35,7 +37,9 @@ class Canary(CanaryProducer):
 
     async def judge(self, mining_window: MiningWindow, group: Group) -> Judgement:
         """Return an honest judgement on a group by itself."""
-        return await self._judge(mining_window, group)
+        judge = Judge(self.task, self.engine, mining_window.window, mining_window.randomness)
+        (judgement,) = await judge.judge([(group, content_digest(group.to_frame()))], HARNESS.proof.row(*FLOAT32))
+        return judgement
 
 
 async def make_canary() -> Canary:

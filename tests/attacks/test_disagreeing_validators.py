@@ -11,7 +11,7 @@ from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, decide
+from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, LogprobRule, decide
 from roles.trainer.spool import OUTCOMES
 from roles.validator.judge import reject_group
 from tests.support.attacked_nodes.trainer import (
@@ -24,7 +24,8 @@ from tests.support.attacked_nodes.trainer import (
     make_honest_testbed,
 )
 from tests.support.builders.chains import TRAINER
-from tests.support.builders.samples import VALIDATOR, judgement, verdict
+from tests.support.builders.proofs import proof_of
+from tests.support.builders.samples import VALIDATOR, judgement, thresholds, verdict
 from tests.support.simulation.virtual_clock import simulated
 
 SECONDS_BETWEEN = 2.0
@@ -193,8 +194,7 @@ TRUE = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
 HALF = TRUE - np.float32(np.log(2.0))  # every token half as likely: its ratio in the loss would double
 
 
-def tolerance(one: str, other: str) -> float:
-    return 0.01
+RULE = LogprobRule(proof_of(thresholds(logprob_tolerance=10_000)))
 
 
 def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
@@ -204,7 +204,7 @@ def verdicts(*logprobs: np.ndarray) -> list[Verdict]:
 
 def decision(*logprobs: np.ndarray, quorum: int = 2, outstanding: int = 0) -> Decision:
     awaited = {bytes([number]) * 32 for number in range(outstanding)}
-    (result,) = decide(verdicts(*logprobs), quorum, awaited, tolerance, PAYING, lambda group: PAYING | awaited)
+    (result,) = decide(verdicts(*logprobs), quorum, awaited, RULE, PAYING, lambda group: PAYING | awaited)
     return result
 
 
@@ -223,7 +223,7 @@ def test_a_liar_among_three_is_left_out_and_named() -> None:
         accepted = decision(*order)
         assert not accepted.reason
         assert not accepted.pending
-        assert [np.frombuffer(item.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
+        assert [np.frombuffer(item.judgement.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
         assert len(accepted.accepting) == 2
 
 
@@ -252,7 +252,7 @@ def test_equal_values_of_many_validators_are_compared_once() -> None:
     honest = [TRUE] * 600 + [noisy()] * 424
     accepted = decision(*honest, HALF, quorum=600)
     assert len(accepted.accepting) == 1024
-    assert [np.frombuffer(item.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
+    assert [np.frombuffer(item.judgement.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5])
@@ -264,6 +264,6 @@ def test_values_that_are_no_log_probabilities_agree_with_nobody(value: float) ->
 
 
 def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
-    other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes(), positions=2))
-    (refused,) = decide([*verdicts(TRUE), other], 2, set(), tolerance, PAYING, lambda group: PAYING)
+    other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes()))
+    (refused,) = decide([*verdicts(TRUE), other], 2, set(), RULE, PAYING, lambda group: PAYING)
     assert refused.reason == LOGPROBS_DISAGREE

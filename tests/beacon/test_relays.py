@@ -18,12 +18,14 @@ from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import serve
 from tests.support.servers.served_files import FileServer
 from tests.support.simulation.network import Log
+from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import TrioClock, running
 
 KEY = LocalKey.from_seed(b"a seed for tests alone")
 EPOCH = 1_700_000_000
 CHAIN = KEY.chain(250, EPOCH * 1000)
-TRUTH = [open_round(CHAIN, number, KEY.answer(number)) for number in range(1, 12)]
+ROUNDS = range(1, 12)
+TRUTH = [open_round(CHAIN, number, KEY.answer(number)) for number in ROUNDS]
 
 
 @pytest.fixture
@@ -37,13 +39,11 @@ def memory() -> MemoryStore:
     return MemoryStore()
 
 
-HONEST = {number: KEY.answer(number) for number in range(1, 12)}
-LIAR = {
-    number: json.dumps({"round": number, "signature": KEY.sign(number + 1).hex()}).encode() for number in range(1, 12)
-}
-OTHER_ROUND = {number: KEY.answer(number + 1) for number in range(1, 12)}
-GARBAGE = dict.fromkeys(range(1, 12), b"<html>sign in to the hotel's network</html>")
-ENDLESS = dict.fromkeys(range(1, 12), bytes(1_000_000))
+HONEST = {number: KEY.answer(number) for number in ROUNDS}
+LIAR = {number: json.dumps({"round": number, "signature": KEY.sign(number + 1).hex()}).encode() for number in ROUNDS}
+OTHER_ROUND = {number: KEY.answer(number + 1) for number in ROUNDS}
+GARBAGE = dict.fromkeys(ROUNDS, b"<html>sign in to the hotel's network</html>")
+ENDLESS = dict.fromkeys(ROUNDS, bytes(1_000_000))
 
 
 class TestRelays:
@@ -68,16 +68,14 @@ class TestRelays:
         assert [record.getMessage().split()[2] for record in caplog.records] == ["liar"]
 
     async def test_a_relay_that_hangs_costs_its_head_start(self, autojump_clock, clock):
-        silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
-        beacon = RelayBeacon([Relay("silent", silent), relay_of(HONEST)], CHAIN, clock)
+        beacon = RelayBeacon([silent_relay(), relay_of(HONEST)], CHAIN, clock)
         assert await beacon.randomness(1) == TRUTH[0]
         assert trio.current_time() == pytest.approx(RelayTimeouts().head_start)
 
     async def test_without_a_valid_answer_the_beacon_fails(self, autojump_clock, clock):
-        silent = FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0})
         cut = FaultyStore(MemoryStore(), random.Random(1))
         cut.link = Link.NO_REQUESTS
-        relays = [relay_of(LIAR, "liar"), Relay("silent", silent), Relay("cut", cut), relay_of({}, "empty")]
+        relays = [relay_of(LIAR, "liar"), silent_relay(), Relay("cut", cut), relay_of({}, "empty")]
         beacon = RelayBeacon(relays, CHAIN, clock, timeouts=RelayTimeouts(deadline=30.0))
         with pytest.raises(BeaconError) as error_info:
             await beacon.randomness(5)
@@ -128,23 +126,22 @@ class LateClock(TrioClock):
 
 
 def relay_of(answers: dict[int, bytes], name: str = "relay") -> Relay:
-    return Relay(name, _Answers(answers))
+    """Return a relay that has answers from the beginning."""
+    store = MemoryStore()
+    store._objects = {CHAIN.path(number): answer for number, answer in answers.items()}
+    store._paths = sorted(store._objects)
+    return Relay(name, store)
 
 
-class _Answers(MemoryStore):
-    """A store that has answers from the beginning."""
-
-    def __init__(self, answers: dict[int, bytes]) -> None:
-        super().__init__()
-        self._paths = sorted(CHAIN.path(number) for number in answers)
-        self._objects = {CHAIN.path(number): answer for number, answer in answers.items()}
+def silent_relay() -> Relay:
+    return Relay("silent", FaultyStore(MemoryStore(), random.Random(1), {Fault.HANG: 1.0}))
 
 
 class TestPublishing:
     async def test_each_round_appears_when_it_is_due(self, autojump_clock, clock, memory, nursery):
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=100))
         beacon = StoreBeacon(memory, CHAIN, clock)
-        for number in range(1, 12):
+        for number in ROUNDS:
             assert await beacon.randomness(number) == TRUTH[number - 1]
             assert CHAIN.round_time(number) <= clock.now() <= CHAIN.round_time(number) + 0.1
 
@@ -154,22 +151,13 @@ class TestPublishing:
         assert sorted(await paths(memory, "")) == sorted(CHAIN.path(number) for number in (18, 19, 20, 21))
 
     async def test_after_a_restart_the_newest_rounds_are_published_first(self, autojump_clock, clock, memory):
-        order: list[int] = []
-
-        class RecordingStore(MemoryStore):
-            async def put(self, path: str, data: bytes) -> None:
-                order.append(int(path.rpartition("/")[2]))
-                await super().put(path, data)
-
         store = RecordingStore()
         async with running(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6)):
             await trio.sleep(1.1)
-        assert order == [1, 2, 3, 4, 5]
-        order.clear()
         await trio.sleep(1.0)
         async with running(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=6)):
             await trio.sleep(0.05)
-        assert order == [9, 8, 7, 6]
+        assert [put.path for put in store.puts] == [CHAIN.path(number) for number in (1, 2, 3, 4, 5, 9, 8, 7, 6)]
         assert sorted(await paths(store, "")) == [CHAIN.path(number) for number in (4, 5, 6, 7, 8, 9)]
 
     async def test_nothing_is_published_before_genesis(self, autojump_clock, clock, memory, nursery):

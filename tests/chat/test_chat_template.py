@@ -11,13 +11,13 @@ from grailnode.chat.inside import rendering
 from grailnode.engine.policy import Policy
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
-from grailnode.run.recipe import Recipe
+from grailnode.run.requirements import RequirementError
 from protocol.environments import dataset
 from roles.policy.assignment import encode_prompt
 from tests.support.builders.policies import write_speaking_policy
-from tests.support.builders.recipes import demo_rules
+from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.tasks import MATH
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import fail, succeed
 
 MARKED = (  # a system prompt of its own where there is none, as Qwen2.5's
     "{%- if messages[0]['role'] == 'system' %}{{- '[s]' + messages[0]['content'] + '<eos>\\n' }}"
@@ -79,6 +79,7 @@ def test_a_template_of_its_own_file_comes_first_and_default_is_one_of_several(tm
 USER = "{{ messages[-1].content }}"
 NESTED_LOOPS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
 DOUBLED = "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}" + USER
+UPPER = "{{ messages[-1].content | upper | replace('MARKER7391', 'Marker7391') }}"
 HOSTILE = {
     "endless loops": (NESTED_LOOPS + USER, "more than"),
     "a text that doubles": (DOUBLED, "MiB of memory"),
@@ -93,10 +94,7 @@ HOSTILE = {
     "a refusal": ("{{ raise_exception('not\nthis') }}", "TemplateError: not this"),
     "no user message": ("hello", "exactly once"),
     "two of them": (USER + USER, "exactly once"),
-    "another text": (
-        "{{ messages[-1].content | upper | replace('MARKER7391', 'Marker7391') }}",
-        "it changes the prompt",
-    ),
+    "another text": (UPPER, "it changes the prompt"),
 }
 
 
@@ -136,33 +134,30 @@ def test_init_pins_the_conversation(tmp_path: Path) -> None:
     (tmp_path / "policy" / "generation_config.json").write_text('{"eos_token_id": [2, 1]}')
     arguments = ("--policy", policy.directory, "--environment", "math", "--data", tmp_path / "data.jsonl")
     chat = ("--chat", "--system-prompt", "Count.", "--max-tokens", 64)
-    result = run_command("init", *map(str, (tmp_path / "run", *arguments, *chat)))
-    assert result.returncode == 0, result.stderr
+    succeed("init", *map(str, (tmp_path / "run", *arguments, *chat)))
     run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert run.chat is not None
     assert (run.chat.system, run.chat.trim) == ("Count.", False)
     assert run.chat.prompt("1?") == "[s]Count.<eos>\n[user]\n1?<eos>\n[assistant]\n"
     assert run.sampling.stops == (1, 2)
     assert "tokenizer_config.json" in {file.name for file in run.model.files}
-    bare = run_command("init", *map(str, (tmp_path / "bare", *arguments, "--max-tokens", 64)))
-    assert "run `grailnode calibrate` without --chat" in bare.stderr
-    alone = run_command("init", *map(str, (tmp_path / "alone", *arguments, "--system-prompt", "Count.")))
-    assert "a system prompt belongs to a conversation" in alone.stderr
+    bare = fail("init", *map(str, (tmp_path / "bare", *arguments, "--max-tokens", 64)))
+    assert "run `grailnode calibrate` without --chat" in bare
+    alone = fail("init", *map(str, (tmp_path / "alone", *arguments, "--system-prompt", "Count.")))
+    assert "a system prompt belongs to a conversation" in alone
 
 
 def test_init_refuses_a_chat_run_without_a_template(tmp_path: Path) -> None:
-    result = run_command("init", str(tmp_path / "run"), "--chat")
-    assert result.returncode == 1
-    assert "the tokenizer has no chat template" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert "the tokenizer has no chat template" in fail("init", str(tmp_path / "run"), "--chat")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_conversation_that_the_policy_cannot_read_is_refused(tmp_path: Path) -> None:
     policy = write_template(tmp_path / "policy", MARKED)
-    rules = demo_rules(chat=True, system_prompt="Zähle.")
-    with pytest.raises(Exception, match="has characters that the policy's tokenizer does not know"):
-        workspace.create(tmp_path / "run", Recipe(rules=rules), policy=policy.directory)
-    rules = demo_rules(chat=True, system_prompt="Count. " * 400)
-    with pytest.raises(Exception, match="is 2832 tokens long, and with completions of up to 8 the policy has room for"):
-        workspace.create(tmp_path / "run", Recipe(rules=rules), policy=policy.directory)
+    for system_prompt, message in (
+        ("Zähle.", "has characters that the policy's tokenizer does not know"),
+        ("Count. " * 400, "is 2832 tokens long, and with completions of up to 8 the policy has room for"),
+    ):
+        recipe = demo_recipe(chat=True, system_prompt=system_prompt)
+        with pytest.raises(RequirementError, match=message):
+            workspace.create(tmp_path / "run", recipe, policy=policy.directory)

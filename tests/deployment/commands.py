@@ -23,9 +23,8 @@ def parse(arguments: Sequence[str], *, whole: bool = True) -> list[ParserCall]:
         AssertionError: the program would refuse the command line.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            click.Path, "convert", lambda self, value, param, ctx: Path(str(value))
-        )  # files of other machines
+        # the files are those of other machines
+        patch.setattr(click.Path, "convert", lambda self, value, param, ctx: Path(str(value)))
         try:
             commands = list(_contexts(list(arguments)))
         except click.exceptions.Exit:

@@ -22,7 +22,7 @@ from grailnode.node.processes import metrics_port
 from grailnode.node.role_processes import PROCESSES, Role
 from grailnode.node.state_locks import lock_state
 from tests.deployment.commands import parse
-from tests.support.processes.command_line import run_command
+from tests.support.processes.command_line import succeed
 from tests.support.simulation.virtual_clock import running
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +38,8 @@ def instructions(file: Path) -> list[Instruction]:
     """Return the instructions of a Dockerfile in order, without comments, with continued lines joined."""
     lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
-    return [
-        (verb.upper(), rest.strip()) for verb, _, rest in (line.partition(" ") for line in text.split("\n") if line)
-    ]
+    parts = (line.partition(" ") for line in text.split("\n") if line)
+    return [(verb.upper(), rest.strip()) for verb, _, rest in parts]
 
 
 def last_stage(file: Path) -> list[Instruction]:
@@ -163,19 +162,13 @@ def test_the_compose_network_is_complete(tmp_path: Path):
     """Its nodes are those whose keys `init` creates, and all of them use one bucket."""
     file = DOCKER / "compose.yaml"
     command = shlex.split(services(file)["run"]["command"][0].partition("||")[2])
-    result = run_command(*command[1:], cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    succeed(*command[1:], cwd=tmp_path)
     directory = tmp_path / command[command.index("init") + 1]
-    assert roles(file) == [
-        ("miner", "miner-1"),
-        ("miner", "miner-2"),
-        ("trainer", "trainer"),
-        ("validator", "validator"),
-        ("validator", "validator-2"),
-    ]
-    assert {name for _, name in roles(file)} <= {path.stem for path in (directory / "keys").iterdir()}
-    key_table = run_command("keys", "show", "--run", str(directory / "run.toml"))
-    roles_by_name = {line.split()[0]: line.split()[-1] for line in key_table.stdout.splitlines()[1:]}
+    names = ("miner-1", "miner-2", "trainer", "validator", "validator-2")
+    assert roles(file) == [(name.partition("-")[0], name) for name in names]
+    assert set(names) <= {path.stem for path in (directory / "keys").iterdir()}
+    key_table = succeed("keys", "show", "--run", str(directory / "run.toml"))
+    roles_by_name = {line.split()[0]: line.split()[-1] for line in key_table.splitlines()[1:]}
     assert roles_by_name["validator"] == roles_by_name["validator-2"] == "validator"
     stores = set()
     for service in services(file).values():
@@ -211,24 +204,17 @@ def test_a_lock_satisfies_the_dependencies_of_the_project(lock: Path):
 
 def _script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"docker_{name}", DOCKER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_the_lock_is_written_from_pips_report():
-    report = {
-        "install": [
-            {
-                "metadata": {"name": name, "version": "1"},
-                "download_info": {"archive_info": {"hashes": {"sha256": "ab"}}},
-            }
-            for name in ("B_b", "a")
-        ]
-    }
-    assert _script("lock").lock_text(report).splitlines()[1:] == ["a==1 --hash=sha256:ab", "b-b==1 --hash=sha256:ab"]
+    archive = {"archive_info": {"hashes": {"sha256": "ab"}}}
+    items = [{"metadata": {"name": name, "version": "1"}, "download_info": archive} for name in ("B_b", "a")]
+    lines = _script("lock").lock_text({"install": items}).splitlines()
+    assert lines[1:] == ["a==1 --hash=sha256:ab", "b-b==1 --hash=sha256:ab"]
 
 
 @pytest.fixture
@@ -236,13 +222,9 @@ def health() -> ModuleType:
     return _script("healthcheck")
 
 
-def _run_file(directory: Path, text: str = "") -> None:
-    (directory / "run.toml").write_text(text)
-
-
 @pytest.mark.parametrize("role", PROCESSES)
 def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role: Role, tmp_path: Path):
-    _run_file(tmp_path)
+    (tmp_path / "run.toml").write_text("")
     arguments = ["/sbin/docker-init", "--", "grailnode", f"--role={role}", "--run", "run.toml", "--name", "it"]
     kinds = [kind for kind in PROCESSES[role] if kind in health.PROCESSES[role]]
     assert list(health.PROCESSES[role]) == kinds == list(PROCESSES[role])
@@ -258,7 +240,7 @@ def test_a_node_is_healthy_while_all_its_processes_live(health: ModuleType, role
 
 
 def test_a_trainer_with_sites_is_healthy_while_its_coordinator_lives(health: ModuleType, tmp_path: Path):
-    _run_file(tmp_path, "[trainer.outer]\nlocal_steps = 4\n")
+    (tmp_path / "run.toml").write_text("[trainer.outer]\nlocal_steps = 4\n")
     arguments = ["grailnode", "--role=trainer", "--run", "run.toml"]
     assert health.absent_processes(arguments, tmp_path) == ["trainer/coordinator"]
     with lock_state(tmp_path / "state" / "trainer", "coordinator"):
@@ -268,14 +250,10 @@ def test_a_trainer_with_sites_is_healthy_while_its_coordinator_lives(health: Mod
 def test_a_process_with_a_metrics_port_must_answer(health: ModuleType, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    _run_file(tmp_path, f"[node]\nmetrics_port = {port}\n")
+    (tmp_path / "run.toml").write_text(f"[node]\nmetrics_port = {port}\n")
     config = load(tmp_path / "run.toml")
-    assert all(
-        metrics_port(config, kind) == port + offset
-        for processes in health.PROCESSES.values()
-        for kind, offset in processes.items()
-    )
-    assert metrics_port(config, "coordinator") == port + health.COORDINATOR["coordinator"]
+    for processes in (*health.PROCESSES.values(), health.COORDINATOR):
+        assert all(metrics_port(config, kind) == port + offset for kind, offset in processes.items())
     arguments = ["grailnode", "--role", "miner", "--run", "run.toml"]
     with lock_state(tmp_path / "state" / "miner-1", "miner"):
         assert health.absent_processes(arguments, tmp_path) == ["miner-1/miner"]

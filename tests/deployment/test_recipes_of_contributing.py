@@ -42,16 +42,9 @@ def test_the_commands_of_a_recipe_add_a_copy_that_passes_its_contract(kind: str,
         "PYTHONPATH": str(repository),
         "PYTEST_ADDOPTS": "-n 0 -p no:cacheprovider",
     }
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
-        check=False,
-        cwd=repository,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert result.returncode == 0, result.stdout
+    script = ["bash", "-euo", "pipefail", "-c", commands]
+    result = subprocess.run(script, cwd=repository, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"\b[1-9]\d* passed", result.stdout), result.stdout
 
 

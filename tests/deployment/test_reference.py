@@ -26,11 +26,7 @@ def sections(name: str, model: type[Settings]) -> Iterator[tuple[str, type[Setti
             yield from sections(f"{name}.{key}", inner)
 
 
-SECTIONS = [
-    *sections("rules", Rules),
-    *sections("place", Place),
-    *(pair for pair in sections("", Config) if pair[0]),
-]
+SECTIONS = [*sections("rules", Rules), *sections("place", Place), *(pair for pair in sections("", Config) if pair[0])]
 
 
 @pytest.mark.parametrize(("name", "model"), SECTIONS, ids=[name for name, _ in SECTIONS])

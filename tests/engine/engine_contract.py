@@ -17,7 +17,7 @@ from protocol.patch import encode
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
 from roles.policy.causal_model import CausalModel
-from roles.ports import Engine, EngineError, Request
+from roles.ports import Engine, EngineError, Generation, Request
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 
 NewEngine = Callable[[], Engine]
@@ -39,11 +39,17 @@ async def serving(new_engine: NewEngine, weights: Weights) -> Engine:
     return engine
 
 
-async def check_tokens(engine: Engine, model: CausalModel, weights: Weights) -> None:
-    """Check that an engine generates what the torch engine generates with these weights."""
-    requests = requests_of_many_lengths()
-    expected = await (await engine_of(model, dict(weights))).generate(requests, PARAMS)
-    assert [g.tokens for g in await engine.generate(requests, PARAMS)] == [g.tokens for g in expected]
+async def check_tokens(
+    engine: Engine, model: CausalModel, weights: Weights, params: SamplingParams = PARAMS, count: int = 24
+) -> list[tuple[Generation, Generation]]:
+    """Check that an engine generates what the torch engine generates with these weights; return what the torch engine
+    and this one have generated.
+    """
+    requests = requests_of_many_lengths(count)
+    expected = await (await engine_of(model, dict(weights))).generate(requests, params)
+    generations = await engine.generate(requests, params)
+    assert [g.tokens for g in generations] == [g.tokens for g in expected]
+    return list(zip(expected, generations, strict=True))
 
 
 def manifest(version: int, weights: Weights) -> Manifest:
@@ -133,9 +139,8 @@ class EngineContract:
         (result,) = await engine.forward([(5, 6, 7)], [(0,)])
         probabilities = torch.softmax(result.logits[0] / one.temperature, dim=-1)
         frequencies = torch.bincount(torch.tensor([g.tokens[0] for g in samples]), minlength=model.vocabulary) / count
-        assert (
-            frequencies - probabilities
-        ).abs().max() < 2 / count**0.5  # four standard deviations of a frequency of one half
+        # four standard deviations of a frequency of one half
+        assert (frequencies - probabilities).abs().max() < 2 / count**0.5
 
     async def test_filtered_tokens_are_never_sampled(self, engine: Engine) -> None:
         """Only the two most likely tokens occur, even at a high temperature."""
@@ -199,25 +204,20 @@ class EngineContract:
         assert engine.version == 0
 
     @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
-    async def test_weights_that_do_not_fit_the_model_are_refused(
-        self, model: CausalModel, engine: Engine, fault: str
-    ) -> None:
+    async def test_weights_that_do_not_fit_are_refused(self, model: CausalModel, engine: Engine, fault: str) -> None:
         weights: dict[str, Tensor] = random_weights(model)
         if fault == "missing":
             del weights["model.norm.weight"]
-        elif fault == "unknown":
-            weights["model.extra.weight"] = torch.zeros(1, dtype=torch.bfloat16)
         else:
-            weights["model.norm.weight"] = torch.zeros(1, dtype=torch.bfloat16)
+            name = "model.extra.weight" if fault == "unknown" else "model.norm.weight"
+            weights[name] = torch.zeros(1, dtype=torch.bfloat16)
         with pytest.raises(EngineError, match=r"model\."):
             await engine.stage(1, weights)
         assert engine.version == 0
         with pytest.raises(EngineError, match="nothing is staged"):
             await engine.commit()
 
-    async def test_patches_give_the_rollouts_of_the_whole_weights(
-        self, model: CausalModel, new_engine: NewEngine
-    ) -> None:
+    async def test_patches_give_the_rollouts_of_whole_weights(self, model: CausalModel, new_engine: NewEngine) -> None:
         weights = random_weights(model)
         engine = await serving(new_engine, weights)
         for version in range(1, 4):

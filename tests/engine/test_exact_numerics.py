@@ -53,15 +53,13 @@ def engine(batch_tokens: int = 8192) -> TorchEngine:
 
 def generate(items: list[Request], batch_tokens: int = 8192) -> list[Generation]:
     """Return completions, generated in batches of so many tokens."""
-    result: list[Generation] = run_without_waiting(engine(batch_tokens).generate(items, PARAMS))
-    return result
+    return list(run_without_waiting(engine(batch_tokens).generate(items, PARAMS)))
 
 
 def prefill(items: list[Request], completions: list[tuple[int, ...]], batch_tokens: int = 8192) -> list[Forward]:
     """Return the prefill of completions, in batches of so many tokens."""
     prompts = [item.prompt for item in items]
-    result: list[Forward] = run_without_waiting(engine(batch_tokens).forward(prompts, completions))
-    return result
+    return list(run_without_waiting(engine(batch_tokens).forward(prompts, completions)))
 
 
 def equal(left: Tensor, right: Tensor) -> bool:
@@ -98,9 +96,9 @@ def test_batch_padding_passes_and_threads_change_no_bit(
         assert equal(one.hidden, other.hidden)
         assert equal(one.hidden, forward.hidden)
     whole, seeds = join_forwards(forwards), [item.seed for item in items]
-    margins, logprobs = check_completions(whole, completions, seeds, PARAMS, MODEL.vocabulary)
-    assert not margins.any()
-    assert logprobs.tolist() == [value for item in alone for value in item.logprobs]
+    check = check_completions(whole, completions, seeds, PARAMS, MODEL.vocabulary)
+    assert not check.margins.any()
+    assert check.logprobs.tolist() == [value for item in alone for value in item.logprobs]
     own_sketch = b"".join(sketch.commit("projection", item.hidden, SEED) for item in alone)
     assert own_sketch == sketch.commit("projection", whole.hidden, SEED)
 
@@ -153,10 +151,9 @@ def digest() -> str:
     ("processor", "torch_kernels"), [("haswell", "avx2"), ("nehalem", "default"), ("skylake-avx512", "avx512")]
 )
 def test_other_instruction_sets_change_no_bit(processor: str, torch_kernels: str, tmp_path: object) -> None:
-    names = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "ATEN_CPU_CAPABILITY": torch_kernels}
-    names |= {"NUMBA_CACHE_DIR": str(tmp_path), "DNNL_MAX_CPU_ISA": "SSE41"}
+    variables = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "ATEN_CPU_CAPABILITY": torch_kernels}
+    variables |= {"NUMBA_CACHE_DIR": str(tmp_path), "DNNL_MAX_CPU_ISA": "SSE41"}
     script = "from tests.engine.test_exact_numerics import digest; print(digest())"
-    run = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **names}, capture_output=True, text=True, check=False
-    )
+    command, environment = [sys.executable, "-c", script], os.environ | variables
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.stdout.strip() == digest(), run.stderr[-500:]

@@ -14,7 +14,7 @@ from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.run.base_files import lora_spec
 from protocol.digest import digest_weights
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
-from tests.support.builders.families import Family, write_family
+from tests.support.builders.families import write_family
 from tests.support.builders.policies import write_policy
 
 RANK, ALPHA = 4, 10.0
@@ -27,15 +27,14 @@ def spec_of(policy: Policy, *targets: str, rank: int = RANK) -> LoraSpec:
     return lora_spec(load_weights(policy.directory), rank, ALPHA, targets)
 
 
-def adapted(policy: Policy, lora: LoraSpec, dtype: torch.dtype = torch.float32, recompute: bool = False) -> LoraModel:
-    return LoraModel(build(policy, lora=lora, recompute=recompute), load_weights(policy.directory), dtype=dtype)
-
-
-def random_adapters(model: LoraModel) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return {
-        name: (torch.randn(shape, generator=generator) * 0.2).to(torch.bfloat16) for name, shape in model.shapes.items()
-    }
+def adapted(
+    policy: Policy, *targets: str, dtype: torch.dtype = torch.float32, recompute: bool = False
+) -> tuple[LoraSpec, LoraModel, dict[str, Tensor]]:
+    """Return the specification of adapters of some modules, the policy's model with them, and random adapters."""
+    base, generator, lora = load_weights(policy.directory), torch.Generator().manual_seed(3), spec_of(policy, *targets)
+    model = LoraModel(build(policy, lora=lora, recompute=recompute), base, dtype=dtype)
+    adapters = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in model.shapes.items()}
+    return lora, model, {name: tensor.to(torch.bfloat16) for name, tensor in adapters.items()}
 
 
 def wide(adapters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,10 +60,8 @@ def hooked(reference: torch.nn.Module, adapters: dict[str, Tensor], scale: float
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "gemma2", "phi3", "gpt_neox", "mixtral"])
 def test_adapters_compute_what_hooks_in_transformers_compute(name: str, tmp_path: Path) -> None:
-    family: Family = write_family(tmp_path, name)
-    lora = spec_of(family.policy, *TARGETS.get(name, ("o_proj", "q_proj")))
-    model = adapted(family.policy, lora)
-    adapters = random_adapters(model)
+    family = write_family(tmp_path, name)
+    lora, model, adapters = adapted(family.policy, *TARGETS.get(name, ("o_proj", "q_proj")))
     with torch.inference_mode(), hooked(family.reference, adapters, lora.scale):
         expected = family.reference(IDS).logits
         own = model.logits(wide(adapters), model.hidden(wide(adapters), IDS, REAL))
@@ -85,10 +82,8 @@ def test_peft_reads_the_files_and_computes_the_same_bits(name: str, dtype: torch
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
-    family: Family = write_family(tmp_path / "base", name)
-    lora = spec_of(family.policy, "q_proj", "down_proj")
-    model = adapted(family.policy, lora, dtype)
-    adapters = random_adapters(model)
+    family = write_family(tmp_path / "base", name)
+    lora, model, adapters = adapted(family.policy, "q_proj", "down_proj", dtype=dtype)
     (tmp_path / "adapters").mkdir()
     for file, data in adapter_files(lora, adapters).items():
         (tmp_path / "adapters" / file).write_bytes(data)
@@ -104,18 +99,16 @@ def test_peft_reads_the_files_and_computes_the_same_bits(name: str, dtype: torch
 
 def test_the_first_adapters_change_nothing(tmp_path: Path) -> None:
     policy = write_policy(tmp_path)
-    lora = spec_of(policy, "q_proj", "up_proj")
-    model, base = adapted(policy, lora), {n: t.to(torch.float32) for n, t in load_weights(tmp_path).items()}
+    _, model, _ = adapted(policy, "q_proj", "up_proj")
     adapters = initial_adapters(model.shapes)
-    assert torch.equal(model.hidden(wide(adapters), IDS % 20, REAL), build(policy).hidden(base, IDS % 20, REAL))
+    bare = build(policy).hidden(wide(load_weights(tmp_path)), IDS % 20, REAL)
+    assert torch.equal(model.hidden(wide(adapters), IDS % 20, REAL), bare)
     assert digest_weights(adapters) == digest_weights(initial_adapters(model.shapes))
     assert all(bool((tensor != 0).any()) == name.endswith(DOWN) for name, tensor in adapters.items())
 
 
 def test_files_come_back(tmp_path: Path) -> None:
-    policy = write_policy(tmp_path)
-    lora = spec_of(policy, "v_proj")
-    adapters = random_adapters(adapted(policy, lora))
+    lora, _, adapters = adapted(write_policy(tmp_path), "v_proj")
     for file, data in adapter_files(lora, adapters).items():
         (tmp_path / file).write_bytes(data)
     assert digest_weights(read_adapters(tmp_path)) == digest_weights(adapters)
@@ -127,10 +120,9 @@ def test_files_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "qwen2"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_flow_to_adapters_and_not_to_the_base(name: str, recompute: bool, tmp_path: Path) -> None:
-    family: Family = write_family(tmp_path, name)
-    lora = spec_of(family.policy, "q_proj", "down_proj")
-    model = adapted(family.policy, lora, recompute=recompute)
-    leaves = {name: tensor.requires_grad_() for name, tensor in wide(random_adapters(model)).items()}
+    family = write_family(tmp_path, name)
+    lora, model, adapters = adapted(family.policy, "q_proj", "down_proj", recompute=recompute)
+    leaves = {name: tensor.requires_grad_() for name, tensor in wide(adapters).items()}
     model.logits(leaves, model.hidden(leaves, IDS, REAL)).logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
     parameters = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
     with hooked(family.reference, parameters, lora.scale):
@@ -144,14 +136,12 @@ def test_gradients_flow_to_adapters_and_not_to_the_base(name: str, recompute: bo
 
 
 def test_merged_weights_are_nearly_the_same_function(tmp_path: Path) -> None:
-    family: Family = write_family(tmp_path, "qwen2")
-    lora = spec_of(family.policy, "q_proj", "down_proj")
-    model = adapted(family.policy, lora)
-    adapters = random_adapters(model)
+    family = write_family(tmp_path, "qwen2")
+    lora, model, adapters = adapted(family.policy, "q_proj", "down_proj")
     apart = model.hidden(wide(adapters), IDS, REAL)
     weights = merged_weights(family.weights, adapters, lora.scale)
     torch.testing.assert_close(family.model.hidden(weights, IDS, REAL), apart, rtol=1e-4, atol=1e-5)
-    rounded = {n: t.to(torch.float32) for n, t in merged_weights(load_weights(tmp_path), adapters, lora.scale).items()}
+    rounded = wide(merged_weights(load_weights(tmp_path), adapters, lora.scale))
     difference = float((family.model.hidden(rounded, IDS, REAL) - apart).abs().max())
     assert 1e-4 < difference < 0.1
 

@@ -80,26 +80,25 @@ class FusedModel(torch.nn.Module):
 
 def weights_of(seed: int) -> dict[str, Tensor]:
     """Return random bit patterns: NaN payloads, infinities and negative zeros among them."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randint(-(1 << 15), 1 << 15, shape, generator=generator, dtype=torch.int32)
-        .to(torch.int16)
-        .view(torch.bfloat16)
-        for name, shape in SHAPES.items()
-    }
+    generator, bounds = torch.Generator().manual_seed(seed), (-(1 << 15), 1 << 15)
+    words = {name: torch.randint(*bounds, shape, generator=generator) for name, shape in SHAPES.items()}
+    return {name: tensor.to(torch.int16).view(torch.bfloat16) for name, tensor in words.items()}
 
 
 def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int16)
 
 
-def loaded(weights: dict[str, Tensor], dtype: torch.dtype, directory: Path) -> tuple[FusedModel, ServedWeights]:
-    """Return a model that serves weights as version 0."""
+WEIGHTS, TARGET, OTHER = (weights_of(seed) for seed in range(3))
+
+
+def loaded(dtype: torch.dtype, directory: Path) -> tuple[FusedModel, ServedWeights]:
+    """Return a model that serves WEIGHTS as version 0."""
     model = FusedModel(dtype)
     engine_weights = ServedWeights(map_tensors(model, SHAPES))
-    save_file(weights, directory / "weights")
-    engine_weights.commit(stage_weights(engine_weights, 0, directory / "weights", digest_weights(weights)))
-    engine_weights.verify(0, digest_weights(weights))
+    save_file(WEIGHTS, directory / "weights")
+    engine_weights.commit(stage_weights(engine_weights, 0, directory / "weights", digest_weights(WEIGHTS)))
+    engine_weights.verify(0, digest_weights(WEIGHTS))
     return model, engine_weights
 
 
@@ -141,9 +140,8 @@ def test_quantized_parameters_are_refused_by_name() -> None:
 
 
 def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> None:
-    weights = weights_of(0)
-    model, engine_weights = loaded(weights, dtype, tmp_path)
-    for name, tensor in weights.items():
+    model, engine_weights = loaded(dtype, tmp_path)
+    for name, tensor in WEIGHTS.items():
         assert torch.equal(bits(engine_weights.read(name)), bits(tensor))
     assert engine_weights.version == 0
     assert not model.embed[10:].any()
@@ -154,12 +152,10 @@ def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> Non
 def test_a_patch_is_committed_and_undone_bit_by_bit(seed: int, share: float) -> None:
     weights, other = weights_of(seed), weights_of(seed + 1)
     generator = torch.Generator().manual_seed(seed)
-    target = {
-        name: torch.where(torch.rand(tensor.shape, generator=generator) < share, bits(other[name]), bits(tensor)).view(
-            torch.bfloat16
-        )
-        for name, tensor in weights.items()
-    }
+    target = {}
+    for name, tensor in weights.items():
+        is_changed = torch.rand(tensor.shape, generator=generator) < share
+        target[name] = torch.where(is_changed, bits(other[name]), bits(tensor)).view(torch.bfloat16)
     model = FusedModel(torch.float32)
     engine_weights = ServedWeights(map_tensors(model, SHAPES))
     for name, tensor in weights.items():
@@ -189,51 +185,45 @@ class FailingChange:
 
 
 def test_a_commit_that_fails_is_undone(dtype: torch.dtype, tmp_path: Path) -> None:
-    weights, target = weights_of(0), weights_of(1)
-    _, engine_weights = loaded(weights, dtype, tmp_path)
-    staged = stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target))
+    _, engine_weights = loaded(dtype, tmp_path)
+    staged = stage_patch(engine_weights, 1, encode(WEIGHTS, TARGET), digest_weights(TARGET))
     staged.changes.insert(len(staged.changes) // 2, FailingChange(True))  # type: ignore[arg-type]
     with pytest.raises(ServedWeightsError, match="undone: out of memory"):
         engine_weights.commit(staged)
     assert engine_weights.version == 0
-    engine_weights.verify(0, digest_weights(weights))
-    engine_weights.commit(stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target)))
-    engine_weights.verify(1, digest_weights(target))
+    engine_weights.verify(0, digest_weights(WEIGHTS))
+    engine_weights.commit(stage_patch(engine_weights, 1, encode(WEIGHTS, TARGET), digest_weights(TARGET)))
+    engine_weights.verify(1, digest_weights(TARGET))
 
 
 def test_weights_that_cannot_be_restored_are_poisoned(dtype: torch.dtype, tmp_path: Path) -> None:
-    weights, target = weights_of(0), weights_of(1)
-    _, engine_weights = loaded(weights, dtype, tmp_path)
-    staged = stage_patch(engine_weights, 1, encode(weights, target), digest_weights(target))
+    _, engine_weights = loaded(dtype, tmp_path)
+    staged = stage_patch(engine_weights, 1, encode(WEIGHTS, TARGET), digest_weights(TARGET))
     staged.changes.append(FailingChange(False))  # type: ignore[arg-type]
     with pytest.raises(PoisonedError, match="reload them"):
         engine_weights.commit(staged)
     assert engine_weights.version is None
     with pytest.raises(PoisonedError):
-        engine_weights.commit(stage_weights(engine_weights, 0, tmp_path / "weights", digest_weights(weights)))
+        engine_weights.commit(stage_weights(engine_weights, 0, tmp_path / "weights", digest_weights(WEIGHTS)))
 
 
 def test_a_patch_for_other_weights_is_refused(tmp_path: Path) -> None:
-    weights, other, target = weights_of(0), weights_of(1), weights_of(2)
-    _, engine_weights = loaded(weights, torch.bfloat16, tmp_path)
+    _, engine_weights = loaded(torch.bfloat16, tmp_path)
     with pytest.raises(PatchError, match="other weights"):
-        stage_patch(engine_weights, 1, encode(other, target), digest_weights(target))
+        stage_patch(engine_weights, 1, encode(OTHER, TARGET), digest_weights(TARGET))
     with pytest.raises(PatchError, match="not the patch of this version"):
-        stage_patch(engine_weights, 1, encode(weights, target), digest_weights(other))
+        stage_patch(engine_weights, 1, encode(WEIGHTS, TARGET), digest_weights(OTHER))
 
 
 def test_weights_that_were_changed_behind_our_back_are_found(dtype: torch.dtype, tmp_path: Path) -> None:
-    weights = weights_of(0)
-    model, engine_weights = loaded(weights, dtype, tmp_path)
-    model.qkv.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[9, 2] ^= 1 << (
-        0 if dtype == torch.bfloat16 else 16
-    )
-    model.norm.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[0] ^= 1  # in float32 no BF16 number
-    with pytest.raises(
-        DifferentWeightsError, match=r"differ from version 0 in 2 tensors: k\.weight, norm\.weight"
-    ) as e:
-        engine_weights.verify(0, digest_weights(weights))
-    assert e.value.tensors == ("k.weight", "norm.weight")
+    model, engine_weights = loaded(dtype, tmp_path)
+    words, bit = (torch.int16, 0) if dtype == torch.bfloat16 else (torch.int32, 16)
+    model.qkv.view(words)[9, 2] ^= 1 << bit
+    model.norm.view(words)[0] ^= 1  # in float32 no BF16 number
+    line = r"differ from version 0 in 2 tensors: k\.weight, norm\.weight"
+    with pytest.raises(DifferentWeightsError, match=line) as error_info:
+        engine_weights.verify(0, digest_weights(WEIGHTS))
+    assert error_info.value.tensors == ("k.weight", "norm.weight")
     assert engine_weights.version is None
 
 
@@ -248,9 +238,8 @@ def test_a_rank_with_an_element_that_is_no_bf16_number_answers_the_others_first(
 
 
 def test_whole_weights_that_differ_little_are_staged_as_changes(tmp_path: Path) -> None:
-    weights = weights_of(0)
-    _, engine_weights = loaded(weights, torch.bfloat16, tmp_path)
-    target = {name: tensor.clone() for name, tensor in weights.items()}
+    _, engine_weights = loaded(torch.bfloat16, tmp_path)
+    target = {name: tensor.clone() for name, tensor in WEIGHTS.items()}
     bits(target["q.weight"])[3, 3] ^= 1
     save_file(target, tmp_path / "next")
     staged = stage_weights(engine_weights, 1, tmp_path / "next", digest_weights(target))
@@ -261,7 +250,6 @@ def test_whole_weights_that_differ_little_are_staged_as_changes(tmp_path: Path) 
 
 
 def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
-    weights, target = weights_of(0), weights_of(1)
     ranks = [ServedWeights(map_tensors(FusedModel(torch.bfloat16, rank, 2), SHAPES, whole=False)) for rank in (0, 1)]
 
     def gather(name: str) -> Tensor:
@@ -269,12 +257,12 @@ def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
         return torch.maximum(*(bits(rank.read(name)).view(torch.uint8) for rank in ranks)).view(torch.bfloat16)
 
     for engine_weights in ranks:
-        for name, tensor in weights.items():
+        for name, tensor in WEIGHTS.items():
             for piece in engine_weights.placements[name].pieces:
                 piece.view.copy_(piece.source_view(bits(tensor)))
-    assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in weights.items())
+    assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in WEIGHTS.items())
     for engine_weights in ranks:
-        for name, tensor in weights.items():
-            for change in element_changes(engine_weights.placements[name], tensor, target[name]):
+        for name, tensor in WEIGHTS.items():
+            for change in element_changes(engine_weights.placements[name], tensor, TARGET[name]):
                 change.swap()
-    assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in target.items())
+    assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in TARGET.items())

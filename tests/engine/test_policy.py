@@ -21,10 +21,6 @@ from tests.support.builders import genesis
 from tests.support.builders.policies import random_weights, write_policy
 
 
-def _change(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_round_trip(tmp_path: Path) -> None:
     loaded = write_policy(tmp_path)
     weights = load_weights(tmp_path)
@@ -55,8 +51,7 @@ def test_sharded_weights_with_a_tied_copy_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "stops"),
-    [({}, (1,)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": [9, 7, 9]}, (7, 9))],
+    ("changes", "stops"), [({}, (1,)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": [9, 7, 9]}, (7, 9))]
 )
 def test_the_generation_config_says_which_tokens_end_a_completion(
     tmp_path: Path, changes: dict[str, object], stops: tuple[int, ...]
@@ -112,8 +107,8 @@ def test_errors_name_the_file(tmp_path: Path, file: str, content: bytes | None, 
 
 @pytest.mark.parametrize("key", ["eos_token_id", "vocab_size"])
 def test_errors_name_missing_keys(tmp_path: Path, key: str) -> None:
-    write_policy(tmp_path)
-    _change(tmp_path / "config.json", **{key: None})
+    config = write_policy(tmp_path).config
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: None}))
     with pytest.raises(PolicyError, match=key):
         print(Policy.load(tmp_path).vocabulary)
 
@@ -134,12 +129,14 @@ WEIGHTS = {
 }
 
 
-def test_patches_are_applied_to_the_checkpoint_when_there_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stage_weights(files: Checkpoints, version: int) -> None:
+    files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), files.write_weights(version, WEIGHTS)))
+
+
+def test_many_patches_are_applied_to_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "MAX_PATCHES", 3)
     files, weights = Checkpoints(tmp_path), WEIGHTS
-    files.stage(RecoveryStep("stage_weights", 0, digest_weights(weights), files.write_weights(0, weights)))
+    stage_weights(files, 0)
     files.commit()
     for version in range(1, 10):
         files.compact()
@@ -162,8 +159,7 @@ def test_patches_are_applied_to_the_checkpoint_when_there_are_many(
 def test_a_checkpoint_replaces_what_lies_before_it(tmp_path: Path) -> None:
     files = Checkpoints(tmp_path)
     for version in range(3):
-        path = files.write_weights(version, WEIGHTS)
-        files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), path))
+        stage_weights(files, version)
         files.commit()
     assert [step.version for step in files.steps] == [2]
     assert len(list(tmp_path.iterdir())) == 1
@@ -179,8 +175,7 @@ def test_files_of_an_earlier_process_are_removed(tmp_path: Path) -> None:
 def test_a_staged_version_that_is_replaced_leaves_no_file(tmp_path: Path) -> None:
     files = Checkpoints(tmp_path)
     for version in range(2):
-        path = files.write_weights(version, WEIGHTS)
-        files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), path))
+        stage_weights(files, version)
     files.commit()
     assert len(list(tmp_path.iterdir())) == 1
 

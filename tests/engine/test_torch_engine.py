@@ -21,7 +21,7 @@ from protocol.quantization import SCALE, Precision, dequantize, quantize
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError, Generation, Request
-from tests.engine.engine_contract import EngineContract, NewEngine, changed, manifest, serve
+from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 
 
@@ -48,16 +48,31 @@ class CountingModel:
         return getattr(self._model, name)
 
 
-async def test_a_prompt_is_computed_once_for_all_its_completions(model: CausalModel) -> None:
+LONG, SHORT = ((5, 6, 7, 8) * 20)[:50], (9, 10, 11) * 10
+LENGTHS = (900, 120, 80, 700, 1, 33, 0, 400)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "most"),
+    [
+        ([LONG, LONG, SHORT, LONG, SHORT, LONG], (9, 1, 9, 2, 7, 0), 2 * 50 + 6 * 8),
+        ([SHORT[:3]] * len(LENGTHS), LENGTHS, 1.2 * sum(LENGTHS)),
+    ],
+    ids=["long prompts", "short completions beside long ones"],
+)
+async def test_a_prompt_is_computed_once_and_little_after_the_end_of_a_completion(
+    model: CausalModel, prompts: list[tuple[int, ...]], lengths: tuple[int, ...], most: float
+) -> None:
+    """Short completions beside long ones, as reasoning gives them: padded to the longest they would be 3 times as many
+    tokens.
+    """
     counting = CountingModel(model)
     engine = await engine_of(counting, random_weights(model))
     generator = random.Random(3)
-    first, second = (tuple(generator.randrange(2, 22) for _ in range(length)) for length in (50, 31))
-    prompts = [first, first, second, first, second, first]
-    completions = [tuple(generator.randrange(2, 22) for _ in range(length)) for length in (9, 1, 9, 2, 7, 0)]
+    completions = [tuple(generator.randrange(2, 22) for _ in range(length)) for length in lengths]
     counting.tokens = 0
     together = await engine.forward(prompts, completions)
-    assert counting.tokens <= 2 * 50 + 6 * 8
+    assert counting.tokens <= most
     for prompt, tokens, result in zip(prompts, completions, together, strict=True):
         (alone,) = await engine.forward([prompt], [tokens])
         assert result.logits.shape == (len(tokens), model.vocabulary)
@@ -65,36 +80,14 @@ async def test_a_prompt_is_computed_once_for_all_its_completions(model: CausalMo
         torch.testing.assert_close(alone.hidden, result.hidden, rtol=0, atol=NOISE)
 
 
-@pytest.mark.parametrize(
-    "lengths", [(60,), (60, 5, 5, 5, 5, 5, 5, 5, 5, 5)], ids=["one prompt", "a long one, short ones"]
-)
-async def test_short_completions_after_long_prompts_need_no_more_than_a_batch(
-    model: CausalModel, lengths: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("lengths", [(60,), (60, *(5,) * 9)], ids=["one prompt", "a long one, short ones"])
+async def test_long_prompts_need_no_more_than_a_batch(model: CausalModel, lengths: tuple[int, ...]) -> None:
     counting = CountingModel(model)
     engine = await engine_of(counting, random_weights(model), max_batch_tokens=256)
     prompts = [(2 + number,) * length for number, length in enumerate(lengths) for _ in range(24)]
     results = await engine.forward(prompts, [(5, 6, 1)] * len(prompts))
     assert [len(result.logits) for result in results] == [3] * len(prompts)
     assert counting.largest_mask <= 256
-
-
-async def test_little_is_computed_after_the_end_of_a_completion(model: CausalModel) -> None:
-    """Short completions beside long ones, as reasoning gives them: padded to the longest they would be 3 times as many
-    tokens.
-    """
-    counting = CountingModel(model)
-    engine = await engine_of(counting, random_weights(model))
-    generator = random.Random(4)
-    lengths = (900, 120, 80, 700, 1, 33, 0, 400)
-    completions = [tuple(generator.randrange(2, 22) for _ in range(length)) for length in lengths]
-    prompt = (5, 6, 7)
-    counting.tokens = 0
-    together = await engine.forward([prompt] * len(lengths), completions)
-    assert counting.tokens < 1.2 * sum(lengths)
-    for tokens, result in zip(completions, together, strict=True):
-        (alone,) = await engine.forward([prompt], [tokens])
-        torch.testing.assert_close(alone.hidden, result.hidden, rtol=0, atol=NOISE)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 40])
@@ -105,9 +98,8 @@ async def test_splitting_keeps_the_order(model: CausalModel, max_batch_tokens: i
     completions = [g.tokens for g in await whole.generate(requests, PARAMS)]
     assert [g.tokens for g in await parts.generate(requests, PARAMS)] == completions
     prompts = [r.prompt for r in requests]
-    for one, other in zip(
-        await whole.forward(prompts, completions), await parts.forward(prompts, completions), strict=True
-    ):
+    expected = await whole.forward(prompts, completions)
+    for one, other in zip(expected, await parts.forward(prompts, completions), strict=True):
         torch.testing.assert_close(one.hidden, other.hidden, rtol=0, atol=NOISE)
 
 
@@ -159,7 +151,7 @@ class TestTorchPrefill(EngineContract):
 
 @pytest.mark.parametrize("fault", ["stage", "commit"])
 async def test_both_engines_keep_the_old_version_when_the_sampler_fails(model: CausalModel, fault: str) -> None:
-    weights, requests = random_weights(model), requests_of_many_lengths()
+    weights = random_weights(model)
     engine, sampler = engine_for(model)
     await serve(engine, weights)
     sampler.refuses_to = fault
@@ -169,11 +161,7 @@ async def test_both_engines_keep_the_old_version_when_the_sampler_fails(model: C
     sampler.refuses_to = ""
     with pytest.raises(EngineError, match="nothing is staged"):
         await engine.commit()
-    reference = await engine_of(model, weights)
-    for expected, generation in zip(
-        await reference.generate(requests, PARAMS), await engine.generate(requests, PARAMS), strict=True
-    ):
-        assert generation.tokens == expected.tokens
+    for expected, generation in await check_tokens(engine, model, weights):
         torch.testing.assert_close(generation.hidden, expected.hidden)
     target = changed(weights, 1)
     await engine.stage_patch(1, encode(weights, target), manifest(1, target))

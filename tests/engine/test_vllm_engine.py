@@ -24,13 +24,7 @@ from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve, serving
 from tests.engine.vllm_site import BendableServer, shared_server, url_of
-from tests.support.builders.policies import (
-    NOISE,
-    PARAMS,
-    engine_of,
-    random_weights,
-    requests_of_many_lengths,
-)
+from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 from tests.support.processes.command_line import run_command
 
 pytestmark = pytest.mark.vllm
@@ -76,33 +70,21 @@ class TestVllmEngine(EngineContract):
     ],
     ids=["plain", "temperature", "filters"],
 )
-async def test_rollouts_are_those_of_the_torch_engine(
-    model: CausalModel, new_engine: NewEngine, params: SamplingParams
-) -> None:
+async def test_rollouts_are_those_of_torch(model: CausalModel, new_engine: NewEngine, params: SamplingParams) -> None:
     weights = random_weights(model)
-    reference, engine = await engine_of(model, weights), await serving(new_engine, weights)
-    requests = requests_of_many_lengths(100)
-    for expected, generation in zip(
-        await reference.generate(requests, params), await engine.generate(requests, params), strict=True
-    ):
-        assert generation.tokens == expected.tokens
+    engine = await serving(new_engine, weights)
+    for expected, generation in await check_tokens(engine, model, weights, params, count=100):
         torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
-        torch.testing.assert_close(
-            torch.tensor(generation.logprobs), torch.tensor(expected.logprobs), rtol=0, atol=NOISE
-        )
+        torch.testing.assert_close(generation.logprobs, expected.logprobs, rtol=0, atol=NOISE)
 
 
-async def test_the_states_may_come_from_a_prefill_by_torch(
-    model: CausalModel, server: BendableServer, tmp_path: Path
-) -> None:
+async def test_states_may_come_from_torch(model: CausalModel, server: BendableServer, tmp_path: Path) -> None:
     weights = random_weights(model)
     target, requests = changed(weights, 1), requests_of_many_lengths()
     engine = TorchPrefill(VllmEngine(model, server, tmp_path, states=False), TorchEngine(model))
     await serve(engine, weights, target)
+    generations = [generation for _, generation in await check_tokens(engine, model, target)]
     reference = await engine_of(model, target)
-    expected = await reference.generate(requests, PARAMS)
-    generations = await engine.generate(requests, PARAMS)
-    assert [g.tokens for g in generations] == [g.tokens for g in expected]
     forwards = await reference.forward([r.prompt for r in requests], [g.tokens for g in generations])
     assert all(torch.equal(g.hidden, forward.hidden) for g, forward in zip(generations, forwards, strict=True))
 

@@ -133,9 +133,7 @@ async def test_a_server_without_our_code_is_refused(
     await check_refusal(engine, random_weights(model), reason)
 
 
-async def test_a_policy_that_the_architecture_does_not_have_is_refused_at_start(
-    tmp_path: Path, launcher: ServerLauncher
-) -> None:
+async def test_a_policy_of_another_architecture_is_refused_at_start(tmp_path: Path, launcher: ServerLauncher) -> None:
     model = model_of(tmp_path, "llama")
     weights = random_weights(model) | {"model.layers.0.mlp.extra.weight": torch.zeros(3, 3, dtype=torch.bfloat16)}
 

@@ -17,7 +17,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from tests.engine.engine_contract import changed, serve
+from tests.engine.engine_contract import changed, check_tokens, serve
 from tests.engine.vllm_site import ForkedServer, new_launcher, vllm_python
 from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths
 
@@ -114,9 +114,7 @@ async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model
     launcher, server, *_ = processes_of(directory)
     os.kill(launcher, signal.SIGSTOP)
     os.kill(server, signal.SIGKILL)
-    requests = requests_of_many_lengths()
-    expected = await (await engine_of(model, weights)).generate(requests, LONG)
-    assert [g.tokens for g in await engine.generate(requests, LONG)] == [g.tokens for g in expected]
+    await check_tokens(engine, model, weights, LONG)
     assert processes_of(directory)[0] != launcher
 
 
@@ -128,7 +126,7 @@ async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model
     ],
     ids=["node", "bench"],
 )
-async def test_no_process_outlives_what_started_it(
+async def test_no_process_outlives_its_starter(
     policy: Policy, tmp_path: Path, kind: str, fault: signal.Signals
 ) -> None:
     program = """

@@ -18,15 +18,9 @@ from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
-from tests.engine.engine_contract import changed, serve
+from tests.engine.engine_contract import changed, check_tokens, serve
 from tests.engine.vllm_site import check_refusal, vllm_python
-from tests.support.builders.policies import (
-    NOISE,
-    PARAMS,
-    engine_of,
-    random_weights,
-    requests_of_many_lengths,
-)
+from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -67,24 +61,20 @@ def triton_site() -> Path:
 async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(policy: Policy, tmp_path: Path) -> None:
     triton_site()
     model = build(policy)
-    weights, requests = random_weights(model), requests_of_many_lengths()
+    weights = random_weights(model)
     target = changed(weights, 1)
     settings = VllmSettings(python=vllm_python(), runner="v2", sequences=16)
     engine = VllmEngine(model, InterpretedServer(settings, policy.directory, tmp_path / "server"), tmp_path / "engine")
     try:
         await serve(engine, weights, target)
         await engine.verify()
-        reference = await engine_of(model, target)
         for params in (PARAMS, FILTERED):
-            expected = await reference.generate(requests, params)
-            generations = await engine.generate(requests, params)
-            assert [g.tokens for g in generations] == [g.tokens for g in expected]
-            for generation, other in zip(generations, expected, strict=True):
-                torch.testing.assert_close(generation.hidden, other.hidden, rtol=0, atol=NOISE)
-        prompts, completions = [r.prompt for r in requests], [g.tokens for g in expected]
-        for forward, expected_forward in zip(
-            await engine.forward(prompts, completions), await reference.forward(prompts, completions), strict=True
-        ):
+            pairs = await check_tokens(engine, model, target, params)
+            for expected, generation in pairs:
+                torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
+        prompts, completions = [r.prompt for r in requests_of_many_lengths()], [g.tokens for g, _ in pairs]
+        forwards = await (await engine_of(model, target)).forward(prompts, completions)
+        for expected_forward, forward in zip(forwards, await engine.forward(prompts, completions), strict=True):
             torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
     finally:
         await engine.close()
@@ -93,9 +83,7 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(policy: Po
 # vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none
 
 
-async def test_it_is_refused_on_a_cpu_by_its_name(
-    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_is_refused_on_a_cpu_by_name(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check the server would take the weights, and fail at the first request."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     model = build(policy)

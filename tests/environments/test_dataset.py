@@ -28,9 +28,8 @@ def test_the_side_of_a_line_depends_on_its_text_alone(name: str, data: bytes) ->
         fields = json.loads(lines[number - 1])
         assert next(fields[form] for form in ("problem", "question", "text") if form in fields) in problem.prompt
     reverse = environments.dataset(name, b"\n".join(reversed(lines)))
-    assert {problem.prompt for problem in reverse.held_out_problems} == {
-        problem.prompt for problem in whole.held_out_problems
-    }
+    held_out_prompts = {problem.prompt for problem in whole.held_out_problems}
+    assert {problem.prompt for problem in reverse.held_out_problems} == held_out_prompts
     assert {len(lines) + 1 - number for number in reverse.held_out_lines} == set(whole.held_out_lines)
 
 
@@ -82,10 +81,9 @@ def test_both_sets_need_a_problem(data: bytes) -> None:
 
 
 def test_every_beginning_of_the_held_out_problems_has_the_proportions_of_the_whole() -> None:
-    levels = ["easy", "easy", "easy", "hard"]
-    lines = [
-        json.dumps({"question": f"number {i}", "answer": "#### 1", "difficulty": levels[i % 4]}) for i in range(2000)
-    ]
+    levels = ["easy", "easy", "easy", "hard"] * 500
+    questions = [{"question": f"number {i}", "answer": "#### 1", "difficulty": level} for i, level in enumerate(levels)]
+    lines = map(json.dumps, questions)
     problems = environments.dataset("math", "\n".join(lines).encode()).held_out_problems
     share = sum(problem.stratum == "hard" for problem in problems) / len(problems)
     assert 0.15 < share < 0.35

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -28,10 +29,7 @@ def test_equivalence_is_reflexive_and_symmetric(first: str, second: str) -> None
 
 
 @given(st.fractions(), st.integers(1, 50))
-def test_a_fraction_equals_its_expanded_form(value: object, factor: int) -> None:
-    from fractions import Fraction
-
-    assert isinstance(value, Fraction)
+def test_a_fraction_equals_its_expanded_form(value: Fraction, factor: int) -> None:
     top, bottom = value.numerator * factor, value.denominator * factor
     if max(len(str(abs(top) + 1)), len(str(bottom))) <= MAX_DIGITS:  # longer numbers have no value
         assert equivalent(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"{top}/{bottom}")
@@ -133,10 +131,8 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
 
 def test_another_spelling_of_a_problem_stays_on_its_side() -> None:
     lines = [json.loads(line) for line in MATH.splitlines()]
-    spaced = [
-        line | {name: line[name].replace(" ", "  ").upper() for name in ("problem", "question") if name in line}
-        for line in lines
-    ]
+    names = ("problem", "question")
+    spaced = [line | {name: line[name].replace(" ", "  ").upper() for name in names if name in line} for line in lines]
     both = Mathematics(b"\n".join(json.dumps(line).encode() for line in lines + spaced))
     assert both.problems == ENVIRONMENT.problems
 
@@ -162,13 +158,8 @@ def test_the_table_has_at_least_400_answers_and_no_pair_twice() -> None:
 
 @pytest.mark.parametrize("section", sorted({row.section for row in ROWS}), ids=lambda text: text.partition(":")[0])
 def test_every_answer_gets_the_verdict_that_is_due(section: str) -> None:
-    false = [
-        (row.gold, row.answer)
-        for row in ROWS
-        if row.section == section
-        and not (equivalent(row.gold, row.answer) == equivalent(row.answer, row.gold) == row.same)
-    ]
-    assert not false
+    for row in (row for row in ROWS if row.section == section):
+        assert equivalent(row.gold, row.answer) == equivalent(row.answer, row.gold) == row.same, row
 
 
 def test_where_math_verify_differs_the_section_says_why() -> None:

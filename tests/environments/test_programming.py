@@ -11,41 +11,32 @@ from tests.support.builders.tasks import CODE, AcceptingSandbox
 GOOD = "<think>easy</think><solution>x = 1</solution>"
 
 
+ONE, NONE = ["x = 1"], list[str]()
+
+
 @pytest.mark.parametrize(
-    ("completion", "passes", "compiles", "reward"),
+    ("completion", "passes", "compiles", "reward", "programs"),
     [
-        (GOOD, 3, True, 1.0),
-        (GOOD, 1, True, 0.7 / 3 + 0.3),
-        (GOOD, 0, True, 0.3),
-        (GOOD, 0, False, 0.2),
-        ("<solution>x = 1</solution>", 3, True, 0.9),
-        ("<solution>x = 1</solution>" + "a" * 50, 3, True, 0.8),
-        ("<solution>y</solution><solution>x = 1</solution>", 3, True, 0.8),
+        (GOOD, 3, True, 1.0, ONE),
+        (GOOD, 1, True, 0.7 / 3 + 0.3, ONE),
+        (GOOD, 0, True, 0.3, ONE),
+        (GOOD, 0, False, 0.2, ONE),
+        ("<solution>x = 1</solution>", 3, True, 0.9, ONE),
+        ("<solution>x = 1</solution>" + "a" * 50, 3, True, 0.8, ONE),
+        ("<solution>y</solution><solution>x = 1</solution>", 3, True, 0.8, ONE),
+        ("", 3, True, 0.0, NONE),
+        ("x = 1", 3, True, 0.0, NONE),
+        ("<think>a</think>", 3, True, 0.1, NONE),
+        ("<solution> \n</solution>", 3, True, 0.0, NONE),
+        ("<solution>```python\n```</solution>", 3, True, 0.1, NONE),
+        (f"<solution>{'x' * (MAX_PROGRAM_CHARS + 1)}</solution>", 3, True, 0.1, NONE),
     ],
 )
-def test_reward(completion: str, passes: int, compiles: bool, reward: float) -> None:
+def test_reward(completion: str, passes: int, compiles: bool, reward: float, programs: list[str]) -> None:
     sandbox = AcceptingSandbox(passes=passes, compiles=compiles)
     environment = Programming(CODE, sandbox)
     assert environment.reward(environment.held_out_problem(0), completion) == pytest.approx(reward, abs=1e-12)
-    assert sandbox.programs == ["x = 1"]
-
-
-@pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("", 0.0),
-        ("x = 1", 0.0),
-        ("<think>a</think>", 0.1),
-        ("<solution> \n</solution>", 0.0),
-        ("<solution>```python\n```</solution>", 0.1),
-        (f"<solution>{'x' * (MAX_PROGRAM_CHARS + 1)}</solution>", 0.1),
-    ],
-)
-def test_a_completion_without_a_program_runs_nothing(completion: str, reward: float) -> None:
-    sandbox = AcceptingSandbox()
-    environment = Programming(CODE, sandbox)
-    assert environment.reward(environment.held_out_problem(0), completion) == reward
-    assert not sandbox.programs
+    assert sandbox.programs == programs
 
 
 @pytest.mark.parametrize(
@@ -80,8 +71,7 @@ def test_an_invalid_line_is_refused_with_its_number(fields: dict[str, object], w
 
 
 def test_setup_and_imports_go_before_the_tests() -> None:
-    lines = [
-        json.loads(line) | {"test_imports": ["import re"], "test_setup_code": "x = 1"} for line in CODE.splitlines()
-    ]
+    more = {"test_imports": ["import re"], "test_setup_code": "x = 1"}
+    lines = [json.loads(line) | more for line in CODE.splitlines()]
     environment = Programming("\n".join(map(json.dumps, lines)).encode(), AcceptingSandbox())
     assert program_tests(environment.held_out_problem(0)).setup == "import re\nx = 1"

@@ -11,11 +11,8 @@ from protocol.environments import Environment, Requirements
 from tests.support.builders.tasks import CODE, MATH, AcceptingSandbox
 
 every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
-MARKUP = st.lists(
-    st.sampled_from(
-        ["<think>", "</think>", "<solution>", "</solution>", "\\boxed{", "}", "\\frac", "{", "(", "1", "^", ","]
-    )
-).map("".join)
+PIECES = ["<think>", "</think>", "<solution>", "</solution>", "\\boxed{", "}", "\\frac", "{", "(", "1", "^", ","]
+MARKUP = st.lists(st.sampled_from(PIECES)).map("".join)
 
 
 def make(name: str) -> Environment:

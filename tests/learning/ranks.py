@@ -69,6 +69,13 @@ def assert_equal(one: Tensors, other: Tensors) -> None:
     assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
 
 
+def assert_same_run(one: tuple[list[Tensors], Tensors], other: tuple[list[Tensors], Tensors]) -> None:
+    """Compare what `train` returned: all views, and the last state."""
+    for view, other_view in zip(one[0], other[0], strict=True):
+        assert_equal(view, other_view)
+    assert_equal(one[1], other[1])
+
+
 # Ranks as processes
 
 
@@ -92,9 +99,9 @@ class Ranks:
         count: int,
         policy: Path,
         settings: LearnerSettings,
-        dtype: torch.dtype,
         scenario: Scenario,
         *rest: Any,
+        dtype: torch.dtype = torch.float32,
         lora: LoraSpec | None = None,
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
@@ -121,17 +128,9 @@ class Ranks:
         self._directory.cleanup()
 
 
-def run_ranks(
-    count: int,
-    policy: Path,
-    settings: LearnerSettings,
-    scenario: Scenario,
-    *rest: Any,
-    dtype: torch.dtype,
-    lora: LoraSpec | None = None,
-) -> Any:
-    """Return what a scenario returned on rank 0."""
-    with Ranks(count, policy, settings, dtype, scenario, *rest, lora=lora) as ranks:
+def run_ranks(*arguments: Any, **options: Any) -> Any:
+    """Return what a scenario returned on rank 0; the arguments are those of `Ranks`."""
+    with Ranks(*arguments, **options) as ranks:
         return ranks.answer()
 
 

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from grailnode.calibration.padding import WrappedModel
 from grailnode.engine.models import build
-from protocol.digest import Weights
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
@@ -20,6 +20,7 @@ from roles.trainer.learn.loss.policy_loss import LOSSES, advantages
 from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
+from tests.learning.ranks import read
 from tests.support.builders.policies import random_weights, write_policy
 
 TEMPERATURE = 0.7
@@ -32,9 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
     return build(write_policy(directory))
 
 
-def state_of(learner: Learner) -> Weights:
-    source = learner.state_source()
-    return {name: tensor.clone() for name, tensor in source.read(list(source.sizes)).items()}
+def new_learner(model: CausalModel, **settings: Any) -> Learner:
+    """Return a learner of random weights, with other values of SETTINGS."""
+    return Learner(model, random_weights(model), dataclasses.replace(SETTINGS, **settings))
 
 
 def _log_probs(model: CausalModel, weights: dict[str, torch.Tensor], one: VerifiedGroup) -> list[torch.Tensor]:
@@ -65,7 +66,7 @@ def _groups(model: CausalModel) -> list[VerifiedGroup]:
 
 
 def test_good_rollouts_become_more_probable(model: CausalModel) -> None:
-    learner, groups = Learner(model, random_weights(model), SETTINGS), _groups(model)
+    learner, groups = new_learner(model), _groups(model)
     for _ in range(5):
         learner.step(groups)
     for one in groups:
@@ -78,7 +79,7 @@ def test_good_rollouts_become_more_probable(model: CausalModel) -> None:
 def test_report_on_fresh_rollouts(model: CausalModel) -> None:
     """The importance ratio is 1 for every token, so the loss is the mean over tokens of -A."""
     groups = _groups(model)
-    report = Learner(model, random_weights(model), SETTINGS).step(groups)
+    report = new_learner(model).step(groups)
     expected = [
         -float(score)
         for one in groups
@@ -99,8 +100,7 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
         _with_logprobs(one, [torch.from_numpy(logprobs - 5.0) for logprobs in one.completion_logprobs])
         for one in _groups(model)
     ]
-    settings = dataclasses.replace(SETTINGS, loss=LossSettings(truncation=2.0))
-    report = Learner(model, random_weights(model), settings).step(groups)
+    report = new_learner(model, loss=LossSettings(truncation=2.0)).step(groups)
     assert report.clip_fraction == 1.0
     assert report.grad_norm == 0.0
 
@@ -112,8 +112,8 @@ EVERY_LOSS = [LossSettings(), *(LossSettings(loss=name, kl_coefficient=0.01) for
 def test_the_gradient_of_a_loss_does_not_depend_on_the_size_of_a_pass(model: CausalModel, loss: LossSettings) -> None:
     norms = []
     for max_batch_tokens in (1, 12, 8192):
-        settings = dataclasses.replace(SETTINGS, max_batch_tokens=max_batch_tokens, loss=loss, max_tokens=4)
-        norms.append(Learner(model, random_weights(model), settings).step(_groups(model)).grad_norm)
+        learner = new_learner(model, max_batch_tokens=max_batch_tokens, loss=loss, max_tokens=4)
+        norms.append(learner.step(_groups(model)).grad_norm)
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
 
 
@@ -135,10 +135,9 @@ def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName,
     loss, groups, results = LossSettings(loss=name, kl_coefficient=0.01), _groups(model), []
     for chunk in (3, 8192):
         recorder = WidthRecorder(model)
-        settings = dataclasses.replace(SETTINGS, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
-        learner = Learner(recorder, random_weights(model), settings)
+        learner = new_learner(recorder, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
         report = learner.step(groups)
-        first_moments = {k: v for k, v in state_of(learner).items() if k.startswith("first_moment/")}
+        first_moments = {k: v for k, v in read(learner.state_source()).items() if k.startswith("first_moment/")}
         results.append((report, first_moments))
         assert max(recorder.widths) == min(chunk, 14)
     (one, gradients), (other, plain_gradients) = results
@@ -157,9 +156,9 @@ def test_recomputed_layers_give_the_same_bits(tmp_path: Path, family: str) -> No
     views = []
     for recompute in (False, True):
         model = build(policy, recompute=recompute)
-        learner = Learner(model, random_weights(model), SETTINGS)
+        learner = new_learner(model)
         learner.step(_groups(model))
-        views.append(state_of(learner))
+        views.append(read(learner.state_source()))
     assert views[0].keys() == views[1].keys()
     assert all(torch.equal(tensor, views[1][name]) for name, tensor in views[0].items())
 
@@ -167,8 +166,7 @@ def test_recomputed_layers_give_the_same_bits(tmp_path: Path, family: str) -> No
 def test_the_divergence_grows_from_zero_and_is_held_back_by_its_coefficient(model: CausalModel) -> None:
     groups, last = _groups(model), []
     for coefficient in (1e-6, 10.0):
-        settings = dataclasses.replace(SETTINGS, loss=LossSettings(kl_coefficient=coefficient))
-        learner = Learner(model, random_weights(model), settings)
+        learner = new_learner(model, loss=LossSettings(kl_coefficient=coefficient))
         reports = [learner.step(groups) for _ in range(5)]
         assert reports[0].divergence == pytest.approx(0.0, abs=1e-6)
         last.append(reports[-1].divergence)
@@ -178,26 +176,24 @@ def test_the_divergence_grows_from_zero_and_is_held_back_by_its_coefficient(mode
 def test_overlong_completions_leave_the_step_and_keep_their_part_in_the_advantages(model: CausalModel) -> None:
     """The third completion has 4 tokens without the end 1: with filtering, the step is that of the other two."""
     (one,) = [_fresh(model, group("a", completions=((3, 1), (4, 1), (9, 9, 9, 9)), rewards=(1.0, 0.0, 0.0)))]
-    filtering = LossSettings(overlong_filtering=True)
-    settings = dataclasses.replace(SETTINGS, loss=filtering, max_tokens=4, stops=(1,))
-    report = Learner(model, random_weights(model), settings).step([one])
+    report = new_learner(model, loss=LossSettings(overlong_filtering=True), max_tokens=4, stops=(1,)).step([one])
     assert report.overlong == pytest.approx(1 / 3)
     assert report.tokens == 4
     scores = advantages(torch.tensor(one.rewards)).tolist()
     assert report.loss == pytest.approx(-(2 * scores[0] + 2 * scores[1]) / 4, abs=1e-5)
-    assert Learner(model, random_weights(model), SETTINGS).step([one]).overlong == 0.0
+    assert new_learner(model).step([one]).overlong == 0.0
 
 
 def test_a_completion_of_the_longest_length_that_ends_is_not_overlong(model: CausalModel) -> None:
-    settings = dataclasses.replace(SETTINGS, loss=LossSettings(overlong_filtering=True), max_tokens=2, stops=(1,))
-    assert Learner(model, random_weights(model), settings).step([_fresh(model, group("a"))]).overlong == 0.0
+    learner = new_learner(model, loss=LossSettings(overlong_filtering=True), max_tokens=2, stops=(1,))
+    assert learner.step([_fresh(model, group("a"))]).overlong == 0.0
 
 
 def test_the_ratio_is_that_of_the_filtered_distribution(model: CausalModel) -> None:
     """With top_k=1 only the most probable token and the sampled one count, so the ratio differs from 1."""
     groups = _groups(model)
-    report = Learner(model, random_weights(model), dataclasses.replace(SETTINGS, filters=Filters(top_k=1))).step(groups)
-    unfiltered = Learner(model, random_weights(model), SETTINGS).step(groups)
+    report = new_learner(model, filters=Filters(top_k=1)).step(groups)
+    unfiltered = new_learner(model).step(groups)
     assert report.clip_fraction > unfiltered.clip_fraction == 0.0
 
 
@@ -212,4 +208,4 @@ def test_the_first_view_is_the_initial_weights(model: CausalModel) -> None:
 
 def test_a_step_without_tokens_is_refused(model: CausalModel) -> None:
     with pytest.raises(ValueError, match="no tokens"):
-        Learner(model, random_weights(model), SETTINGS).step([])
+        new_learner(model).step([])

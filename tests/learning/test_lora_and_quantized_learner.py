@@ -22,13 +22,13 @@ from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import newest_checkpoint, repair_checkpoint
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.outer.local_learner import masters
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
-from tests.learning.ranks import SETTINGS, assert_equal, groups_of, read, run_ranks, train
+from tests.learning.ranks import SETTINGS, assert_equal, assert_same_run, groups_of, read, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
-from tests.support.simulation.learning import Setup, Simulation
+from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.virtual_clock import simulated
 
 RANK = 4
@@ -124,21 +124,13 @@ def test_a_frozen_output_projection_has_no_gradient() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_take_the_steps_of_one_process_bit_for_bit(policy: Path) -> None:
-    views, state = run_ranks(2, policy, SETTINGS, train, None, 0, 3, dtype=torch.float32, lora=spec(policy))
-    expected_views, expected_state = train(learner_of(policy, "lora"), None, 0, 3)
-    for view, expected in zip(views, expected_views, strict=True):
-        assert_equal(view, expected)
-    assert_equal(state, expected_state)
-    assert set(read(learner_of(policy, "lora").view_source())) == set(views[0])
+    trained = run_ranks(2, policy, SETTINGS, train, None, 0, 3, lora=spec(policy))
+    assert_same_run(trained, train(learner_of(policy, "lora"), None, 0, 3))
 
 
 def test_adapters_of_the_packaged_policy_learn_to_add() -> None:
     setup = Setup(windows=3, groups=16, groups_per_step=8, held_out=64, lag=1, learning_rate=1e-3, lora_rank=8)
-    simulation = Simulation(setup)
-    simulation.serve(0)
-    first = simulation.pass_at_1()
-    rows = [simulation.window(number) for number in range(setup.windows)]
-    assert rows[-1]["pass_at_1"] > first + 0.1
+    assert run(setup, print)["rise"] > 0.1
 
 
 # Quantized weights
@@ -166,12 +158,7 @@ def test_each_view_is_the_quantization_of_the_masters(
     learner = Learner(model, random_weights(model), SETTINGS, dtype=dtype, precision=precision)
     for step in range(3):
         learner.step(groups_of(step))
-        masters = {
-            name.removeprefix(MASTER): tensor
-            for name, tensor in read(learner.state_source()).items()
-            if name.startswith(MASTER)
-        }
-        digest = digest_weights(quantize(masters, precision))
+        digest = digest_weights(quantize(masters(read(learner.state_source())), precision))
         assert digest_weights(learner.view()) == digest == digest_weights(read(learner.view_source()))
     sizes = learner.view_source().sizes
     assert sizes == {name: tensor.nbytes for name, tensor in learner.view().items()}
@@ -205,10 +192,6 @@ def test_masters_that_no_scale_can_represent_are_refused(model: CausalModel) -> 
 @pytest.mark.slow
 def test_the_demo_learns_in_a_quantized_run() -> None:
     """Steps that change no code add up in the masters until they change one. (`bench.quantized demo` has more.)"""
-    simulation = Simulation(Setup(precision="fp8", windows=10, learning_rate=2e-5, held_out=128))
-    simulation.serve(0)
-    first = simulation.pass_at_1()
-    for number in range(10):
-        last = simulation.window(number)["pass_at_1"]
-    assert min(simulation.sparsity) > 0.5
-    assert last > first + 0.15
+    summary = run(Setup(precision="fp8", windows=10, learning_rate=2e-5, held_out=128), print)
+    assert summary["sparsity_min"] > 0.5
+    assert summary["rise"] > 0.15

@@ -21,7 +21,7 @@ from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_steps import encode_work
 from tests.learning.groups import group
-from tests.learning.ranks import SETTINGS, Ranks, Tensors, assert_equal, groups_of, run_ranks, train
+from tests.learning.ranks import SETTINGS, Ranks, Tensors, assert_equal, assert_same_run, groups_of, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
@@ -39,11 +39,8 @@ def alone(policy: Path, settings: LearnerSettings = SETTINGS, dtype: torch.dtype
 
 
 def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(policy: Path) -> None:
-    views, state = run_ranks(2, policy, SETTINGS, train, None, 0, 4, dtype=torch.float32)
-    expected_views, expected_state = train(alone(policy), None, 0, 4)
-    for view, expected in zip(views, expected_views, strict=True):
-        assert_equal(view, expected)
-    assert_equal(state, expected_state)
+    trained = run_ranks(2, policy, SETTINGS, train, None, 0, 4)
+    assert_same_run(trained, train(alone(policy), None, 0, 4))
 
 
 @pytest.mark.slow
@@ -53,10 +50,8 @@ def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, fami
 
     write_family(tmp_path, family)
     assert len(build(Policy.load(tmp_path), recompute=True).layers) == 2
-    views, state = run_ranks(2, tmp_path, SETTINGS, train, None, 0, 2, dtype=torch.float32)
-    expected_views, expected_state = train(alone(tmp_path), None, 0, 2)
-    assert_equal(views[-1], expected_views[-1])
-    assert_equal(state, expected_state)
+    trained = run_ranks(2, tmp_path, SETTINGS, train, None, 0, 2)
+    assert_same_run(trained, train(alone(tmp_path), None, 0, 2))
 
 
 @pytest.mark.slow
@@ -64,13 +59,12 @@ def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, fami
 def test_a_run_resumes_on_another_number_of_ranks(policy: Path, count: int) -> None:
     """With three ranks, tensors are divided unevenly and one rank has no pass."""
     expected_views, _ = train(alone(policy), None, 0, 4)
-    views, state = run_ranks(count, policy, SETTINGS, train, None, 0, 2, dtype=torch.float32)
+    views, state = run_ranks(count, policy, SETTINGS, train, None, 0, 2)
     assert_equal(views[1], expected_views[1])
     (_, last_view), on_one = train(alone(policy), state, 2, 4)
     assert_equal(last_view, expected_views[3])
-    (_, last_view), on_several = run_ranks(
-        count, policy, SETTINGS, train, train(alone(policy), None, 0, 2)[1], 2, 4, dtype=torch.float32
-    )
+    halfway = train(alone(policy), None, 0, 2)[1]
+    (_, last_view), on_several = run_ranks(count, policy, SETTINGS, train, halfway, 2, 4)
     assert_equal(last_view, expected_views[3])
     assert_equal(on_several, on_one)
 
@@ -79,7 +73,7 @@ def test_a_run_resumes_on_another_number_of_ranks(policy: Path, count: int) -> N
 def test_more_passes_than_ranks_give_the_same_gradients_but_for_the_order_of_the_sum(policy: Path) -> None:
     """Also with a reference policy, and with logits in chunks."""
     settings = replace(SETTINGS, max_batch_tokens=1, logits_chunk=2, loss=LossSettings(kl_coefficient=0.1))
-    (view, _), state = run_ranks(2, policy, settings, train, None, 0, 2, dtype=torch.float32)
+    (view, _), state = run_ranks(2, policy, settings, train, None, 0, 2)
     (expected_view, _), expected_state = train(alone(policy, settings), None, 0, 2)
     for name, tensor in state.items():
         if name.startswith("first_moment/"):
@@ -113,7 +107,7 @@ def refuse(learner: PolicyLearner) -> tuple[list[str], list[Tensors]]:
 
 
 def test_what_is_refused_changes_nothing_on_any_rank(policy: Path) -> None:
-    errors, views = run_ranks(2, policy, SETTINGS, refuse, dtype=torch.float32)
+    errors, views = run_ranks(2, policy, SETTINGS, refuse)
     assert errors[:3] == ["a saved state of another model"] * 2 + ["no tokens to learn from"]
     assert errors[3].startswith("the gradient's norm is")
     assert_equal(views[0], train(alone(policy), None, 0, 1)[0][0])
@@ -130,14 +124,14 @@ def train_without_end(learner: PolicyLearner, checkpoint: Path) -> None:
 
 def test_when_a_rank_is_killed_all_end_and_go_on_from_the_checkpoint(policy: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
-    with Ranks(2, policy, SETTINGS, torch.float32, train_without_end, checkpoint) as ranks:
+    with Ranks(2, policy, SETTINGS, train_without_end, checkpoint) as ranks:
         eventually(checkpoint.exists, "the checkpoint")
         pid = ranks.processes[1].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EOFError):
             ranks.answer()
-    views, _ = run_ranks(2, policy, SETTINGS, train, torch.load(checkpoint), 2, 4, dtype=torch.float32)
+    views, _ = run_ranks(2, policy, SETTINGS, train, torch.load(checkpoint), 2, 4)
     expected_views, _ = train(alone(policy), None, 0, 4)
     assert_equal(views[-1], expected_views[-1])
 
@@ -196,4 +190,4 @@ def contributions(local: LocalLearner) -> list[bytes]:
 def test_a_site_on_two_ranks_contributes_what_one_process_does(policy: Path) -> None:
     expected = contributions(alone(policy))
     assert len(expected[1]) > 500
-    assert run_ranks(2, policy, SETTINGS, contributions, dtype=torch.float32) == expected
+    assert run_ranks(2, policy, SETTINGS, contributions) == expected

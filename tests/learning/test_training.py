@@ -16,6 +16,7 @@ from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.learning.groups import group
+from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
@@ -37,10 +38,6 @@ class SlowState(MemoryStore):
         await trio.sleep(PUT_SECONDS)
         await super().put(path, data)
         self.writing = False
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @simulated
@@ -87,7 +84,7 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
     assert len(names) >= 4
     assert concurrent_steps >= 3
     for name in names:
-        assert equal(dict(await get_snapshot(state, name)), views[name.optimizer_step])
+        assert equal(await get_snapshot(state, name), views[name.optimizer_step])
     note = await newest_checkpoint(state)
     assert note is not None
     restarted_learner = Learner(network.compute.model, network.weights, SETTINGS)
@@ -99,8 +96,7 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
 @simulated
 async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
     """With a checkpoint every 3 versions: the first version and the fourth have one, and the sixth is the newest."""
-    network = Network(demo_rules())
-    state = MemoryStore()
+    network, state = Network(demo_rules()), MemoryStore()
     node = replace(network.node("trainer"), state=state)
     settings = TrainingSettings(groups_per_step=2, checkpoint_versions=3)
 
@@ -137,8 +133,7 @@ async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
 @simulated
 async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
-    network = Network(demo_rules())
-    state = MemoryStore()
+    network, state = Network(demo_rules()), MemoryStore()
     node = replace(network.node("trainer"), state=state)
     settings = TrainingSettings(groups_per_step=2, steps_per_version=2, training_steps=3)
 
@@ -151,7 +146,7 @@ async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     assert learner.steps == 3
     names = await list_snapshots(state)
     assert names[-1].optimizer_step == 3
-    assert equal(dict(await get_snapshot(state, names[-1])), learner.view())
+    assert equal(await get_snapshot(state, names[-1]), learner.view())
 
     await state.put(f"{INBOX}late", verified_batch(1, 0).to_bytes())
     resumed = Learner(network.compute.model, network.weights, SETTINGS)

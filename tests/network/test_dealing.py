@@ -1,25 +1,23 @@
 """Networks in which R1 deals the groups to some of the validators: silent, returning, idle and lying ones."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import pytest
 
-from grailnode.engine.compute import Compute, make_engine
+from grailnode.engine.compute import make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.rollout_reader import read_verified_groups
-from protocol import limits, paths
+from protocol import paths
 from protocol.errors import ProtocolError
-from protocol.identity.signing import SigningKey, open_signed
+from protocol.identity.signing import SigningKey
 from protocol.judging.report import canary_key
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, open_group
 from roles.authority_updates import run_under_authority
-from roles.node.identity import Node
-from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.records import fetch_record
 from roles.rosters import Rosters
@@ -30,24 +28,18 @@ from roles.validator.window_cases import WindowCases
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.samples import judgement
 from tests.support.simulation.network import Network, key, randomness
-from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups
+from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running, simulated
 
 
 class LyingValidator(Validator):
     """Accepts every group that is dealt to it, or every group at all.
 
-    Args:
+    Attributes:
         greedy: whether it accepts groups that are not dealt to it, and says that they are.
     """
 
-    def __init__(
-        self, node: Node, follower: Follower, compute: Compute, task: Task, ledger: Ledger, *, greedy: bool = False
-    ) -> None:
-        self._medium = node
-        self._greedy = greedy
-        engine = make_engine(compute, node.run_sync)
-        super().__init__(node, follower, engine, task, ledger, ValidatorSettings(evaluate=False, poll_seconds=0.2))
+    greedy = False
 
     async def _judge(
         self, cases: WindowCases, version: int, roster: Roster, opening: bytes, draw: bytes
@@ -58,11 +50,11 @@ class LyingValidator(Validator):
     async def _with_lies(self, verdict: Verdict, roster: Roster, draw: bytes) -> Verdict:
         if not any(item.rejected for item in verdict.judgements):
             return verdict
-        node, window, miner = self._medium, verdict.window, verdict.miner
+        node, window, miner = self._node, verdict.window, verdict.miner
         commitment = (await fetch_record(node, Commitment, paths.commitment(miner, window))).record
         dealt = (
             tuple(range(verdict.submitted))
-            if self._greedy
+            if self.greedy
             else roster.dealt_groups(
                 node.run_id, window, draw, miner, groups=verdict.submitted, validator=node.key.public
             )
@@ -74,7 +66,7 @@ class LyingValidator(Validator):
         judgements = []
         for index in dealt:
             offset, size = commitment.extent(index)
-            group = open_group(await self._medium.store.get(path, size, offset=offset, size=size), commitment, index)
+            group = open_group(await self._node.store.get(path, size, offset=offset, size=size), commitment, index)
             tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
             judgements.append(
                 judgement(
@@ -98,25 +90,23 @@ async def judges(network: Network, windows: range, miner: SigningKey) -> dict[tu
     """Return the validators that judged each group (window, index) of a miner."""
     result = defaultdict(set)
     for name in network.validators:
-        public = key(name).public
-        for window in windows:
-            path = paths.verdict(public, window, miner.public)
-            if [item.path async for item in network.store.list(path)]:
-                data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-                for item in open_signed(data, Verdict, [public]).record.judgements:
-                    result[window, item.index].add(name)
+        for window, verdict in (await verdicts(network, miner, windows, name)).items():
+            for item in verdict.judgements:
+                result[window, item.index].add(name)
     return result
 
 
-async def dealt_to(network: Network, name: str, window: int) -> int:
-    """Return how many groups of the miners of a window were dealt to a validator, by what everybody can read."""
+async def due_judges(network: Network, miner: str, window: int) -> list[Collection[bytes]]:
+    """Return the judges of each group of a miner in a window, by what everybody can read."""
     roster = await Rosters(network.node("checker")).get(window)
-    draw = randomness(network.run.schedule.audit(window))
-    return sum(
-        key(name).public in roster.judges_of(network.signed.digest, window, draw, key(miner).public, group)
-        for miner in (f"miner-{number + 1}" for number in range(MINERS))
-        for group in range(RULES.groups)
-    )
+    draw, public = randomness(network.run.schedule.audit(window)), key(miner).public
+    return [roster.judges_of(network.signed.digest, window, draw, public, group) for group in range(RULES.groups)]
+
+
+async def dealt_to(network: Network, name: str, window: int) -> int:
+    """Return how many groups of the miners of a window were dealt to a validator."""
+    by_miner = [await due_judges(network, f"miner-{number + 1}", window) for number in range(MINERS)]
+    return sum(key(name).public in judges for groups in by_miner for judges in groups)
 
 
 @simulated
@@ -198,24 +188,20 @@ async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
     node = network.node(name)
 
     async def validate() -> None:
-        ledger = await Ledger.open(node.state, node.run)
-        follower = await Follower.open(node, keep=16)
-        await LyingValidator(node, follower, network.compute, network.task(node), ledger, greedy=greedy).run()
+        ledger, follower = await Ledger.open(node.state, node.run), await Follower.open(node, keep=16)
+        engine = make_engine(network.compute, node.run_sync)
+        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
+        liar = LyingValidator(node, follower, engine, network.task(node), ledger, settings)
+        liar.greedy = greedy
+        await liar.run()
 
     await run_under_authority(node, validate)
 
 
 async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> dict[int, int]:
     """Return how many groups of the cheat in each window have the liar as their only judge."""
-    result = {}
-    rosters = Rosters(network.node("checker"))
-    for window in windows:
-        roster, draw = await rosters.get(window), randomness(network.run.schedule.audit(window))
-        result[window] = sum(
-            roster.judges_of(network.signed.digest, window, draw, key("cheat").public, group) == {key(liar).public}
-            for group in range(RULES.groups)
-        )
-    return result
+    alone = {key(liar).public}
+    return {window: sum(set(own) == alone for own in await due_judges(network, "cheat", window)) for window in windows}
 
 
 async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, str]:

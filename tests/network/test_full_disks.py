@@ -25,18 +25,7 @@ STEP = 2
 
 async def run_and_check(fills: Sequence[DiskFill]) -> tuple[FaultyNetwork, list[str]]:
     """Run a network in which nothing else fails; return it, and all violations of its invariants."""
-    schedule = FaultSchedule(
-        seed=1,
-        miners=1,
-        validators=1,
-        quorum=1,
-        anchor_interval=2,
-        keep_patches=2,
-        rates={},
-        state_rates={},
-        fills=tuple(fills),
-    )
-    network = FaultyNetwork(schedule)
+    network = FaultyNetwork(FaultSchedule(keep_patches=2, fills=tuple(fills)))
     network.amend(scoring=network.run.scoring.model_copy(update={"windows": 3}))
     async with trio.open_nursery() as nursery:
         network.start_processes(nursery)

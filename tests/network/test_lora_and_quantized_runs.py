@@ -12,34 +12,53 @@ from safetensors.torch import load_file
 
 from grailnode.cli.actions.model_export import export_version
 from grailnode.config import Config, ConfigError
-from grailnode.engine.lora_model import merged_weights, read_adapters
+from grailnode.engine import models
+from grailnode.engine.compute import Compute
+from grailnode.engine.lora_model import LoraModel, merged_weights, read_adapters
 from grailnode.engine.policy import PolicyError, load_weights
 from grailnode.node.bodies import join_run
 from grailnode.node.run_model import follower_model, publish_run_base
 from grailnode.observe.chain_check import verify_chain
-from grailnode.run.base_files import fetch_base, lora_spec, publish_base
+from grailnode.run.base_files import fetch_base, lora_spec, publish_base, start_lora
 from grailnode.run.creation import model_files, publish_files
+from grailnode.run.rules import Rules
 from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.judging.verdict import Reason
 from protocol.objects import ObjectRef
 from protocol.quantization import SCALE, dequantize, quantize
+from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import StoreError
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
+from tests.support.builders.policies import engine_of
 from tests.support.builders.recipes import demo_rules
-from tests.support.simulation.frozen_engine import FrozenEngine, FrozenProducer
-from tests.support.simulation.lora_network import ALPHA, RANK, TARGETS, LoraNetwork
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import run_nodes, verdicts
+from tests.support.simulation.network_runs import newest_published, run_nodes, verdicts
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import simulate, simulated
 
 RULES = demo_rules(groups=4, group_size=4)
+RANK, ALPHA, TARGETS = 4, 8.0, ("q_proj", "v_proj", "up_proj", "down_proj")
 LAST_WINDOW = 12
 OTHER_WEIGHTS = {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
+
+
+class LoraNetwork(Network):
+    """A network whose run trains low-rank adapters of the small policy."""
+
+    def __init__(self, rules: Rules, learning_rate: float = 2e-3) -> None:
+        super().__init__(rules)
+        start = start_lora(self.policy, RANK, ALPHA, TARGETS)
+        assert start is not None
+        self.learning_rate = learning_rate
+        self.model = LoraModel(models.build(self.policy, lora=start.spec), load_weights(self.policy.directory))
+        self.weights = dict(start.adapters)
+        self.compute = self.training_compute = Compute(self.model)
+        genesis = digest_weights(start.adapters)
+        self.amend(lora=start.spec, model=self.run.model.model_copy(update={"genesis": genesis}))
 
 
 async def rebuild_newest(network: Network, name: str) -> VerifiedWeights:
@@ -68,15 +87,15 @@ async def play(kind: str, directory: Path) -> dict[str, Any]:
     else:
         network = Network(RULES.changed(precision=kind))
         bare = network.weights
-    engine = FrozenEngine(network.compute.model, bare)
+    engine = await engine_of(network.compute.model, bare)
     async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, engine))
+        nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: HonestProducer(task, engine))
         await network.until_window(4)
     values["old version"] = await rebuild_newest(network, "early")
-    old_engine = FrozenEngine(network.compute.model, values["old version"].weights)
+    old_engine = await engine_of(network.compute.model, dict(values["old version"].weights))
     async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: FrozenProducer(task, engine))
-        nursery.start_soon(network.run_miner, "old", 2, lambda task, _: FrozenProducer(task, old_engine))
+        nursery.start_soon(network.run_miner, "bare", 2, lambda task, _: HonestProducer(task, engine))
+        nursery.start_soon(network.run_miner, "old", 2, lambda task, _: HonestProducer(task, old_engine))
         await network.until_window(LAST_WINDOW + 3)
     windows = range(LAST_WINDOW)
     values["network"] = network
@@ -110,10 +129,8 @@ def test_followers_have_the_trainers_weights_bit_for_bit(played: dict[str, Any])
 
 @pytest.mark.slow
 def test_the_chain_goes_on_after_a_restart(played: dict[str, Any]) -> None:
-    network = played["network"]
-    assert network.events("trainer/training", "resumed")
-    versions = [event["version"] for event in network.events("trainer/upload", "published")]
-    assert sorted(set(versions)) == list(range(versions[-1] + 1))
+    assert played["network"].events("trainer/training", "resumed")
+    assert newest_published(played["network"]) >= 3
 
 
 @pytest.mark.slow
@@ -181,10 +198,8 @@ async def test_a_trainer_that_is_killed_goes_on() -> None:
     async with run_nodes(network, miners=1):
         await network.until_window(12)
     assert network.events("trainer/training", "resumed")
-    versions = [event["version"] for event in network.events("trainer/upload", "published")]
-    assert sorted(set(versions)) == list(range(versions[-1] + 1))
-    assert versions[-1] >= 3
-    assert (await verify_chain(network.node("checker"), lambda line: None)).version == versions[-1]
+    assert newest_published(network) >= 3
+    assert (await verify_chain(network.node("checker"), lambda line: None)).version == newest_published(network)
 
 
 class Base:

@@ -9,33 +9,31 @@ import pytest
 import trio
 
 from grailnode.engine.compute import make_engine
-from grailnode.node.wiring import run_validator
+from grailnode.node.canary_audit import CanaryAudit
+from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
-from protocol import limits, paths
+from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.identity.signing import open_signed, sign
+from protocol.identity.signing import sign
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
 from roles.miner.miner import Miner
-from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
-from roles.ports import NotFoundError
+from roles.ports import Engine, NotFoundError
+from roles.records import fetch_record
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
-from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore
-from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, verdicts
+from tests.support.simulation.network import Network, key, miner_settings
+from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts, with_sketches
 from tests.support.simulation.virtual_clock import running, simulated
-
-RULES = demo_rules(groups=4, group_size=8)
 
 
 class UnderDelivering(Miner):
@@ -49,8 +47,7 @@ async def run_under_delivering(network: Network) -> None:
     node = network.node("under-delivering")
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
-    settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-    await UnderDelivering(node, await Follower.open(node), engine, producer, settings).run()
+    await UnderDelivering(node, await Follower.open(node), engine, producer, miner_settings(4, chunk=4)).run()
 
 
 class Turncoat(FalseSketches):
@@ -116,8 +113,7 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
         row = rows[item.window]
         assert item.accepted == row.submitted - row.audited  # those groups were honest
         path = paths.reaudit(key("validator-0").public, item.window, item.miner)
-        data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-        assert open_signed(data, ReauditVerdict, [key("validator-0").public]).digest == item.verdict
+        assert (await fetch_record(network.node("reader"), ReauditVerdict, path)).digest == item.verdict
     draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
     verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
     assert tuple(item.index for item in verdict.judgements) == challenge.audit_indices(
@@ -138,12 +134,9 @@ class FewFalseSketches(Turncoat):
 
     async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
         groups = await super().produce(mining_window, indices)
-        return [self._with_false_sketches(group) for group in groups] if mining_window.window == self.window else groups
-
-    @staticmethod
-    def _with_false_sketches(group: Group) -> Group:
-        rollouts = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:2]]
-        return group.model_copy(update={"rollouts": (*rollouts, *group.rollouts[2:])})
+        if mining_window.window != self.window:
+            return groups
+        return [with_sketches(group, lambda sketch: sketch[:-4] + bytes(4), 2) for group in groups]
 
 
 @simulated
@@ -157,9 +150,8 @@ async def test_a_reaudit_tests_all_groups_of_a_window_together():
     for window, item in amendments.items():
         accepted_groups = 0 if window == FewFalseSketches.window else unaudited[window]
         assert (item.accepted, item.rejected) == (accepted_groups, unaudited[window] - accepted_groups)
-    own = key("validator-0").public
-    path = paths.reaudit(own, FewFalseSketches.window, key("turncoat").public)
-    verdict = open_signed(await network.store.get(path, limits.MAX_VERDICT_BYTES), ReauditVerdict, [own]).record
+    path = paths.reaudit(key("validator-0").public, FewFalseSketches.window, key("turncoat").public)
+    verdict = (await fetch_record(network.node("reader"), ReauditVerdict, path)).record
     reasons = [judgement.reason for judgement in verdict.judgements]
     assert Reason.WINDOW.value in reasons
     assert set(reasons) <= {Reason.WINDOW.value, Reason.SKETCH.value}  # the draw may let one group show it by itself
@@ -178,8 +170,8 @@ async def copy_verdicts(network: Network) -> None:
             rows = []
             for row in original.rows:
                 if row.verdict:
-                    data = await network.store.get(paths.verdict(other, window, row.miner), 1 << 26)
-                    verdict = open_signed(data, Verdict, [other]).record
+                    path = paths.verdict(other, window, row.miner)
+                    verdict = (await fetch_record(network.node("reader"), Verdict, path)).record
                     copied_verdict = verdict.model_copy(update={"validator": own.public})
                     await network.store.put(paths.verdict(own.public, window, row.miner), sign(copied_verdict, own))
                     rows.append(LedgerRow.of(copied_verdict))
@@ -237,6 +229,11 @@ async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
     assert {event["window"] for event in events} >= {1, 2, 3}  # window 3 long before its seals are due
 
 
+async def trainer_reports(network: Network) -> list[ValidatorReport]:
+    node, listing = network.node("reader"), network.store.list(paths.kind_prefix(key("trainer").public, "reports"))
+    return [(await fetch_record(node, ValidatorReport, item.path)).record async for item in listing]
+
+
 @simulated
 async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
     network = Network(RULES, validators=2, quorum=1)
@@ -258,10 +255,7 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     assert events
     assert all(event["accepted"] and event["validator"] == key("validator-1").public.hex() for event in events)
     assert {event["about"] for event in events} == {"verdict"}  # its log-probabilities are right
-    reports = []
-    async for item in network.store.list(paths.kind_prefix(key("trainer").public, "reports")):
-        data = await network.store.get(item.path, ValidatorReport.max_bytes)
-        reports.append(open_signed(data, ValidatorReport, [key("trainer").public]).record)
+    reports = await trainer_reports(network)
     assert any(item.validator == key("validator-1").public for report in reports for item in report.canary_failures)
     disagreements = [item for report in reports for item in report.disagreements]
     assert disagreements
@@ -277,6 +271,46 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     observer = Observer(network.node("observer"), 0)
     await observer.refresh()
     assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
+
+
+@simulated
+async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_audit():
+    """There are no false groups, and nothing is noted of the auditing node's own ones."""
+    network = Network(RULES, validators=2, quorum=1)
+    network.validators = ["validator-0"]
+
+    async def run_liar() -> None:
+        node = network.node("validator-1")
+        sampling = node.run.sampling.model_copy(update={"temperature": 0.9 * node.run.sampling.temperature})
+        proof = with_thresholds(node.run.proof, **LENIENT)
+        liar = replace(node, run=node.run.model_copy(update={"proof": proof, "sampling": sampling}))
+        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
+        await run_validator(liar, network.task(liar), network.compute, settings)
+
+    async def run_auditor() -> None:
+        node, state = network.node("auditor"), network.node("trainer").state
+        task = network.task(node)
+
+        async def audit(engine: Engine) -> None:
+            await CanaryAudit(node, task, engine, key("trainer"), state, share_ppm=1_000_000).run()
+
+        await run_miner(node, task, network.compute, miner_settings(groups=1, chunk=1), beside=audit)
+
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(run_liar)
+        nursery.start_soon(run_auditor)
+        await network.until_window(8)
+    distrusted = [item.path async for item in network.states["trainer"].list("distrusted/")]
+    assert distrusted == ["distrusted/" + key("validator-1").public.hex()]
+    by_trainer = [
+        item
+        for report in await trainer_reports(network)
+        for item in report.disagreements
+        if item.accepting == (key("trainer").public,)
+    ]
+    assert {(item.miner, item.about, item.rejecting) for item in by_trainer} == {
+        (key("miner-1").public, "logprobs", (key("validator-1").public,))
+    }
 
 
 @simulated

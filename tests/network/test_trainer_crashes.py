@@ -7,26 +7,23 @@ from functools import cache
 import pytest
 import trio
 
-from grailnode.node.wiring import run_publisher, run_training
 from grailnode.observe.chain_check import verify_chain
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from roles.ports import ObjectStore
 from roles.trainer.publish.fencing import FencedError
-from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.spool import INBOX
-from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, verified_batch
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
+from tests.support.measuring.store_listing import copy_objects
 from tests.support.simulation import small_policy
 from tests.support.simulation.faulty_network import RULES as OPERATION_CHOICES
 from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import RULES, newest_published
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.trainer_events import trained_groups
 from tests.support.simulation.virtual_clock import run_seeded, running, simulated
-
-RULES = demo_rules(groups=4, group_size=8)
 
 
 @pytest.mark.parametrize(("seed", "checkpoint_versions"), [(0, 1), (1, 1), (2, 3), (3, 100)])
@@ -49,8 +46,7 @@ async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint
     head = await network.head()
     assert head.version >= 3
     assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
-    versions = [event["version"] for event in network.events("trainer/upload", "published")]
-    assert sorted(set(versions)) == list(range(versions[-1] + 1))  # gapless
+    assert newest_published(network) >= 3
     outcomes = [item.path async for item in network.states["trainer"].list("outcomes/")]
     assert len(outcomes) == len(set(outcomes)) > 0
     groups = trained_groups(network.logs["trainer/training"].events)
@@ -75,10 +71,8 @@ async def test_of_two_trainers_with_one_key_one_stops():
         nursery.start_soon(network.run_validator)
         nursery.start_soon(first)
         await network.until_window(3)
-        backup = MemoryStore()  # of the first trainer's state, restored on another machine with the same key
-        async for item in network.states["trainer"].list(""):
-            await backup.put(item.path, await network.states["trainer"].get(item.path, 1 << 30))
-        network.states["trainer"] = backup
+        # A backup of the first trainer's state is restored on another machine with the same key.
+        network.states["trainer"] = await copy_objects(network.states["trainer"], MemoryStore())
         nursery.start_soon(network.run_trainer)
         await network.until_window(7)
     assert len(fenced) == 1
@@ -89,7 +83,6 @@ async def test_of_two_trainers_with_one_key_one_stops():
 
 
 BATCHES = 2
-SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=2, keep_anchors=1, part_bytes=4096)
 
 
 class Trainer(Network):
@@ -97,24 +90,12 @@ class Trainer(Network):
 
     store: RecordingStore
 
-    def __init__(self, process: str, operation: int | None, after: bool) -> None:
+    def __init__(self, process: str, operation: int, after: bool) -> None:
         super().__init__(OPERATION_CHOICES, policy=small_policy.DIRECTORY)
         self.process = process
         self.store = RecordingStore()
         self.disk = RecordingStore()
-        self.has_crashed = False
-        self._scope = trio.CancelScope()
-        self.trigger = CrashTrigger(
-            lambda operation, path: operation != "list",
-            operation if operation is not None else 1 << 60,
-            after,
-            self._crash,
-        )
-
-    async def _crash(self) -> None:
-        self.has_crashed = True
-        self._scope.cancel()
-        await trio.sleep_forever()
+        self.trigger = CrashTrigger(lambda name, path: name != "list", operation, after)
 
     def medium(self, name: str, process: str) -> ObjectStore:
         return CrashingStore(self.store, self.trigger) if process == self.process else self.store
@@ -125,26 +106,19 @@ class Trainer(Network):
     async def supervise(self, main: Callable[[], Awaitable[None]], may_crash: bool) -> None:
         """Run a process, and start it again whenever it has died."""
         while True:
-            if not may_crash:
-                await main()
             with trio.CancelScope() as scope:
-                self._scope = scope
+                if may_crash:
+                    self.trigger.crash = cancelling(scope)
                 await main()
             await trio.sleep(0.05)
 
     async def publish_batches(self) -> dict[int, str]:
         """Run until all batches were trained on and published; return the digest of each version's weights."""
-        settings = self.trainer_settings(groups_per_step=GROUPS)
-
-        async def train() -> None:
-            await run_training(self.node("trainer", "/training"), lambda: self.weights, self.compute, settings)
-
-        async def upload() -> None:
-            await run_publisher(self.node("trainer", "/upload"), SETTINGS)
-
+        settings = self.trainer_settings(GROUPS, anchor_interval=2, keep_patches=2, keep_anchors=1)
+        processes = self.trainer_processes(settings)
         async with running(self.run_beacon) as nursery:
-            nursery.start_soon(self.supervise, train, self.process == "/training")
-            nursery.start_soon(self.supervise, upload, self.process == "/upload")
+            for process in ("/training", "/upload"):
+                nursery.start_soon(self.supervise, processes[process], self.process == process)
             for number in range(BATCHES):
                 await self._wait_until_published(number)
                 await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
@@ -167,17 +141,17 @@ class Trainer(Network):
             await trio.sleep(0.02)
 
 
-async def play(process: str, operation: int | None, after: bool) -> tuple[dict[int, str], bool]:
+async def play(process: str, operation: int, after: bool) -> tuple[dict[int, str], bool]:
     """Return the digests of a trainer's weights by version, and whether it died."""
     with trio.fail_after(600):
         trainer = Trainer(process, operation, after)
-        return await trainer.publish_batches(), trainer.has_crashed
+        return await trainer.publish_batches(), trainer.trigger.has_fired
 
 
 @cache
 def weights_without_crash() -> dict[int, str]:
     """Return the digests of a trainer's weights by version if no process dies."""
-    weights, _ = run_seeded(0, play, "/training", None, False)
+    weights, _ = run_seeded(0, play, "/training", 1 << 60, False)
     return dict(weights)
 
 

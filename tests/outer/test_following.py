@@ -10,35 +10,14 @@ from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
-from tests.support.simulation.outer_sites import (
-    ROUND_SECONDS,
-    OuterTestbed,
-    equal_states,
-)
+from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, equal_states
 from tests.support.simulation.virtual_clock import running, simulated
-
-
-@simulated
-async def test_a_site_that_comes_later_fetches_the_state_and_takes_part() -> None:
-    testbed = OuterTestbed(3)
-    async with testbed.running(testbed.names[:2]) as nursery:
-        await testbed.until_round(6)
-        nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
-        await testbed.until_round(9)
-        await trio.sleep(1)
-    manifest = await testbed.manifest(9)
-    assert len(manifest.counted) == 3
-    assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
-    equal_states(testbed, 4)
 
 
 @simulated
 async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
     testbed = OuterTestbed(3)
-    async with running(testbed.feed, 1) as nursery:
-        nursery.start_soon(testbed.run_coordinator)
-        for name in testbed.names[:2]:
-            nursery.start_soon(testbed.run_site, testbed.handles[name])
+    async with testbed.running(testbed.names[:2], per_second=1) as nursery:
         await testbed.until_round(6)
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         await testbed.until_round(9)

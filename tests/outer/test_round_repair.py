@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,31 +11,23 @@ import pytest
 from grailnode.store.memory import MemoryStore
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
-from roles.ports import ObjectStore, RepairError, StateError
+from roles.ports import RepairError, StateError
 from roles.trainer.outer import coordinator
 from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
+from tests.support.measuring.store_listing import copy_objects, paths
 from tests.support.simulation.network import Log, key
-from tests.support.simulation.outer_crashes import run
+from tests.support.simulation.outer_crashes import kill, operations_of
 from tests.support.simulation.outer_sites import OuterTestbed
-from tests.support.simulation.virtual_clock import simulate, simulated
-
-
-async def without(state: ObjectStore, prefix: str) -> MemoryStore:
-    """Return a copy of a state that has lost what is below a prefix."""
-    copy = MemoryStore()
-    async for item in state.list(""):
-        if not item.path.startswith(prefix):
-            await copy.put(item.path, await state.get(item.path, 1 << 30))
-    return copy
+from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
 async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_repaired() -> None:
     testbed = OuterTestbed(2, state_interval=4)
     before = await testbed.run_rounds(6)
-    state = await without(testbed.coordinator_state, OUTER)
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=OUTER)
     with pytest.raises(StateError, match=f"storage shows round {before[-1].number}, which this state did not close"):
         await testbed.run_coordinator(state)
     lines: list[str] = []
@@ -61,29 +52,29 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
 async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> None:
     testbed = OuterTestbed(2, state_interval=4)
     before = await testbed.run_rounds(6)
-    state = await without(testbed.coordinator_state, STATES)
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=STATES)
     lost_paths = {f"{STATES}{before[-1].number:010d}/00000"}
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), lost_paths, lambda line: None)
-    parts = [item.path async for item in state.list(STATES)]
+    parts = await paths(state, STATES)
     assert parts == sorted(lost_paths)
     expected = await testbed.coordinator_state.get(parts[0], 1 << 30)
     assert await state.get(parts[0], 1 << 30) == expected
 
 
 @simulated
-async def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_has_signed(
+async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def weigh_on_another_machine(*arguments: Any) -> Weighting:
+    def weigh_with_other_bounds(*arguments: Any) -> Weighting:
         weighting = weigh_round(*arguments)
         return replace(weighting, factors=tuple(math.nextafter(factor, 0.0) for factor in weighting.factors))
 
     testbed = OuterTestbed(3, state_interval=4)
     with monkeypatch.context() as patch:
-        patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
+        patch.setattr(coordinator, "weigh_round", weigh_with_other_bounds)
         before = await testbed.run_rounds(3)
     assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
-    state = await without(testbed.coordinator_state, STATES)
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=STATES)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
     testbed.coordinator_state = state
     assert (await testbed.run_rounds(5))[: len(before)] == before
@@ -94,10 +85,9 @@ async def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_h
 async def test_a_coordinator_is_not_repaired_from_a_store_that_was_rolled_back() -> None:
     testbed = OuterTestbed(2)
     await testbed.run_rounds(2)
-    old = [(item.path, await testbed.store.get(item.path, 1 << 30)) async for item in testbed.store.list("")]
+    old = await copy_objects(testbed.store, MemoryStore())
     await testbed.run_rounds(4)
-    for path, data in old:
-        await testbed.store.put(path, data)
+    await copy_objects(old, testbed.store)
     node = testbed.node(Log("repair"), testbed.coordinator_state, TRAINER)
     with pytest.raises(RepairError, match=r"storage shows round 2, and this node has closed round 4"):
         await repair_rounds(node, {f"{OUTER}pointer"}, lambda line: None)
@@ -114,7 +104,7 @@ async def test_a_site_with_an_old_backup_signs_no_second_contribution() -> None:
     testbed = OuterTestbed(2)
     await testbed.run_rounds(2)
     handle = testbed.handles["site-1"]
-    backup = await without(handle.state, "nothing")
+    backup = await copy_objects(handle.state, MemoryStore())
     await testbed.run_rounds(4)  # both have signed contributions to round 5
     handle.state = backup
     after = await testbed.run_rounds(7)
@@ -130,10 +120,10 @@ async def test_a_site_without_its_own_state_signs_no_second_contribution_and_tak
     await testbed.run_rounds(3)  # both have signed contributions to round 4
     handle = testbed.handles["site-1"]
     lines: list[str] = []
-    state = await without(handle.state, SITE)
+    state = await copy_objects(handle.state, MemoryStore(), without=SITE)
     await repair_site(testbed.node(Log("repair"), state, key("site-1")), {SITE}, lines.append)
     assert lines == ["outer/: is fetched again; error feedback and the optimizer's moments begin with 0"]
-    assert not [item async for item in state.list(OUTER)]
+    assert not await paths(state, OUTER)
     handle.state = state
     after = await testbed.run_rounds(6)
     assert testbed.store.rewritten == []
@@ -143,7 +133,7 @@ async def test_a_site_without_its_own_state_signs_no_second_contribution_and_tak
 
 def same_rounds(one: dict[int, SentRound], other: dict[int, SentRound]) -> bool:
     return one.keys() == other.keys() and all(
-        sent.workers == other[number].workers and np.allclose(sent.projections, other[number].projections)
+        sent.workers == other[number].workers and np.array_equal(sent.projections, other[number].projections)
         for number, sent in one.items()
     )
 
@@ -155,11 +145,11 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     newest = before[-1].number
     sent = await get_sent(testbed.coordinator_state, newest)
     assert [len(own.workers) for own in sent.values()] == [0, *[3] * newest]
-    state = await without(testbed.coordinator_state, SENT)
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=SENT)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{SENT}0000000003"}, lambda line: None)
     rebuilt = await get_sent(state, newest)
     assert same_rounds(rebuilt, {number: own for number, own in sent.items() if number})
-    state = await without(testbed.coordinator_state, STATES)
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=STATES)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)
     assert same_rounds(await get_sent(state, newest), sent)
     after = await testbed.run_rounds(5)
@@ -175,21 +165,16 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
 VICTIMS = ("site-0", "coordinator")
 
 
-def operations(victim: str) -> list[tuple[str, str]]:
-    """Return the operations of a run without a crash."""
-    return simulate(partial(run, victim, 1 << 30, after=False))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victim: str) -> None:
-    places = operations(victim)
+    places = operations_of(victim)
     kinds = {  # the last place of each kind that is not in the last rounds
         (operation, re.sub(r"[0-9a-f]{16,}|\d+", "#", path)): place
         for place, (operation, path) in enumerate(places[: len(places) * 2 // 3])
     }
     for count, place in enumerate(kinds.values()):
-        simulate(partial(run, victim, place, after=count % 2 == 1))
+        kill(victim, place, after=count % 2 == 1)
 
 
 @pytest.mark.slow
@@ -198,5 +183,5 @@ def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victi
 def test_a_process_that_is_killed_at_every_third_operation_loses_no_update(
     victim: str, first: int, after: bool
 ) -> None:
-    for place in range(first, len(operations(victim)), 3):
-        simulate(partial(run, victim, place, after=after))
+    for place in range(first, len(operations_of(victim)), 3):
+        kill(victim, place, after=after)

@@ -10,18 +10,13 @@ from protocol import paths
 from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_ROUND_GROUPS
 from protocol.outer.round_records import RoundContribution
-from roles.ports import StoreError
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
 from tests.outer.methods import METHODS
 from tests.support.builders.samples import digest, round_rules
-from tests.support.faults.decorated_store import DecoratedStore
+from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
+from tests.support.measuring.store_listing import names_below
 from tests.support.simulation.network import key
-from tests.support.simulation.outer_sites import (
-    ROUND_SECONDS,
-    SITE_SETTINGS,
-    OuterTestbed,
-    equal_states,
-)
+from tests.support.simulation.outer_sites import ROUND_SECONDS, SITE_SETTINGS, OuterTestbed, equal_states
 from tests.support.simulation.virtual_clock import running, simulated
 
 
@@ -44,12 +39,9 @@ async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
     rounds = KEPT_ROUNDS + 3
     await testbed.run_rounds(rounds)
     for name in testbed.names:
-        numbers = []
-        async for item in testbed.store.list(paths.kind_prefix(key(name).public, "contributions")):
-            numbers.append(int(item.path.rpartition("/")[2]))
-        assert len([item async for item in testbed.store.list(paths.kind_prefix(key(name).public, "payloads"))]) == len(
-            numbers
-        )
+        public = key(name).public
+        numbers = [*map(int, await names_below(testbed.store, paths.kind_prefix(public, "contributions")))]
+        assert len(await names_below(testbed.store, paths.kind_prefix(public, "payloads"))) == len(numbers)
         assert min(numbers) == rounds - KEPT_ROUNDS + 1
         assert len(numbers) >= KEPT_ROUNDS
     equal_states(testbed, rounds - 1)
@@ -109,10 +101,7 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
             return await testbed.store.get(path, max_bytes, offset=offset, size=size)
 
     events = testbed.coordinator_log.events
-    async with running(testbed.feed) as nursery:
-        nursery.start_soon(testbed.run_coordinator, None, LateStore(testbed.store))
-        for name in testbed.names:
-            nursery.start_soon(testbed.run_site, testbed.handles[name])
+    async with testbed.running(store=LateStore(testbed.store)):
         manifest = await testbed.until_round(2)
         await testbed.until_round(5)
         await trio.sleep(1)
@@ -143,20 +132,8 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
 @simulated
 async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
     testbed = OuterTestbed(4)
-
-    class HangingStore(DecoratedStore):
-        """Does not answer for the contributions of two sites."""
-
-        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            if any(path.startswith(paths.kind_prefix(key(name).public, "contributions")) for name in testbed.names[:2]):
-                await trio.sleep(240)
-                raise StoreError("no answer")
-            return await super().get(path, max_bytes, offset=offset, size=size)
-
-    async with running(testbed.feed) as nursery:
-        nursery.start_soon(testbed.run_coordinator, None, HangingStore(testbed.store))
-        for name in testbed.names:
-            nursery.start_soon(testbed.run_site, testbed.handles[name])
+    contributions = (paths.kind_prefix(key(name).public, "contributions") for name in testbed.names[:2])
+    async with testbed.running(store=UnreachableStore(testbed.store, *contributions, seconds=240.0)):
         with trio.fail_after(6 * ROUND_SECONDS):
             manifest = await testbed.until_round(3)
     assert testbed.reasons(manifest) == dict.fromkeys(testbed.names[:2], "lost")
@@ -166,15 +143,14 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
 @simulated
 async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_some_seconds(behaviour: str) -> None:
     testbed = OuterTestbed(4)
-    hiding = [key(name).public for name in testbed.names[2:]]
+    hidden = tuple(paths.kind_prefix(key(name).public, "payloads") for name in testbed.names[2:])
 
     class HidingStore(DecoratedStore):
         """Gives no payload of two workers, or only after a long time."""
 
-        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-            if any(path.startswith(paths.kind_prefix(worker, "payloads")) for worker in hiding):
+        async def before(self, operation: str, path: str) -> None:
+            if operation == "get" and path.startswith(hidden):
                 await trio.sleep(1e6 if behaviour == "hangs" else 60)
-            return await super().get(path, max_bytes, offset=offset, size=size)
 
     async with testbed.running(testbed.names[2:]) as nursery:
         for name in testbed.names[:2]:

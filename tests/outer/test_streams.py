@@ -1,6 +1,6 @@
 """Sites that send their weights in streams, one in each round, and sites that go on while a round closes."""
 
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,16 +13,19 @@ from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of
+from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_crashes import (
     DELAYED,
+    RULES,
     STREAMED,
     STREAMED_AND_DELAYED,
     check_sums,
-    run,
+    kill,
+    operations_of,
 )
 from tests.support.simulation.outer_sites import OuterTestbed, equal_states, first_weights
-from tests.support.simulation.virtual_clock import running, simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 
 def test_a_round_changes_the_tensors_of_its_stream_alone() -> None:
@@ -55,18 +58,6 @@ def test_a_contribution_with_other_tensors_is_refused() -> None:
     assert after is state, "a round that is repeated has the same stream"
 
 
-@pytest.mark.parametrize("rules", [STREAMED, STREAMED_AND_DELAYED])
-@simulated
-async def test_sites_train_together_in_streams(rules: object) -> None:
-    testbed = OuterTestbed(3, rules)  # type: ignore[arg-type]
-    manifests = await testbed.run_rounds(7)
-    assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
-    equal_states(testbed, 7)
-    for name in testbed.names:
-        await check_sums(testbed, name)
-    assert testbed.remaining_loss("site-0") < 0.8
-
-
 @simulated
 async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     """The first local step of a round begins where the last one of the round before ended, in the other stream."""
@@ -89,14 +80,6 @@ async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
                 assert torch.allclose(tensor, due, atol=1e-7), (manifest.number, name)
 
 
-@pytest.mark.parametrize("kind", ["payload/", "inner/", "prepared/", "outer/site"])
-def test_a_site_that_is_killed_loses_no_update_of_any_stream(kind: str) -> None:
-    places = simulate(partial(run, "site-0", 1 << 30, after=False, rules=STREAMED))
-    place = [place for place, (_, path) in enumerate(places) if kind in path][2]
-    for after in (False, True):
-        simulate(partial(run, "site-0", place, after=after, rules=STREAMED))
-
-
 # Sites that go on with their local steps while a round closes
 
 
@@ -105,27 +88,21 @@ def ahead(testbed: OuterTestbed, name: str) -> list[int]:
     return [event["number"] for event in testbed.handles[name].log.named("local-step") if event["ahead"]]
 
 
+@pytest.mark.parametrize("rules", [RULES, STREAMED, DELAYED, STREAMED_AND_DELAYED])
 @simulated
-async def test_sites_go_on_while_a_round_closes_and_have_the_same_state() -> None:
-    testbed = OuterTestbed(3, DELAYED)
+async def test_sites_have_the_same_state_and_go_on_while_a_round_closes_only_with_a_delay(rules: RoundRules) -> None:
+    testbed = OuterTestbed(3, rules)
     manifests = await testbed.run_rounds(7)
     assert all(len(manifest.counted) == 3 for manifest in manifests[1:])
     equal_states(testbed, 7)
     for name in testbed.names:
-        assert len(set(ahead(testbed, name))) >= 5
+        rounds_ahead = set(ahead(testbed, name))
+        assert len(rounds_ahead) >= 5 if rules.delay else not rounds_ahead
         assert not testbed.handles[name].log.named("steps-dropped")
         await check_sums(testbed, name)
     used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
     assert len(used) == len(set(used)) >= 3 * 2 * 7
     assert testbed.remaining_loss("site-0") < 0.8
-
-
-@simulated
-async def test_without_a_delay_no_step_is_taken_while_a_round_closes() -> None:
-    testbed = OuterTestbed(2)
-    async with testbed.running():
-        await testbed.until_round(3)
-    assert not any(ahead(testbed, name) for name in testbed.names)
 
 
 @simulated
@@ -142,19 +119,21 @@ async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped() -
     equal_states(testbed, 4)
 
 
+@pytest.mark.parametrize("rules", [round_rules(local_steps=3, quorum=2), DELAYED], ids=["no delay", "delay"])
 @simulated
-async def test_a_site_that_comes_later_takes_part_and_goes_ahead() -> None:
-    testbed = OuterTestbed(3, DELAYED)
+async def test_a_site_that_comes_later_fetches_the_state_and_takes_part(rules: RoundRules) -> None:
+    testbed = OuterTestbed(3, rules)
     async with testbed.running(testbed.names[:2]) as nursery:
         await testbed.until_round(6)
         nursery.start_soon(testbed.run_site, testbed.handles["site-2"])
         manifest = await testbed.until_round(10)
         await trio.sleep(1)
     assert len(manifest.counted) == 3
-    assert ahead(testbed, "site-2")
+    assert testbed.handles["site-2"].log.named("state-adopted")[0]["number"] == 4
+    assert bool(ahead(testbed, "site-2")) == bool(rules.delay)
     reasons = {reason for manifest in await testbed.manifests() for reason in testbed.reasons(manifest).values()}
     assert reasons == {"lost"}
-    equal_states(testbed, 3)
+    equal_states(testbed, 4)
 
 
 @simulated
@@ -165,7 +144,7 @@ async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
             nursery.start_soon(testbed.run_site, testbed.handles[name])
         async with running(testbed.run_coordinator):
             await testbed.until_round(3)
-        testbed.set_rules(DELAYED.model_copy(update={"delay": 0}))
+        testbed.settings = replace(testbed.settings, rules=RULES)
         nursery.start_soon(testbed.run_coordinator)
         await testbed.until_round(8)
         await trio.sleep(1)
@@ -177,12 +156,20 @@ async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
     equal_states(testbed, 7)
 
 
-@pytest.mark.parametrize("kind", ["payload/", "prepared/", "/contributions/", "outer/site"])
-def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) -> None:
-    places = simulate(partial(run, "site-0", 1 << 30, after=False, rules=DELAYED))
-    place = [place for place, (_, path) in enumerate(places) if kind in path][3]
+@pytest.mark.parametrize(
+    ("rules", "kind", "number"),
+    [
+        *((STREAMED, kind, 2) for kind in ("payload/", "inner/", "prepared/", "outer/site")),
+        *((DELAYED, kind, 3) for kind in ("payload/", "prepared/", "/contributions/", "outer/site")),
+    ],
+)
+def test_a_site_that_is_killed_while_it_goes_ahead_or_sends_a_stream_loses_no_update(
+    rules: RoundRules, kind: str, number: int
+) -> None:
+    places = operations_of("site-0", rules)
+    place = [place for place, (_, path) in enumerate(places) if kind in path][number]
     for after in (False, True):
-        simulate(partial(run, "site-0", place, after=after, rules=DELAYED))
+        kill("site-0", place, after=after, rules=rules)
 
 
 @pytest.mark.slow
@@ -191,9 +178,8 @@ def test_a_site_that_is_killed_while_it_goes_ahead_loses_no_update(kind: str) ->
 def test_a_process_that_is_killed_at_many_operations_loses_no_update(
     victim: str, stride: int, rules: RoundRules
 ) -> None:
-    places = simulate(partial(run, victim, 1 << 30, after=False, rules=rules))
-    for place in range(0, len(places), stride):
-        simulate(partial(run, victim, place, after=place % 2 == 1, rules=rules))
+    for place in range(0, len(operations_of(victim, rules)), stride):
+        kill(victim, place, after=place % 2 == 1, rules=rules)
 
 
 def test_rounds_with_a_delay_are_dealt_alike_in_turns() -> None:

@@ -21,16 +21,18 @@ def versions(count: int, shape: tuple[int, int] = (96, 160)) -> list[dict[str, t
     return result
 
 
+OLD, NEW = versions(2)
+DATA = patch.encode(OLD, NEW)
+
+
 @pytest.mark.parametrize("element", [0, 5000])
 def test_a_wrong_base_is_refused_wherever_it_differs(element):
-    old, new = versions(2)
-    data = patch.encode(old, new)
-    for name in old:
-        wrong = {key: tensor.clone() for key, tensor in old.items()}
+    for name in OLD:
+        wrong = {key: tensor.clone() for key, tensor in OLD.items()}
         flat = wrong[name].view(-1)
         flat[element % flat.numel()] += 1
         with pytest.raises(PatchError):
-            patch.apply(wrong, data)
+            patch.apply(wrong, DATA)
 
 
 def test_a_wrong_base_is_refused_by_its_digests():
@@ -42,73 +44,62 @@ def test_a_wrong_base_is_refused_by_its_digests():
 
 
 def test_wrong_shape_dtype_and_names_are_refused():
-    old, new = versions(2)
-    data = patch.encode(old, new)
     for wrong in (
-        old | {"a": old["a"].reshape(-1)},
-        old | {"a": old["a"].half()},
-        old | {"d": old["a"]},
-        {name: tensor for name, tensor in old.items() if name != "b"},
-        {("x" if name == "b" else name): tensor for name, tensor in old.items()},
+        OLD | {"a": OLD["a"].reshape(-1)},
+        OLD | {"a": OLD["a"].half()},
+        OLD | {"d": OLD["a"]},
+        {name: tensor for name, tensor in OLD.items() if name != "b"},
+        {("x" if name == "b" else name): tensor for name, tensor in OLD.items()},
     ):
         with pytest.raises(PatchError):
-            patch.apply(wrong, data)
+            patch.apply(wrong, DATA)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
 def test_streaming_completes_tensors_as_they_arrive(piece):
-    old, new = versions(2)
-    data = patch.encode(old, new)
-    stream = patch.StreamingApply(old)
-    names = [name for start in range(0, len(data), piece) for name in stream.feed(data[start : start + piece])]
-    assert names == sorted(old)
-    assert same_bits(stream.finish().weights, new)
+    stream = patch.StreamingApply(OLD)
+    names = [name for start in range(0, len(DATA), piece) for name in stream.feed(DATA[start : start + piece])]
+    assert names == sorted(OLD)
+    assert same_bits(stream.finish().weights, NEW)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("part_bytes", [1, 300, 1 << 20])
 def test_parts_end_behind_frames_and_joined_they_are_the_patch(part_bytes, threads):
-    old, new = versions(2)
-    data = patch.encode(old, new)
-    parts = patch.split_parts(data, part_bytes)
-    assert b"".join(parts) == data
+    parts = patch.split_parts(DATA, part_bytes)
+    assert b"".join(parts) == DATA
     assert all(len(part) >= part_bytes for part in parts[:-1])
-    stream = patch.StreamingApply(old, threads=threads)
+    stream = patch.StreamingApply(OLD, threads=threads)
     names = [stream.feed(part) for part in parts]
-    assert [name for part in names for name in part] == sorted(old)
+    assert [name for part in names for name in part] == sorted(OLD)
     assert all(names[1:]), "a part completes no tensor"
     result = stream.finish()
-    assert same_bits(result.weights, new)
-    assert list(result.weights) == list(old)
+    assert same_bits(result.weights, NEW)
+    assert list(result.weights) == list(OLD)
 
 
 def test_no_patch_has_more_parts_than_a_manifest_may_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("protocol.limits.MAX_PATCH_PARTS", 2)
-    data = patch.encode(*versions(2))
-    assert 1 <= len(patch.split_parts(data, 1)) <= 2
+    assert 1 <= len(patch.split_parts(DATA, 1)) <= 2
 
 
 def test_a_frame_that_was_refused_cannot_be_passed_over():
-    old, new = versions(2)
-    data = patch.encode(old, new)
-    stream = patch.StreamingApply(old)
+    stream = patch.StreamingApply(OLD)
     with pytest.raises(ProtocolError):
-        stream.feed(data[:-1] + bytes([data[-1] ^ 1]))
+        stream.feed(DATA[:-1] + bytes([DATA[-1] ^ 1]))
     with pytest.raises(PatchError, match="cut off"):
         stream.finish()
 
 
 def test_streaming_refuses_too_few_and_too_many_bytes():
-    old, new = versions(2)
-    data = patch.encode(old, new)
     with pytest.raises(PatchError, match="cut off"):
-        patch.StreamingApply(old).finish()
-    stream = patch.StreamingApply(old)
-    stream.feed(data[:-1])
+        patch.StreamingApply(OLD).finish()
+    stream = patch.StreamingApply(OLD)
+    stream.feed(DATA[:-1])
     with pytest.raises(PatchError, match="cut off"):
         stream.finish()
     with pytest.raises(PatchError, match="behind the end"):
-        patch.StreamingApply(old).feed(data + b"\0")
+        patch.StreamingApply(OLD).feed(DATA + b"\0")
 
 
 def test_truncation_is_malformed_at_every_length():

@@ -4,6 +4,7 @@ It is measured by the operating system's kernel, in a forked child process.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -15,25 +16,20 @@ from protocol.errors import ProtocolError
 from protocol.patch.container import PREAMBLE
 from protocol.patch.fields import varint
 from protocol.patch.inspection import frame_facts
+from tests.patch.containers import container, row
 from tests.patch.weights import rounded_update
+from tests.support.faults.patch_parsers import parsers
 from tests.support.measuring.memory import peak_extra
 
 MOST = 64 * limits.MIB
 
 WEIGHTS = {"w": torch.zeros(4096, dtype=torch.bfloat16)}
-TENSOR = varint(1) + b"w" + bytes((0, 1)) + varint(4096)
-CHECK = bytes(8)
 SPARSE, PLANES, VALUES, RAW_PLANES = 1, 2, 3, 5
 
 
-def container(rows: bytes, count: int, frames: bytes = b"") -> bytes:
-    packed_table = compress(varint(count) + rows)
-    return PREAMBLE.pack(b"GRP1", 0, len(packed_table), bytes(32), bytes(32)) + packed_table + frames
-
-
 def one(mode: int, frame: bytes, changes: int = 4096, size: int | None = None) -> bytes:
-    row = TENSOR + bytes((mode,)) + varint(changes) + varint(len(frame) if size is None else size) + CHECK
-    return container(row, 1, frame)
+    """Return a patch of the one tensor of WEIGHTS."""
+    return container(row(b"w", 4096, mode, changes, len(frame) if size is None else size), 1, frame)
 
 
 def false_frame(size: int) -> bytes:
@@ -54,10 +50,9 @@ def rows(count: int, name: str, shape: bytes, mode: bytes) -> bytes:
     return b"".join(varint(len(text)) + text + bytes((0,)) + shape + mode for text in names)
 
 
-def bomb(nbytes: int) -> bytes:
+def zeros(nbytes: int) -> bytes:
     """Return a patch whose table is all zeros: every name is empty, and no tensor has dimensions."""
-    packed_table = compress(varint(limits.MAX_TENSORS) + bytes(nbytes))
-    return PREAMBLE.pack(b"GRP1", 0, len(packed_table), bytes(32), bytes(32)) + packed_table
+    return container(bytes(nbytes), limits.MAX_TENSORS)
 
 
 def fits(work: Callable[[], object], most: int) -> bool:
@@ -74,7 +69,7 @@ def fits(work: Callable[[], object], most: int) -> bool:
 NO_CLASSES = bytes((0, 0, 100, 1, 1, 1))  # a model without classes
 EIGHT_DIMENSIONS = bytes((8,)) + varint(0) + 7 * varint(limits.MAX_ELEMENTS)
 WHALE = "y" * 90 + "\U0001f40b"
-ONE_CHANGE = bytes((SPARSE,)) + varint(1) + varint(1) + CHECK
+ONE_CHANGE = bytes((SPARSE,)) + varint(1) + varint(1) + bytes(8)
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "2^62 elements": lambda: container(varint(1) + b"w" + bytes((0, 1)) + varint(1 << 62), 1),
@@ -84,14 +79,14 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         rows(limits.MAX_TENSORS, WHALE, bytes((1, 1)), ONE_CHANGE), limits.MAX_TENSORS
     ),
     "more tensors than a table may have": lambda: container(b"", 1 << 40),
-    "a table that unpacks to more than it may": lambda: bomb(limits.MAX_PATCH_HEADER_BYTES + 1),
-    "a table that unpacks to all that it may": lambda: bomb(limits.MAX_PATCH_HEADER_BYTES - 8),
+    "a table that unpacks to more than it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES + 1),
+    "a table that unpacks to all that it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES - 8),
     "a table that declares 2^62 bytes": lambda: (
         PREAMBLE.pack(b"GRP1", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
     ),
-    "one tensor twice": lambda: container((TENSOR + b"\0") * 2, 2),
+    "one tensor twice": lambda: container(row(b"w", 4096, mode=0) * 2, 2),
     "one tensor as often as a table may hold": lambda: container(
-        (TENSOR + b"\0") * limits.MAX_TENSORS, limits.MAX_TENSORS
+        row(b"w", 4096, mode=0) * limits.MAX_TENSORS, limits.MAX_TENSORS
     ),
     "a frame of 2^36 bytes": lambda: one(RAW_PLANES, b"", size=1 << 36),
     "more changes than elements": lambda: one(SPARSE, b"", changes=4097),
@@ -108,12 +103,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "every element changed, no code": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(0)),
 }
 
-PARSERS: dict[str, Callable[[bytes], object]] = {
-    "apply": lambda data: patch.apply(WEIGHTS, data),
-    "summary": patch.summary,
-    "stream": lambda data: patch.StreamingApply(WEIGHTS).feed(data),
-    "inspection": lambda data: all(facts.density <= 1 for facts in frame_facts(data)),
-}
+PARSERS = parsers(WEIGHTS) | {"inspection": lambda data: all(facts.density <= 1 for facts in frame_facts(data))}
 
 
 @pytest.mark.parametrize("case", sorted(HOSTILE))
@@ -122,10 +112,8 @@ def test_hostile_bytes_take_little_memory(case):
 
     def every_parser():
         for parser in PARSERS.values():
-            try:
+            with suppress(ProtocolError):
                 parser(data)
-            except ProtocolError:
-                continue
 
     with pytest.raises(ProtocolError):
         patch.apply(WEIGHTS, data)

@@ -17,34 +17,28 @@ from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.convert.slime import INDEX, SHARD
 from protocol import patch
 from protocol.compression import compress
-from protocol.digest import Weights, raw_bytes
+from protocol.digest import raw_bytes
 from protocol.errors import MalformedError, PatchError, ProtocolError
 from tests.patch.weights import rounded_update, same_bits
 
-
-@pytest.fixture
-def pair():
-    old, new = rounded_update(64, 96, 5.0, seed=1)
-    special = torch.tensor([0.0, -0.0, float("nan"), float("inf")]).bfloat16()
-    unchanged = torch.ones(5, dtype=torch.float32)
-    return {"a": old, "b": special, "c": unchanged}, {"a": new, "b": -special, "c": unchanged}
+CHANGING = rounded_update(64, 96, 5.0, seed=1)
+SPECIAL = torch.tensor([0.0, -0.0, float("nan"), float("inf")]).bfloat16()
+OLD, NEW = ({"a": a, "b": b, "c": torch.ones(5)} for a, b in zip(CHANGING, (SPECIAL, -SPECIAL), strict=True))
 
 
-def test_trl_deltas_and_anchors(pair):
-    old, new = pair
-    anchor_path, anchor = write_trl(old, 10)
-    delta_path, delta = write_trl(new, 11, old)
+def test_trl_deltas_and_anchors():
+    anchor_path, anchor = write_trl(OLD, 10)
+    delta_path, delta = write_trl(NEW, 11, OLD)
     assert (anchor_path, delta_path) == ("anchors/step_000010.safetensors", "deltas/step_000011.safetensors")
     header = json.loads(anchor[8 : 8 + int.from_bytes(anchor[:8], "little")])["__metadata__"]
     assert (header["sparse"], json.loads(header["changed_params"])) == ("False", ["a", "b", "c"])
     base = read_trl(anchor)
-    assert same_bits(base, old)
-    assert same_bits(read_trl(delta, base), new)
+    assert same_bits(base, OLD)
+    assert same_bits(read_trl(delta, base), NEW)
 
 
-def test_trl_tensors_and_metadata_have_their_form(pair):
-    old, new = pair
-    _, data = write_trl(new, 3, old)
+def test_trl_tensors_and_metadata_have_their_form():
+    _, data = write_trl(NEW, 3, OLD)
     tensors = safetensors.torch.load(data)
     assert sorted(tensors) == ["a.indices", "a.values", "b.indices", "b.values"]
     assert tensors["a.indices"].dtype == torch.int32
@@ -52,30 +46,28 @@ def test_trl_tensors_and_metadata_have_their_form(pair):
     assert header["format"] == "sparse_weight_patch"
     assert header["sparse"] == "True"  # TRL's receiver takes any other value for that of an anchor
     assert json.loads(header["changed_params"]) == ["a", "b"]
-    assert int(header["total_changed_elements"]) == patch.summary(patch.encode(old, new)).changed
+    assert int(header["total_changed_elements"]) == patch.summary(patch.encode(OLD, NEW)).changed
 
 
-def test_trl_deltas_for_other_weights_are_refused(pair):
-    old, new = pair
-    _, delta = write_trl(new, 3, old)
+def test_trl_deltas_for_other_weights_are_refused():
+    _, delta = write_trl(NEW, 3, OLD)
     with pytest.raises(PatchError, match="needs the weights"):
         read_trl(delta)
     with pytest.raises(PatchError):
-        read_trl(delta, {"x": old["a"]})
+        read_trl(delta, {"x": OLD["a"]})
     with pytest.raises(PatchError):
-        read_trl(delta, old | {"a": old["a"][:1]})
+        read_trl(delta, OLD | {"a": OLD["a"][:1]})
     with pytest.raises(MalformedError):
-        read_trl(safetensors.torch.save({"a": old["a"]}), old)
+        read_trl(safetensors.torch.save({"a": OLD["a"]}), OLD)
 
 
-def test_slime_versions(pair):
-    old, new = pair
-    name, full = write_slime(old, 4)
+def test_slime_versions():
+    name, full = write_slime(OLD, 4)
     assert name == "weight_v000004"
     base = read_slime(full)
-    name, delta = write_slime(new, 5, old, 4)
+    name, delta = write_slime(NEW, 5, OLD, 4)
     assert name == "weight_v000005"
-    assert same_bits(read_slime(delta, base), new)
+    assert same_bits(read_slime(delta, base), NEW)
     metadata = json.loads(delta[INDEX])["metadata"]
     assert metadata == {
         "version": "000005", "base_version": "000004", "delta_encoding": "xor", "compression_format": "zstd",
@@ -83,20 +75,20 @@ def test_slime_versions(pair):
     }  # fmt: skip
 
 
-def slime_files(new: Weights, base: Weights, delta: bytes | None = None, **metadata: str) -> dict[str, bytes]:
+def slime_files(delta: bytes | None = None, **metadata: str) -> dict[str, bytes]:
     """Return the files of a delta as slime's publisher may write them: version 5 on 4, with other metadata.
 
     Args:
         delta: in place of that of each tensor, before it is compressed.
     """
-    _, files = write_slime(new, 5, base, 4)
+    _, files = write_slime(NEW, 5, OLD, 4)
     index = json.loads(files[INDEX])
     index["metadata"] |= metadata
     checksum: dict[str, Callable[[bytes], str]] = {
         "adler32": lambda data: f"{zlib.adler32(data):08x}",
         "blake3": lambda data: blake3(data).hexdigest(),
     }
-    changed = {name: (bytes(raw_bytes(base[name])), bytes(raw_bytes(new[name]))) for name in index["weight_map"]}
+    changed = {name: (bytes(raw_bytes(OLD[name])), bytes(raw_bytes(NEW[name]))) for name in index["weight_map"]}
     encoding = {"xor": xor, "overwrite": overwrite}[index["metadata"]["delta_encoding"]]
     deltas = {name: encoding(*both) if delta is None else delta for name, both in changed.items()}
     tensors = {name: torch.frombuffer(bytearray(compress(delta)), dtype=torch.uint8) for name, delta in deltas.items()}
@@ -116,12 +108,11 @@ def overwrite(old: bytes, new: bytes) -> bytes:
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("checksum", ["adler32", "blake3"])
-def test_slime_deltas_of_every_form_are_read(pair, encoding, checksum):
-    old, new = pair
-    files = slime_files(new, old, delta_encoding=encoding, checksum_format=checksum)
-    assert same_bits(read_slime(files, old), new)
+def test_slime_deltas_of_every_form_are_read(encoding, checksum):
+    files = slime_files(delta_encoding=encoding, checksum_format=checksum)
+    assert same_bits(read_slime(files, OLD), NEW)
     with pytest.raises(PatchError, match="checksum"):
-        read_slime(files, old | {"a": torch.zeros_like(old["a"])})
+        read_slime(files, OLD | {"a": torch.zeros_like(OLD["a"])})
 
 
 @pytest.mark.parametrize(
@@ -134,57 +125,52 @@ def test_slime_deltas_of_every_form_are_read(pair, encoding, checksum):
         b"",
     ],
 )
-def test_slime_overwrites_that_do_not_fit_are_refused(pair, content):
-    old, new = pair
-    files = slime_files(new, old, content, delta_encoding="overwrite")
+def test_slime_overwrites_that_do_not_fit_are_refused(content):
+    files = slime_files(content, delta_encoding="overwrite")
     with pytest.raises(PatchError):
-        read_slime(files, old)
+        read_slime(files, OLD)
 
 
-def test_a_checksum_that_needs_a_package_says_which(pair, monkeypatch: pytest.MonkeyPatch):
-    old, new = pair
+def test_a_checksum_that_needs_a_package_says_which(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(UserError, match="pip install xxhash"):
-        read_slime(slime_files(new, old, checksum_format="xxh3-128"), old)
+        read_slime(slime_files(checksum_format="xxh3-128"), OLD)
 
 
 @pytest.mark.parametrize(
     "metadata", [{"delta_encoding": "sum"}, {"checksum_format": "md5"}, {"compression_format": "lz4"}]
 )
-def test_slime_deltas_of_an_unknown_form_are_refused(pair, metadata):
-    old, new = pair
-    _, files = write_slime(new, 5, old, 4)
+def test_slime_deltas_of_an_unknown_form_are_refused(metadata):
+    _, files = write_slime(NEW, 5, OLD, 4)
     index = json.loads(files[INDEX])
     index["metadata"] |= metadata
     with pytest.raises(MalformedError):
-        read_slime(files | {INDEX: json.dumps(index).encode()}, old)
+        read_slime(files | {INDEX: json.dumps(index).encode()}, OLD)
 
 
-def test_slime_on_a_wrong_base_is_refused(pair):
-    old, new = pair
-    _, delta = write_slime(new, 5, old, 4)
-    wrong = {name: tensor.clone() for name, tensor in old.items()}
+def test_slime_on_a_wrong_base_is_refused():
+    _, delta = write_slime(NEW, 5, OLD, 4)
+    wrong = {name: tensor.clone() for name, tensor in OLD.items()}
     wrong["a"].view(-1)[7] += 1
     with pytest.raises(PatchError, match="checksum"):
         read_slime(delta, wrong)
     with pytest.raises(MalformedError):
-        read_slime({INDEX: delta[INDEX]}, old)
+        read_slime({INDEX: delta[INDEX]}, OLD)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damaged_files_raise_only_protocol_errors(pair, seed):
-    old, new = pair
+def test_damaged_files_raise_only_protocol_errors(seed):
     random = torch.Generator().manual_seed(seed)
-    _, delta = write_trl(new, 3, old)
-    _, files = write_slime(new, 5, old, 4)
+    _, delta = write_trl(NEW, 3, OLD)
+    _, files = write_slime(NEW, 5, OLD, 4)
     for _ in range(60):
         at = int(torch.randint(0, 1 << 30, (), generator=random))
         for name in (INDEX, SHARD):
             mutant = bytearray(files[name])
             mutant[at % len(mutant)] ^= 1 << (at >> 20) % 8
             with suppress(ProtocolError):
-                read_slime(files | {name: bytes(mutant)}, old)
+                read_slime(files | {name: bytes(mutant)}, OLD)
         mutant = bytearray(delta)
         mutant[at % len(mutant)] ^= 1 << (at >> 20) % 8
         with suppress(ProtocolError):
-            read_trl(bytes(mutant), old)
+            read_trl(bytes(mutant), OLD)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol import patch
 from protocol.digest import digest_weights, tensor_digest
-from tests.patch.weights import DTYPES, from_bits, pairs, rounded_update, same_bits
+from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
 ALL_ORDERS = settings(max_examples=150, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 
@@ -18,8 +18,7 @@ ALL_ORDERS = settings(max_examples=150, deadline=None, suppress_health_check=lis
 @given(pairs(), st.sampled_from(("compact", "fast")))
 def test_apply_gives_every_bit(pair, profile):
     old, new = pair
-    data = patch.encode({"w": old}, {"w": new}, profile=profile)
-    assert same_bits(patch.apply({"w": old}, data), {"w": new})
+    round_trip(old, new, profile)
 
 
 @ALL_ORDERS
@@ -47,24 +46,20 @@ def test_patches_between_all_bit_patterns(dtype):
         old, new = np.arange(65536) * scale, random.permutation(65536) * scale
     before, after = from_bits(old, dtype, (256, 256)), from_bits(new, dtype, (256, 256))
     for profile in ("compact", "fast"):
-        data = patch.encode({"w": before}, {"w": after}, profile=profile)
-        assert same_bits(patch.apply({"w": before}, data), {"w": after})
+        round_trip(before, after, profile)
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.1, 1.0, 10.0, 300.0, 1e5])
 @pytest.mark.parametrize("profile", ["compact", "fast"])
 def test_sparse_modes_at_every_density(share, profile):
     old, new = rounded_update(300, 701, share, seed=3)
-    data = patch.encode({"w": old}, {"w": new}, profile=profile)
-    assert same_bits(patch.apply({"w": old}, data), {"w": new})
+    data = round_trip(old, new, profile)
     assert patch.summary(data).changed == int((old.view(torch.int16) != new.view(torch.int16)).sum())
 
 
 def test_more_than_one_chunk_and_a_row_longer_than_one():
     for shape in ((3, 1 << 19), (1, (1 << 20) + 17), (8, 1 << 19)):
-        old, new = rounded_update(*shape, 1.0, seed=4)
-        data = patch.encode({"w": old}, {"w": new})
-        assert same_bits(patch.apply({"w": old}, data), {"w": new})
+        round_trip(*rounded_update(*shape, 1.0, seed=4))
 
 
 def test_unchanged_tensors_are_shared_and_nothing_is_mutated():
@@ -103,8 +98,5 @@ def test_weights_with_different_tensors_are_a_value_error():
 def test_memory_that_is_not_aligned():
     old, new = rounded_update(33, 65, 1.0, seed=7)
     unaligned = torch.frombuffer(bytearray(b"\0" + old.view(torch.uint8).numpy().tobytes()), dtype=torch.uint8)[1:]
-    odd = {"w": unaligned.view(torch.bfloat16).reshape(old.shape)} if unaligned.data_ptr() % 2 == 0 else {"w": old}
-    assert same_bits(patch.apply(odd, patch.encode(odd, {"w": new})), {"w": new})
-    tail_old, tail_new = old.reshape(-1)[3:].clone()[1:], new.reshape(-1)[3:].clone()[1:]
-    data = patch.encode({"w": tail_old}, {"w": tail_new})
-    assert same_bits(patch.apply({"w": tail_old}, data), {"w": tail_new})
+    round_trip(unaligned.view(torch.bfloat16).reshape(old.shape) if unaligned.data_ptr() % 2 == 0 else old, new)
+    round_trip(old.reshape(-1)[3:].clone()[1:], new.reshape(-1)[3:].clone()[1:])

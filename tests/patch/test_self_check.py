@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from protocol import patch
 from protocol.digest import Weights, tensor_digest, weights_digest
@@ -16,14 +15,14 @@ def digests_of(weights: Weights) -> dict[str, bytes]:
     return {name: tensor_digest(tensor) for name, tensor in weights.items()}
 
 
-@pytest.fixture
-def update() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return old and new weights: one tensor changes, and one does not."""
-    old, new = rounded_update(64, 64, 1.0, seed=5)
-    return {"a": old, "b": old.clone()}, {"a": new, "b": old.clone()}
+BEFORE, AFTER = rounded_update(64, 64, 1.0, seed=5)
+OLD, NEW = {"a": BEFORE, "b": BEFORE.clone()}, {"a": AFTER, "b": BEFORE.clone()}
+"""One tensor changes, and one does not."""
+
+OTHER = NEW | {"a": AFTER.flip(0)}
 
 
-def check(old: Weights, new: Weights, data: bytes) -> None:
+def check(data: bytes, old: Weights = OLD, new: Weights = NEW) -> None:
     """Check a patch as the publisher does, with the frames in the patch as those that were encoded."""
     before, after = digests_of(old), digests_of(new)
     header = read_header(data, len(old))
@@ -38,26 +37,21 @@ def check(old: Weights, new: Weights, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast"])
-def test_a_correct_patch_passes(update, profile):
-    old, new = update
-    check(old, new, patch.encode(old, new, profile=profile))
-    check(old, old, patch.encode(old, old, profile=profile))
+def test_a_correct_patch_passes(profile):
+    check(patch.encode(OLD, NEW, profile=profile))
+    check(patch.encode(OLD, OLD, profile=profile), OLD, OLD)
 
 
-def test_patches_between_other_weights_are_refused(update):
-    old, new = update
-    other = new | {"a": new["a"].flip(0)}
-    for before, after in ((old, other), (other, new), (new, old), (old, old), (old, {**new, "b": new["a"]})):
+def test_patches_between_other_weights_are_refused():
+    for before, after in ((OLD, OTHER), (OTHER, NEW), (NEW, OLD), (OLD, OLD), (OLD, {**NEW, "b": NEW["a"]})):
         with pytest.raises(PatchError):
-            check(old, new, patch.encode(before, after))
+            check(patch.encode(before, after))
 
 
-def test_a_frame_of_other_weights_is_refused_though_its_digests_are_those_of_the_new_weights(update):
+def test_a_frame_of_other_weights_is_refused_though_its_digests_are_those_of_the_new_weights():
     """An encoder with a fault might write digests of the new weights, but frames of other weights."""
-    old, new = update
-    other = new | {"a": new["a"].flip(0)}
-    wrong = patch.encode(old, other)
-    header, digests = read_header(wrong), digests_of(new)
+    wrong = patch.encode(OLD, OTHER)
+    header, digests = read_header(wrong), digests_of(NEW)
     rows = [
         row
         if row.mode == Mode.UNCHANGED
@@ -65,23 +59,21 @@ def test_a_frame_of_other_weights_is_refused_though_its_digests_are_those_of_the
         for row in header.rows
     ]
     frames = list(split_frames(wrong, header))
-    data = write_container(header.profile, header.base, weights_digest(digests, new), rows, frames)
+    data = write_container(header.profile, header.base, weights_digest(digests, NEW), rows, frames)
     with pytest.raises(PatchError, match="does not decode to the tensor that it was made from"):
-        check(old, new, data)
+        check(data)
 
 
-def test_a_missing_change_is_refused(update):
-    old, new = update
-    header = read_header(patch.encode(old, new))
+def test_a_missing_change_is_refused():
+    header = read_header(patch.encode(OLD, NEW))
     rows = [TensorRow(row.name, row.dtype, row.shape, Mode.UNCHANGED, 0, 0, b"") for row in header.rows]
     data = write_container(header.profile, header.base, header.result, rows, [])
     with pytest.raises(PatchError, match="another digest"):
-        check(old, new, data)
+        check(data)
 
 
-def test_the_check_accepts_exactly_the_patches_that_a_follower_accepts(update):
-    old, new = update
-    data, digests = patch.encode(old, new), digests_of(old)
+def test_the_check_accepts_exactly_the_patches_that_a_follower_accepts():
+    data, digests = patch.encode(OLD, NEW), digests_of(OLD)
 
     def is_accepted(read: Callable[[bytes], object], patch_bytes: bytes) -> bool:
         try:
@@ -94,28 +86,26 @@ def test_the_check_accepts_exactly_the_patches_that_a_follower_accepts(update):
     for place in range(len(data)):
         mutant = bytearray(data)
         mutant[place] ^= 1
-        applies = is_accepted(lambda data: patch.apply_with_digests(old, data, digests=digests), bytes(mutant))
-        assert is_accepted(lambda data: check(old, new, data), bytes(mutant)) == applies, f"byte {place}"
+        applies = is_accepted(lambda data: patch.apply_with_digests(OLD, data, digests=digests), bytes(mutant))
+        assert is_accepted(check, bytes(mutant)) == applies, f"byte {place}"
         verdicts.append(applies)
     assert not all(verdicts)
 
 
-def test_a_container_of_other_frames_is_refused(update):
-    old, new = update
+def test_a_container_of_other_frames_is_refused():
     encoder = patch.PatchEncoder("compact")
-    encoder.add(old, new)
-    digests = weights_digest(digests_of(old), old), weights_digest(digests_of(new), new)
+    encoder.add(OLD, NEW)
+    digests = weights_digest(digests_of(OLD), OLD), weights_digest(digests_of(NEW), NEW)
     patch.check_container(encoder.finish(), encoder.tensors, *digests)
     with pytest.raises(PatchError):
-        patch.check_container(patch.encode(old, new, profile="fast"), encoder.tensors, *digests)
+        patch.check_container(patch.encode(OLD, NEW, profile="fast"), encoder.tensors, *digests)
     with pytest.raises(PatchError, match="made for other weights"):
         patch.check_container(encoder.finish(), encoder.tensors, *reversed(digests))
 
 
-def test_digests_of_other_tensors_are_a_value_error(update):
-    old, new = update
-    digests = digests_of(old)
+def test_digests_of_other_tensors_are_a_value_error():
+    digests = digests_of(OLD)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(old, new, base_digests=digests, digests=digests)
+        patch.encode_with_digests(OLD, NEW, base_digests=digests, digests=digests)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(old, new, base_digests=digests, digests=digests_of(new) | {"b": bytes(32)})
+        patch.encode_with_digests(OLD, NEW, base_digests=digests, digests=digests_of(NEW) | {"b": bytes(32)})

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from protocol import patch
 from protocol.digest import type_names
 
 DTYPES = sorted(type_names, key=str)
@@ -38,6 +39,13 @@ def rounded_update(
     masters = torch.randn((rows, columns), generator=random) * 0.0147
     update = torch.randn((rows, columns), generator=random) * 1.2e-6 * share
     return masters.to(dtype), (masters + update).to(dtype)
+
+
+def round_trip(old: torch.Tensor, new: torch.Tensor, profile: str = "compact") -> bytes:
+    """Return the patch from one tensor `w` to another, and check that it gives every bit."""
+    data = patch.encode({"w": old}, {"w": new}, profile=profile)
+    assert same_bits(patch.apply({"w": old}, data), {"w": new})
+    return data
 
 
 SPECIAL = {

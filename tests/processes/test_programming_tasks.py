@@ -78,16 +78,13 @@ def error_of_start(network: NetworkOfProcesses, role: str, name: str) -> str:
 def test_a_node_without_a_sandbox_does_not_join(
     network: NetworkOfProcesses, role: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    bwrap = programs / "bwrap"  # the system's own, which is preferred to the packaged one
+    bwrap = tmp_path / "bin" / "bwrap"  # the system's own, which is preferred to the packaged one
+    bwrap.parent.mkdir()
     bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     bwrap.chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs))
-    line = error_of_start(network, role, name)
-    assert line.startswith(
-        "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
-    )
+    monkeypatch.setenv("PATH", str(bwrap.parent))
+    refusal = "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
+    assert error_of_start(network, role, name).startswith(refusal)
     assert not [path for path in (network.workspace.directory / "store").rglob("*") if path.is_file()]
 
 
@@ -99,9 +96,7 @@ def test_a_trainer_whose_data_file_was_changed_does_not_start(network: NetworkOf
 
 
 @pytest.mark.slow
-def test_a_node_that_is_shown_another_data_file_waits_for_the_right_one(
-    sandbox: BubblewrapSandbox, network: NetworkOfProcesses
-):
+def test_a_node_waits_for_the_right_data_file(sandbox: BubblewrapSandbox, network: NetworkOfProcesses):
     assert sandbox.python == OWN
     network.start("trainer", "trainer")
     files = network.workspace.directory / "store" / network.workspace.keys["trainer"].hex() / "files"

@@ -13,14 +13,6 @@ from tests.support.processes.command_line import run_command, succeed
 from tests.support.processes.network_of_processes import RULES, NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import eventually, members
 
-ROLES = {
-    "trainer": "trainer",
-    "worker-1": "worker",
-    "worker-2": "worker",
-    "validator": "validator",
-    "miner-1": "miner",
-    "miner-2": "miner",
-}
 FOLLOWERS = ("validator", "miner-1", "miner-2")
 
 
@@ -47,8 +39,8 @@ def has_counted_again(network: NetworkOfProcesses, worker: str, rounds: int, aft
 
 @pytest.mark.slow
 def test_sites_end_with_one_state_though_one_was_killed_and_another_came_late(network: NetworkOfProcesses):
-    for name, role in ROLES.items():
-        network.start(role, name)
+    for name in ("trainer", "worker-1", "worker-2", *FOLLOWERS):
+        network.start(name.partition("-")[0], name)
     for name in ("worker-1", "worker-2"):
         eventually(partial(has_counted_again, network, name, 2), f"contributions of {name} count")
 
@@ -105,7 +97,7 @@ def test_a_site_on_two_ranks_contributes_and_goes_on_when_one_of_them_is_killed(
     network.start("trainer", "trainer")
     network.start("worker", "worker-1", "--set", "trainer.gpus=2")
     for name in ("worker-2", "validator", "miner-1"):
-        network.start(ROLES[name], name)
+        network.start(name.partition("-")[0], name)
     for name in ("worker-1", "worker-2"):
         eventually(partial(has_counted_again, network, name, 1), f"contributions of {name} count")
 

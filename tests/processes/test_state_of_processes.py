@@ -14,6 +14,7 @@ from roles.ports import StateError
 from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.programs import eventually, run_program
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
+from tests.support.simulation.damaged_states import bend
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +70,7 @@ def site(trained: Site, tmp_path: Path) -> Site:
 @pytest.mark.parametrize("path", ["training/*", "checkpoints/*/0*", "chain/epoch", "weights/*/*"])
 def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: Site, path: str):
     file = max(site.objects.glob(path))  # a kill may leave the weights of an older version beside the newest
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    bend(0)(file)
     lines = [line for line in site.refusal().splitlines() if "`grailnode repair`" in line]
     assert len(lines) == 1
     assert str(file) in lines[0]
@@ -91,10 +90,7 @@ def test_the_state_of_a_canary_is_repaired_with_that_of_its_trainer(site: Site):
         return follower.chain.trust.version
 
     assert trio.run(follow) == BEFORE
-    trust = site.directory / "state" / "trainer-canary-0" / "objects" / "trust"
-    data = bytearray(trust.read_bytes())
-    data[-1] ^= 1
-    trust.write_bytes(data)
+    bend(0)(site.directory / "state" / "trainer-canary-0" / "objects" / "trust")
     with pytest.raises(StateError, match=r"trainer-canary-0/objects/trust: damaged.*grailnode repair"):
         trio.run(follow)
     assert f"trust: version {BEFORE}, which storage shows now" in site.succeed("repair", *canaries)

@@ -16,19 +16,17 @@ from grailnode.node.role_processes import check_start
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.recipe import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.proof import EXACT_PROOF
-from tests.support.builders.recipes import demo_recipe, demo_rules
+from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import fail, succeed
 
 BFLOAT16 = "engine.dtype='bfloat16'"
 VLLM = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
 
 
-def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(tmp_path: Path) -> None:
-    workspace.create(tmp_path, demo_recipe())
-    proof = open_run((tmp_path / "run.manifest").read_bytes()).record.proof
+def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(run_toml: Path) -> None:
+    proof = open_run(run_toml.with_name("run.manifest").read_bytes()).record.proof
     assert (proof.miners, proof.validators) == (("torch-float32",), ("torch-float32",))
 
 
@@ -43,9 +41,9 @@ def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(tmp_pat
     ],
 )
 def test_a_node_without_thresholds_is_refused_with_the_command_that_measures_them(
-    tmp_path: Path, role: str, overrides: tuple[str, ...], own: str, command: str
+    run_toml: Path, role: str, overrides: tuple[str, ...], own: str, command: str
 ) -> None:
-    config = open_config(str(workspace.create(tmp_path, demo_recipe()).config), overrides)
+    config = open_config(str(run_toml), overrides)
     with pytest.raises(ConfigError) as error_info:
         check_start(config, role, "miner-1" if role == "miner" else role, print)  # type: ignore[arg-type]
     line = str(error_info.value)
@@ -61,11 +59,11 @@ def test_init_refuses_a_pair_that_was_not_measured(tmp_path: Path) -> None:
     table = tuple(row for row in packaged.table if row.thresholds.pair == pair)
     path.write_text(packaged.model_copy(update={"table": table}).to_json())
     assert len(ProofFile.parse(path.read_bytes()).table) == 1
-    rules = demo_rules(miner_arithmetics=("torch-float32", "torch-bfloat16"))
+    recipe = demo_recipe(miner_arithmetics=("torch-float32", "torch-bfloat16"))
     with pytest.raises(ProofFileError, match=r"--validator torch-float32 --python PYTHON` with the policy.*by --proof"):
         packaged.row("vllm-bfloat16", "torch-float32")
     with pytest.raises(ProofFileError, match=r"`grailnode calibrate --miner torch-bfloat16 --validator torch-float32`"):
-        workspace.create(tmp_path / "run", Recipe(rules=rules), proof=path)
+        workspace.create(tmp_path / "run", recipe, proof=path)
     assert not (tmp_path / "run").exists()
 
 
@@ -75,12 +73,9 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     proof = open_run((run_directory / "run.manifest").read_bytes()).record.proof
     assert (proof.miners, proof.validators) == (("torch-bfloat16", "torch-float32"), ("torch-float32",))
     packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
-    for miner in proof.miners:
-        assert proof.row(miner, "torch-float32") == packaged.row(miner, "torch-float32")
-    narrow, wide = (
-        proof.row(miner, "torch-float32").margin.beyond[-1] for miner in ("torch-float32", "torch-bfloat16")
-    )
-    assert wide > 100 * narrow
+    lower, full = (proof.row(miner, "torch-float32") for miner in proof.miners)
+    assert [lower, full] == [packaged.row(miner, "torch-float32") for miner in proof.miners]
+    assert lower.margin.beyond[-1] > 100 * full.margin.beyond[-1]
 
 
 def test_an_exact_run_has_one_arithmetic(tmp_path: Path) -> None:

@@ -41,9 +41,8 @@ def changed(authority: Authority, change: Callable[..., dict[str, Any]], *argume
 
 def test_a_draft_is_signed_key_by_key_and_published_when_enough_have_signed(tmp_path: Path):
     revisions = Revisions(RUN_ID, first_authority())
-    draft = propose(
-        revisions, "another trainer", **authority_changes.replacement(revisions.current, TRAINER.public, OTHER.public)
-    )
+    replacement = authority_changes.replacement(revisions.current, TRAINER.public, OTHER.public)
+    draft = propose(revisions, "another trainer", **replacement)
     path = tmp_path / "revision-1.draft"
     assert authority_drafts.missing_signatures(draft, revisions) == "0 of 2 root keys have signed"
     for root in (ROOTS[2], ROOTS[0], ROOTS[0]):
@@ -110,9 +109,8 @@ def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
     assert authority.workers == tuple(sorted((MINER.public, OTHER.public)))
     with pytest.raises(RevisionError, match="has the role worker already"):
         authority_changes.grant(authority, OTHER.public, "worker")
-    draft = propose(
-        Revisions(RUN_ID, authority), "", **authority_changes.replacement(authority, OTHER.public, STRANGER.public)
-    )
+    replacement = authority_changes.replacement(authority, OTHER.public, STRANGER.public)
+    draft = propose(Revisions(RUN_ID, authority), "", **replacement)
     authority = draft.revision.authority
     assert authority.workers == tuple(sorted((MINER.public, STRANGER.public)))
     assert STRANGER.public.hex()[:16] in "\n".join(authority_drafts.describe(draft.revision))

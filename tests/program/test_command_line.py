@@ -3,11 +3,17 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import click
 import pytest
 
 from grailnode.cli.main import VERBS, cli
+from grailnode.run.creation import open_run
+from grailnode.run.key_files import read_or_create
+from protocol.encoding import Record
+from protocol.identity.signing import sign
+from protocol.run import RunManifest
 from tests.support.processes.command_line import fail, run_command, succeed
 from tests.support.processes.programs import run_program
 
@@ -22,35 +28,27 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("command", "code", "message"),
     [
-        (("--role", "miner"), 2, "--role needs --run FILE"),
-        (("--role", "painter", "--run", "x"), 2, "'painter' is not one of"),
-        (("demo", "--windows", "0"), 2, "0 is not in the range"),
-        (("demo", "--wnidows", "3"), 2, "No such option"),
-        (("frobnicate",), 2, "No such command"),
-        (("verify", "--run", "/nowhere/run.toml"), 1, "no such file; `grailnode init DIR` writes one"),
-        (("init", "/proc/grailnode"), 1, "/proc/grailnode"),
-        (("verify", "--trust-run", "--run", "http://127.0.0.1:9"), 1, "names a server and no run"),
-        (
-            ("init", "x", "--join", "https://a.example/runs/ID", "--bucket", "mine", "--meeting", "met"),
-            1,
-            "https://a.example/runs/ID: which run?",
-        ),
-        (("init", "x", "--provider", "r2", "--url", "https://a.example"), 2, "--provider, --url: also give --bucket"),
-        (("init", "x", "--meeting", "s3://met"), 2, "--meeting: also give --bucket"),
-        (("init", "x", "--join", "https://a.example/runs/ID"), 2, "--join: also give --bucket"),
-        (("init", "x", "--bucket", "mine", "--meeting", "s3://met"), 2, "--join and --meeting go together"),
-        (("status", "--run", URL), 1, f"grailnode: --run {URL}: a url is https://host"),
-        (
-            ("status", "--run", URL.lower(), "--set", "store.attempts=0"),
-            1,
-            "grailnode: --set: store.attempts: ",
-        ),
+        ("--role miner", 2, "--role needs --run FILE"),
+        ("--role painter --run x", 2, "'painter' is not one of"),
+        ("demo --windows 0", 2, "0 is not in the range"),
+        ("demo --wnidows 3", 2, "No such option"),
+        ("frobnicate", 2, "No such command"),
+        ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
+        ("init /proc/grailnode", 1, "/proc/grailnode"),
+        ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
+        ("init x --join https://a.test/runs/ID --bucket mine --meeting met", 1, "https://a.test/runs/ID: which run?"),
+        ("init x --provider r2 --url https://a.test", 2, "--provider, --url: also give --bucket"),
+        ("init x --meeting s3://met", 2, "--meeting: also give --bucket"),
+        ("init x --join https://a.test/runs/ID", 2, "--join: also give --bucket"),
+        ("init x --bucket mine --meeting s3://met", 2, "--join and --meeting go together"),
+        (f"status --run {URL}", 1, f"grailnode: --run {URL}: a url is https://host"),
+        (f"status --run {URL.lower()} --set store.attempts=0", 1, "grailnode: --set: store.attempts: "),
     ],
 )
-def test_a_wrong_command_is_reported_in_a_line_and_an_exit_code(arguments: tuple[str, ...], code: int, message: str):
-    assert message in fail(*arguments, code=code)
+def test_a_wrong_command_is_reported_in_a_line_and_an_exit_code(command: str, code: int, message: str):
+    assert message in fail(*command.split(), code=code)
 
 
 def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
@@ -62,9 +60,9 @@ def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
 
 def test_only_keys_of_the_run_may_train_or_validate(run_file: Path):
     run_command("keys", "new", str(run_file.parent / "keys" / "stranger.key"))
-    error = fail("--role", "validator", "--run", str(run_file), "--name", "stranger")
-    assert "not a validator key of this run" in error
-    error = fail("--role", "worker", "--run", str(run_file), "--name", "stranger")
+    options = ("--run", str(run_file), "--name", "stranger")
+    assert "not a validator key of this run" in fail("--role", "validator", *options)
+    error = fail("--role", "worker", *options)
     assert "not a worker key of this run" in error
     assert "`grailnode keys grant" in error
 
@@ -83,25 +81,22 @@ def test_a_missing_validator_key_is_not_created(run_file: Path):
 
 
 @pytest.mark.parametrize(
-    ("role", "options", "code", "message"),
+    ("options", "code", "message"),
     [
-        ("miner", ("--set", "engine.device=tpu"), 1, "engine.device: torch cannot use 'tpu' here"),
-        ("miner", ("--name", "a+b"), 2, "--name a+b: up to 32 letters"),
-        ("miner", ("--name", "../x"), 2, "--name ../x: up to 32 letters"),
-        ("miner", ("--name", ".."), 2, "--name ..: up to 32 letters"),
-        ("trainer", ("--set", "trainer.gpus=9999"), 1, "trainer.gpus: 9999, but this machine has"),
+        ("--role miner --set engine.device=tpu", 1, "engine.device: torch cannot use 'tpu' here"),
+        ("--role miner --name a+b", 2, "--name a+b: up to 32 letters"),
+        ("--role miner --name ../x", 2, "--name ../x: up to 32 letters"),
+        ("--role miner --name ..", 2, "--name ..: up to 32 letters"),
+        ("--role trainer --set trainer.gpus=9999", 1, "trainer.gpus: 9999, but this machine has"),
         (
-            "trainer",
-            ("--set", "trainer.gpus=2", "--set", "engine.device=meta"),
+            "--role trainer --set trainer.gpus=2 --set engine.device=meta",
             1,
             "engine.device: with trainer.gpus = 2 it is",
         ),
     ],
 )
-def test_an_unusable_setting_is_reported_before_a_node_starts(
-    run_file: Path, role: str, options: tuple[str, ...], code: int, message: str
-):
-    assert message in fail("--role", role, "--run", str(run_file), *options, code=code)
+def test_an_unusable_setting_is_reported_before_a_node_starts(run_file: Path, options: str, code: int, message: str):
+    assert message in fail("--run", str(run_file), *options.split(), code=code)
 
 
 @pytest.mark.parametrize("name", ["my miner", "../../escaped", ".."])
@@ -126,6 +121,24 @@ def test_a_truncated_manifest_is_reported_by_its_path(tmp_path: Path, size: int)
     manifest = tmp_path / "run.manifest"
     manifest.write_bytes(manifest.read_bytes()[:size])
     assert fail("status", "--run", str(tmp_path / "run.toml")) == f"grailnode: {manifest}, byte {size}: cut off\n"
+
+
+class OldScoring(Record):
+    """How a run of another version of grailnode scores."""
+
+    kind: ClassVar[str] = "scoring"
+    exponent: float
+
+
+def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path):
+    assert run_command("init", str(tmp_path)).returncode == 0
+    path = tmp_path / "run.manifest"
+    old: RunManifest = open_run(path.read_bytes()).record.model_copy(update={"scoring": OldScoring(exponent=2.0)})
+    path.write_bytes(sign(old, read_or_create(tmp_path / "keys" / "root.key")))
+    assert fail("status", "--run", str(tmp_path / "run.toml")) == (
+        f"grailnode: {path}, run manifest: not a run of this version of grailnode (run.scoring.penalty: field "
+        "required): create the run again, or use the version that did\n"
+    )
 
 
 def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_path: Path):
@@ -153,14 +166,14 @@ def test_help_needs_no_run():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("command", "code", "message"),
     [
-        (("--role", "miner"), 2, "--role needs --run FILE"),
-        (("verify", "--run", "/nowhere/run.toml"), 1, "no such file; `grailnode init DIR` writes one"),
+        ("--role miner", 2, "--role needs --run FILE"),
+        ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
     ],
 )
-def test_a_process_exits_with_the_code_and_the_line_of_its_command(arguments: tuple[str, ...], code: int, message: str):
-    result = run_program(*arguments)
+def test_a_process_exits_with_the_code_and_the_line_of_its_command(command: str, code: int, message: str):
+    result = run_program(*command.split())
     assert result.returncode == code, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr

@@ -14,11 +14,6 @@ from tests.support.builders.recipes import demo_recipe
 SAMPLING = SamplingParams(1.0, 8, (1,))
 
 
-@pytest.fixture
-def run_toml(tmp_path: Path) -> Path:
-    return workspace.create(tmp_path, demo_recipe()).config
-
-
 def test_the_file_of_init_is_complete_and_true(run_toml: Path):
     config = load(run_toml)
     assert config.at(config.run.manifest).is_file()
@@ -28,9 +23,8 @@ def test_the_file_of_init_is_complete_and_true(run_toml: Path):
 
 
 def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
-    config = load(
-        run_toml, ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
-    )
+    overrides = ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
+    config = load(run_toml, overrides)
     assert config.miner.groups == 3
     assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
     assert config.at(config.store.path) == run_toml.parent / "elsewhere"

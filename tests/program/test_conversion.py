@@ -46,10 +46,8 @@ def test_a_patch_is_converted_and_back_bit_for_bit(files: Path, format_name: str
     succeed("convert", str(files / "update.patch"), str(files / out), *formats, *base, *numbers)
     formats = ("--from", format_name, "--to", "grailnode")
     succeed("convert", str(files / update), str(files / "back.patch"), *formats, *base)
-    weights = patch.apply(
-        safetensors.read((files / "base.safetensors").read_bytes()), (files / "back.patch").read_bytes()
-    )
-    assert digest_weights(weights) == digest_weights(safetensors.read((files / "new.safetensors").read_bytes()))
+    old, new = (safetensors.read((files / f"{name}.safetensors").read_bytes()) for name in ("base", "new"))
+    assert digest_weights(patch.apply(old, (files / "back.patch").read_bytes())) == digest_weights(new)
 
 
 def test_a_patch_without_its_base_or_with_another_is_an_error_of_one_line(files: Path):
@@ -63,8 +61,7 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
     output = succeed("inspect", str(files / "update.patch"), "--base", str(files / "base.safetensors"), "--json")
     inspected = json.loads(output)
     assert {row["name"] for row in inspected["tensors"]} == {"a", "b"}
-    base = safetensors.read((files / "base.safetensors").read_bytes())
-    new = safetensors.read((files / "new.safetensors").read_bytes())
+    base, new = (safetensors.read((files / f"{name}.safetensors").read_bytes()) for name in ("base", "new"))
     differing = sum(int((base[n].view(torch.int16) != new[n].view(torch.int16)).sum()) for n in base)
     assert inspected["changed"] == differing
     assert all(row["bound"] is not None for row in inspected["tensors"])
@@ -139,7 +136,7 @@ JOIN = (*BUCKET, "--meeting", "s3://met", "--join", f"https://met.s3.us-east-1.a
 
 
 @pytest.mark.parametrize(
-    ("arguments", "size", "path"),
+    ("options", "size", "path"),
     [
         ((), 10, "keys/root.key"),
         ((), 512, "run.manifest"),
@@ -148,15 +145,13 @@ JOIN = (*BUCKET, "--meeting", "s3://met", "--join", f"https://met.s3.us-east-1.a
         (JOIN, 200, "run.toml"),
     ],
 )
-def test_an_init_on_a_full_disk_works_when_there_is_space(
-    tmp_path: Path, arguments: tuple[str, ...], size: int, path: str
-):
+def test_init_on_a_full_disk_works_when_there_is_space(tmp_path: Path, options: tuple[str, ...], size: int, path: str):
     with free_space(size):
-        error = init(tmp_path, *arguments)
+        error = init(tmp_path, *options)
     assert error.startswith(f"{tmp_path / path}: ")
     assert "file too large" in error.lower()
     assert not list_files(tmp_path)
-    assert init(tmp_path, *arguments) == ""
+    assert init(tmp_path, *options) == ""
     assert "run.toml" in list_files(tmp_path)
 
 

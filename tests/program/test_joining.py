@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -16,44 +18,34 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from roles.ports import NotFoundError
 from tests.support.builders.recipes import demo_recipe
-from tests.support.servers.loopback import HttpRequest, Reply, serve
+from tests.support.servers.loopback import Reply, serve
 from tests.support.servers.served_files import FileServer
 
 
-class Host:
-    """A file server in a thread of its own."""
+class Host(NamedTuple):
+    """A file server in a thread of its own, which gives some replies before those of its files."""
 
-    def __init__(self) -> None:
-        self.files = FileServer()
-        self.url = ""
-        self._ready = threading.Event()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._scope = trio.CancelScope()
-        self._thread = threading.Thread(target=trio.run, args=(self._main,))
-        self._thread.start()
-        assert self._ready.wait(30)
-
-    async def _main(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self.url = await nursery.start(serve, self._answer)
-                self._ready.set()
-
-    def _answer(self, request: HttpRequest) -> Reply:
-        return self.files.answer(request)
-
-    def stop(self) -> None:
-        assert self._token is not None
-        self._token.run_sync_soon(self._scope.cancel)
-        self._thread.join(30)
+    files: FileServer
+    first_replies: list[Reply]
+    url: str
 
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    host = Host()
-    yield host
-    host.stop()
+    files, replies = FileServer(), list[Reply]()
+    started = SimpleQueue[tuple[str, trio.CancelScope, trio.lowlevel.TrioToken]]()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve, lambda request: replies.pop(0) if replies else files.answer(request))
+            started.put((url, nursery.cancel_scope, trio.lowlevel.current_trio_token()))
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    url, scope, token = started.get(timeout=30)
+    yield Host(files, replies, url)
+    token.run_sync_soon(scope.cancel)
+    thread.join(30)
 
 
 @pytest.fixture
@@ -97,11 +89,10 @@ def test_a_reader_leaves_nothing_where_it_was_called(
     assert config_with_option.at(config_with_option.node.cache) == tmp_path / "mine"
 
 
-def test_a_request_to_a_busy_server_is_repeated(run: workspace.Workspace, host: Host, monkeypatch: pytest.MonkeyPatch):
-    honest, answers = host.files.answer, iter([Reply(503), Reply(200, b"x", cut=0)])
-    monkeypatch.setattr(host.files, "answer", lambda request: next(answers, None) or honest(request))
+def test_a_request_to_a_busy_server_is_repeated(run: workspace.Workspace, host: Host):
+    host.first_replies.extend([Reply(503), Reply(200, b"x", cut=0)])
     assert open_config(f"{host.url}/run/{paths.run(run.run_id)}").run.id == run.run_id.hex()
-    assert next(answers, None) is None
+    assert not host.first_replies
 
 
 def test_a_server_that_shows_another_run_is_refused(run: workspace.Workspace, host: Host, tmp_path: Path):
@@ -137,14 +128,12 @@ def test_a_url_without_an_id_needs_one_or_trust(run: workspace.Workspace, host: 
 def test_a_node_that_comes_before_the_first_publication_waits(
     run: workspace.Workspace, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    path = f"/run/{paths.run(run.run_id)}"
+    path, pauses = f"/run/{paths.run(run.run_id)}", list[float]()
     manifest = host.files.objects.pop(path)
-    pauses = 0
 
     def publish_after_two_pauses(seconds: float) -> None:
-        nonlocal pauses
-        pauses += 1
-        if pauses == 2:
+        pauses.append(seconds)
+        if len(pauses) == 2:
             host.files.objects[path] = manifest
 
     monkeypatch.setattr("time.sleep", publish_after_two_pauses)

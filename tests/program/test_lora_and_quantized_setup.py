@@ -19,13 +19,13 @@ from grailnode.node.run_model import check_run_settings, genesis_reader, trainer
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.recipe import Recipe, read_recipe
+from grailnode.run.recipe import read_recipe
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
 from protocol.run import RunManifest
 from tests.support.builders.policies import write_policy
-from tests.support.builders.recipes import demo_recipe, demo_rules
+from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import fail, run_command, succeed
 
 VLLM: dict[str, object] = {"kind": "vllm", "url": "http://localhost:1"}
@@ -78,18 +78,15 @@ def test_a_trainers_disk_has_adapters_and_a_followers_has_the_base(run: tuple[Co
     config, manifest = run
     policy = Policy.load(PACKAGED_POLICY)
     assert trainer_bytes(policy, manifest.lora) < trainer_bytes(policy) - 30 * 600_000
-    without = manifest.model_copy(update={"lora": None})
     assert manifest.lora is not None
-    assert (
-        follower_bytes(manifest, config, policy) == follower_bytes(without, config, policy) + manifest.lora.base_bytes
-    )
+    without = follower_bytes(manifest.model_copy(update={"lora": None}), config, policy)
+    assert follower_bytes(manifest, config, policy) == without + manifest.lora.base_bytes
 
 
 def test_another_policy_is_not_the_base(run: tuple[Config, RunManifest], tmp_path: Path) -> None:
     config, manifest = run
-    policy = write_policy(tmp_path / "policy")
     with pytest.raises(PolicyError, match="this run's adapters are for the base df1107d62568293b"):
-        trainer_model(config, manifest, policy.directory)
+        trainer_model(config, manifest, write_policy(tmp_path / "policy").directory)
 
 
 def test_the_manifest_pins_the_precision_and_the_quantized_genesis(quantized_run: tuple[Config, RunManifest]) -> None:
@@ -135,8 +132,8 @@ def local_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if request.param == "codes":
         return workspace.create(directory / "run", demo_recipe(precision="int8")).config
     proof = write_proof(directory / "proof.json", 8, ("v_proj",))
-    rules = demo_rules(lora_rank=8, lora_targets=("v_proj",))
-    return workspace.create(directory / "run", Recipe(rules=rules), proof=proof).config
+    recipe = demo_recipe(lora_rank=8, lora_targets=("v_proj",))
+    return workspace.create(directory / "run", recipe, proof=proof).config
 
 
 def test_a_canary_that_vllm_would_serve_is_refused_at_the_trainers_start(local_run: Path) -> None:

@@ -11,14 +11,13 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.node.bodies import data_file
 from grailnode.run import requirements, workspace
 from grailnode.run.creation import open_run
-from grailnode.run.recipe import Recipe
 from grailnode.run.requirements import CheckedTask, RequirementError
 from grailnode.run.rules import Rules
 from protocol import environments, limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
 from tests.support.builders.policies import write_speaking_policy
-from tests.support.builders.recipes import demo_recipe, demo_rules
+from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.samples import run_manifest
 from tests.support.builders.tasks import CODE, MATH
 
@@ -70,9 +69,8 @@ def test_files_that_cannot_be_read(reader: Policy, data: Path, tmp_path: Path) -
 
 
 def test_prompts_that_the_policy_cannot_read_or_has_no_positions_for(reader: Policy, data: Path) -> None:
-    assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in error_of(
-        "math", data, Policy.load(PACKAGED_POLICY)
-    )
+    error = error_of("math", data, Policy.load(PACKAGED_POLICY))
+    assert "has characters that the policy's tokenizer does not know; give a policy that reads text" in error
     assert "and with completions of up to 2000 the policy has room for 48" in error_of("math", data, reader, 2000)
     assert "has room for 0;" in error_of("math", data, reader, 5000)
     data.write_bytes(MATH + json.dumps({"question": "é?", "answer": "#### 4"}).encode())
@@ -80,8 +78,8 @@ def test_prompts_that_the_policy_cannot_read_or_has_no_positions_for(reader: Pol
 
 
 def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp_path: Path) -> None:
-    rules = demo_rules(environment="math", data=data, max_tokens=64)
-    config = workspace.create(tmp_path / "run", Recipe(rules=rules), policy=reader.directory).config
+    recipe = demo_recipe(environment="math", data=data, max_tokens=64)
+    config = workspace.create(tmp_path / "run", recipe, policy=reader.directory).config
     data.unlink()
     run = open_run(config.with_name("run.manifest").read_bytes()).record
     own = data_file(load(config))

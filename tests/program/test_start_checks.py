@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import trio
 
-from grailnode.cli.actions.miner_admission import admit as admit_miner
+from grailnode.cli.actions.miner_admission import admit
 from grailnode.config import Config, ConfigError, EngineSection, load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.admission_credential import make_credential_source
@@ -112,9 +112,8 @@ async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see:
 @simulated
 async def test_a_meeting_point_that_cannot_be_listed_is_refused():
     await check_meeting_point(miner(MemoryStore()))
-    with pytest.raises(
-        StartError, match=r"cannot see the run's participants at the meeting point: .*connection refused"
-    ):
+    message = r"cannot see the run's participants at the meeting point: .*connection refused"
+    with pytest.raises(StartError, match=message):
         await check_meeting_point(miner(refusing("list")))
 
 
@@ -122,9 +121,8 @@ async def test_a_meeting_point_that_cannot_be_listed_is_refused():
 async def test_a_miner_that_the_run_does_not_admit_is_refused():
     await check_admission(miner(MemoryStore(), policy="allowlist", allowed=(MINER.public,)))
     node = miner(MemoryStore(), policy="allowlist", allowed=(SigningKey(bytes([7]) * 32).public,))
-    with pytest.raises(
-        StartError, match=f"by allowlist, and does not admit this one .*grailnode admit {MINER.public.hex()}"
-    ):
+    message = f"by allowlist, and does not admit this one .*grailnode admit {MINER.public.hex()}"
+    with pytest.raises(StartError, match=message):
         await check_admission(node)
 
 
@@ -146,14 +144,14 @@ async def test_a_space_that_answers_wrongly_once_is_asked_again():
     assert [info async for info in store.list("")] == []
 
 
-def test_the_room_that_a_node_needs_follows_from_the_model(tmp_path: Path):
+def test_the_room_that_a_node_needs_follows_from_the_model(run_toml: Path):
     policy = Policy.load(PACKAGED_POLICY)
     parameters = sum(tensor.numel() for tensor in load_weights(PACKAGED_POLICY).values())
     small = trainer_bytes(policy) - 34 * parameters
     assert small == 64 << 20
     run = simulated_draft(demo_rules(), ["validator-0"], PACKAGED_POLICY)
     files = sum(file.size for file in run.model.files)
-    config = load(workspace.create(tmp_path, demo_recipe()).config, [])
+    config = load(run_toml)
     assert follower_bytes(run, config, policy) == small + files
     vllm = config.model_copy(update={"engine": EngineSection(kind="vllm", url="http://127.0.0.1:1")})
     assert follower_bytes(run, vllm, None) == small + files
@@ -172,9 +170,7 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         check_disk(directory, (8 << 20) + 1)
 
 
-@pytest.mark.parametrize(
-    "number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=lambda number: errno.errorcode[number]
-)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
 def test_a_disk_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(**_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -193,10 +189,6 @@ def trainer(tmp_path: Path, policy: Literal["open", "allowlist", "invite"]) -> t
     return run, open_config(run, ("trainer.canaries=1",))
 
 
-def admit(run: str, key: str) -> None:
-    admit_miner(key, run, days=30, inviter=None)
-
-
 def test_an_open_run_accepts_any_canary(tmp_path: Path):
     check_start(trainer(tmp_path, "open")[1], "trainer", "trainer", print)
 
@@ -211,7 +203,7 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
     with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as error_info:
         check_start(config, "trainer", "trainer", print)
     assert "\n" not in str(error_info.value)
-    admit(run, public)
+    admit(public, run, days=30, inviter=None)
     if policy == "invite":
         token = capsys.readouterr().out.strip()
         (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(token)
@@ -229,7 +221,7 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
 
 def test_a_canary_with_the_invitation_of_another_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run, config = trainer(tmp_path, "invite")
-    admit(run, "ab" * 32)
+    admit("ab" * 32, run, days=30, inviter=None)
     (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(capsys.readouterr().out)
     with pytest.raises(ConfigError, match="an invitation for another key or run"):
         check_start(config, "trainer", "trainer", print)

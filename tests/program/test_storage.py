@@ -10,13 +10,11 @@ from grailnode.config import Config, ConfigError, load
 from grailnode.node.node_makers import make_node, make_spectator
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.run import workspace
 from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import CredentialsError, read_credentials
 from protocol import paths
 from roles.node.identity import Node
 from tests.support.builders.chains import PunctualBeacon
-from tests.support.builders.recipes import demo_recipe
 
 FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"
 VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -26,11 +24,6 @@ VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def run_toml(tmp_path: Path) -> Path:
-    return workspace.create(tmp_path, demo_recipe()).config
 
 
 def secret_file(directory: Path, text: str = FILE, mode: int = 0o600) -> Path:
@@ -133,8 +126,7 @@ def _apart(run_toml: Path, *more: str) -> Config:
 
 def _punctual(config: Config, name: str) -> Node:
     """Return a node whose beacon has every round in time, since no trainer runs one here."""
-    node = make_node(config, name, NodeTelemetry("x"))
-    return replace(node, beacon=PunctualBeacon())
+    return replace(make_node(config, name, NodeTelemetry("x")), beacon=PunctualBeacon())
 
 
 async def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):

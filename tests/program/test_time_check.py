@@ -10,9 +10,7 @@ import trio
 from grailnode.beacon.relays import StoreBeacon
 from grailnode.config import load
 from grailnode.node.time_check import ClockError, clock_urls, date_reader, wait_for_time
-from grailnode.run import workspace
 from roles.ports import Beacon, Clock
-from tests.support.builders.recipes import demo_recipe
 from tests.support.servers.loopback import HttpRequest, Reply, serve
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network
@@ -116,10 +114,11 @@ def test_servers_that_do_not_answer_tell_nothing():
     assert trio.run(date_reader(["http://127.0.0.1:1"])) is None
 
 
-def test_the_time_is_asked_of_the_storage(tmp_path: Path):
-    config = load(workspace.create(tmp_path, demo_recipe()).config, [])
-    assert clock_urls(config) == []
+def test_the_time_is_asked_of_the_storage(run_toml: Path):
+    assert clock_urls(load(run_toml)) == []
     places = ["store.kind=s3", "store.bucket=mine", "store.url=https://mine.example", "store.region=eu-west-1"]
     square = ["store.meeting.kind=s3", "store.meeting.bucket=square", "store.meeting.endpoint=https://s3.example"]
-    config = load(tmp_path, [*places, *square])
-    assert clock_urls(config) == ["https://s3.eu-west-1.amazonaws.com", "https://s3.example"]
+    assert clock_urls(load(run_toml, [*places, *square])) == [
+        "https://s3.eu-west-1.amazonaws.com",
+        "https://s3.example",
+    ]

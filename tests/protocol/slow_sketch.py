@@ -9,7 +9,7 @@ Array = NDArray[np.float64]
 
 
 def values(kind: str, hidden: Array, seed: bytes) -> Array:
-    """Compute the unrounded and unclamped values of a sketch: float64 [T, 4] from `hidden`, float64 [T, D]."""
+    """Compute the unrounded values of a sketch, not yet modulo 256: float64 [T, 4] from `hidden`, float64 [T, D]."""
     return np.array([_projection(row, seed) if kind == "projection" else _top_k(row, seed) for row in hidden])
 
 
@@ -23,7 +23,7 @@ def _projection(row: Array, seed: bytes) -> list[float]:
     packed_bits = stream(seed, "projection", -(-4 * D // 8))
     bits = [(byte >> (7 - place)) & 1 for byte in packed_bits for place in range(8)]
     x = _normalized(row)
-    return [sum(float(x[d]) * (2 * bits[4 * d + j] - 1) for d in range(D)) * 32 / float(np.sqrt(D)) for j in range(4)]
+    return [sum(float(x[d]) * (2 * bits[4 * d + j] - 1) for d in range(D)) * 512 / float(np.sqrt(D)) for j in range(4)]
 
 
 def _top_k(row: Array, seed: bytes) -> list[float]:
@@ -33,4 +33,4 @@ def _top_k(row: Array, seed: bytes) -> list[float]:
     border = max(float(x[order[min(32, len(row) - 1)]]), 1e-12)
     g = {d: float(np.log2(max(x[d], 1e-12) / border)) * float(np.sign(row[d])) for d in order[:32]}
     norm = max(float(np.sqrt(sum(value**2 for value in g.values()))), 1e-12)
-    return [sum(value * raw[4 * d + j] / 74 for d, value in g.items()) * 32 / norm for j in range(4)]
+    return [sum(value * raw[4 * d + j] / 74 for d, value in g.items()) * 512 / norm for j in range(4)]

@@ -1,238 +1,306 @@
-"""Evidence: honest noise at its bounded rate passes, and a cheat is detected in the scope where it hides."""
+"""Evidence: honest noise at its bounded rates passes as often as the level says, and cheats add up."""
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.encoding import REWARD_UNIT
 from protocol.judging.evidence import (
-    MAX_MARGIN,
-    MAX_SURPRISAL,
+    NO_COUNTS,
+    NO_EVIDENCE,
+    SHARE_UNIT,
     Counts,
     Evidence,
-    compute_evidence,
-    history_surprisal,
+    Tally,
+    advance,
+    count_group,
+    count_luck,
+    exceeded,
+    is_improbable,
     repeated_positions,
-    surprisal,
-    surprisal_threshold,
-    window_surprisal,
+    whole_margins,
 )
-from protocol.proof import Thresholds
-from tests.support.builders import samples
-from tests.support.builders.proofs import windows_of
+from protocol.proof import DECADE, EXACT_PROOF, RATE_UNIT, STATISTICS, StatisticName, Table, Thresholds
+from protocol.rollout.sampling import NOISE_UNIT
+from tests.support.builders.proofs import packaged_thresholds
+from tests.support.builders.samples import counts, table, thresholds
 
-PROOF: Thresholds = samples.thresholds()  # tolerance 2, margin 0.02, limit 0.5, rates 1e-3, level 1e-9
-ROLLOUTS, TOKENS = 8, 200
-LENGTHS = [TOKENS] * ROLLOUTS
-N = ROLLOUTS * TOKENS
-
-
-def honest(seed: int, rate: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
-    """Return distances and margins with misses at the run's rates."""
-    rng = np.random.default_rng(seed)
-    return np.where(rng.random(N) < rate, 3, 1), np.where(rng.random(N) < rate, 0.1, 0.001)
+ROW = thresholds()
+NAMED_ROWS = {"sample": ROW, "packaged": packaged_thresholds(), "exact": EXACT_PROOF.table[0]}
 
 
-def rejections(evidence: Evidence) -> tuple[bool, bool]:
-    return evidence.wrong_sketch(PROOF), evidence.wrong_sampling(PROOF)
+def after(groups: Iterable[Counts], row: Thresholds = ROW) -> Evidence:
+    """Return the evidence after groups, one after the other."""
+    evidence = NO_EVIDENCE
+    for group in groups:
+        evidence = advance(evidence, group, row)
+    return evidence
 
 
-def test_honest_work_at_the_full_rate_passes():
-    groups = [compute_evidence(*honest(seed), LENGTHS, PROOF) for seed in range(200)]
-    assert not any(any(rejections(group)) for group in groups)
-    assert sum(group.sketch_misses for group in groups) > 100  # there was noise
-    assert window_surprisal([group.counts for group in groups], PROOF) < surprisal_threshold(PROOF)
+# The tables
 
 
-def test_a_cheat_in_one_rollout_of_eight_is_detected():
-    distances, margins = honest(0)
-    margins[3 * TOKENS : 3 * TOKENS + 10] = 0.1
-    assert rejections(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
+def worst_mean(item: Table, tails: Sequence[float]) -> list[float]:
+    """Return the expectation of 10^e of one trial for each alternative, less 1, if a trial reaches each step with the
+    probability of `tails`. Of a rate below 1e-15, e has no digits left beside 1.
+    """
+    return [
+        math.expm1(-alternative.growth / DECADE * math.log(10))
+        + 10 ** (-alternative.growth / DECADE)
+        * sum(
+            tail * (10 ** (score / DECADE) - 10 ** (before / DECADE))
+            for tail, score, before in zip(tails, alternative.scores, (0, *alternative.scores), strict=False)
+        )
+        for alternative in item.alternatives
+    ]
 
 
-def test_a_cheat_that_begins_late_is_detected_in_the_last_quarter():
-    distances, margins = np.ones(N, dtype=int), np.zeros(N)
-    last = np.arange(N) % TOKENS >= 3 * TOKENS // 4
-    places = np.flatnonzero(last)[::50]  # two in each rollout: few of a rollout, few of the group
-    distances[places] = 60
-    evidence = compute_evidence(distances, margins, LENGTHS, PROOF)
-    without_quarters = max(
-        surprisal(evidence.sketch_misses, N, PROOF.sketch_rate),
-        surprisal(int((distances[:TOKENS] == 60).sum()), TOKENS, PROOF.sketch_rate),
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("row", NAMED_ROWS.values(), ids=NAMED_ROWS)
+def test_no_alternative_grows_at_the_full_rates(row: Thresholds, statistic: StatisticName) -> None:
+    item = row.table(statistic)
+    assert max(worst_mean(item, [rate / RATE_UNIT for rate in item.rates])) <= 1e-15
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_no_alternative_grows_under_any_honest_distribution(data: st.DataObject) -> None:
+    """The worst of all distributions whose tails are within the rates is that of the rates themselves."""
+    number = data.draw(st.integers(1, 6))
+    numbers = st.lists(st.floats(1e-9, 0.9), min_size=number, max_size=number)
+    rates = sorted(data.draw(numbers), reverse=True)
+    scores = sorted(data.draw(st.lists(st.floats(0.0, 12.0), min_size=number, max_size=number)))
+    item = table(tuple(range(number)), tuple(rates), tuple(scores))
+    tails: list[float] = []
+    for rate in rates:
+        tails.append(data.draw(st.floats(0.0, 1.0)) * min(rate, *tails[-1:], 1.0))
+    assert max(worst_mean(item, tails)) <= max(worst_mean(item, rates)) <= 1e-12
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_luck_does_not_grow_if_misses_know_nothing_of_rewards(weight: float) -> None:
+    """Misses are as frequent in every rollout, or in every token: the mean of 10^e is at most 1."""
+    rng, values = np.random.default_rng(0), []
+    for _ in range(4000):
+        lengths = rng.integers(1, 40, 8)
+        margins = np.zeros(lengths.sum(), dtype=np.int64)
+        missing = rng.random(8) < 0.5 * (lengths / lengths.max()) ** weight
+        margins[(lengths.cumsum() - 1)[missing]] = ROW.luck.beyond[0] + 1
+        luck = count_luck(margins, lengths.tolist(), (rng.random(8) < 0.4).astype(int).tolist(), ROW.luck.beyond)
+        values.append(advance(NO_EVIDENCE, Counts(luck=luck), ROW)["luck"])
+    assert (np.mean(10.0 ** (np.array(values) / DECADE), axis=0) <= 1.0).all()
+
+
+# The sequential test
+
+FREQUENT = thresholds(
+    sketch=table((32, 64), (0.05, 0.01), (0.3, 0.6), (0.0, 1.0)),
+    margin=table((10, 20, 30), (0.1, 0.02, 1e-3), (0.5, 0.5, 0.5), (0.2, 0.6, 2.0), (0.0, 0.0, 2.0)),
+    stop=table((10,), (0.1,), (0.7,)),
+    luck=table((10,), (1.5e-3,), (0.3,), (0.6,)),
+    threshold=math.ceil(math.log10(8 / 0.01) * DECADE),
+)
+"""A row of so few trials, and with so low a threshold, that honest work is refused now and then; the level is 1e-2."""
+
+
+def draw_groups(trials: dict[StatisticName, int], groups: int, histories: int) -> dict[StatisticName, np.ndarray]:
+    """Return how many trials reach each step in groups at the full rates: int64 [groups, histories, steps]."""
+    rng = np.random.default_rng(1)
+    drawn = {}
+    for name, number in trials.items():
+        rates = np.array(FREQUENT.table(name).rates) / RATE_UNIT
+        if name == "luck":  # rates are those of a thousandth of a share; here each share is 0.4
+            rates *= 400
+        shares = [1.0 - rates[0], *-np.diff([*rates, 0.0])]
+        draws = number // 400 if name == "luck" else number
+        drawn[name] = rng.multinomial(draws, shares, (groups, histories))[..., 1:]
+    return drawn
+
+
+def test_honest_histories_are_refused_at_most_as_often_as_the_level_says() -> None:
+    """100,000 miners at the full rates: after N groups at most N * level of them are refused, but some."""
+    trials: dict[StatisticName, int] = {"sketch": 20, "margin": 20, "stop": 4, "luck": 800}
+    groups, histories = 10, 100_000
+    drawn = draw_groups(trials, groups, histories)
+    refused = np.zeros(histories, dtype=bool)
+    evidence = {name: np.zeros((histories, len(FREQUENT.table(name).alternatives)), np.int64) for name in trials}
+    for group in range(groups):
+        for name, number in trials.items():
+            alternatives = FREQUENT.table(name).alternatives
+            scores = np.array([alternative.scores for alternative in alternatives])
+            growths = np.array([alternative.growth for alternative in alternatives])
+            gained = drawn[name][group] @ scores.T - number * growths
+            evidence[name] = np.maximum(evidence[name], 0) + gained
+            refused |= evidence[name].max(axis=1) > FREQUENT.threshold
+    assert 0.001 * histories < refused.sum() <= groups * 0.01 * histories
+
+    for place in [*range(20), *np.flatnonzero(refused)[:20]]:  # the formula above is that of the module
+        history = [
+            counts(FREQUENT, **{name: (trials[name], *drawn[name][group, place].tolist()) for name in trials})
+            for group in range(groups)
+        ]
+        assert after(history, FREQUENT) == {name: tuple(evidence[name][place].tolist()) for name in trials}
+        assert is_improbable(NO_EVIDENCE, history, FREQUENT) == refused[place]
+
+
+def test_evidence_follows_its_formula() -> None:
+    """By hand: 20 trials, 3 at the first step and 1 at the second, with scores 0.3 and 0.6, and 0 and 1."""
+    growths = [alternative.growth for alternative in FREQUENT.sketch.alternatives]
+    first = advance(NO_EVIDENCE, counts(FREQUENT, sketch=(20, 3, 1)), FREQUENT)
+    assert first["sketch"] == (1_500_000 - 20 * growths[0], 1_000_000 - 20 * growths[1])
+    second = advance(first, counts(FREQUENT, sketch=(7,)), FREQUENT)
+    assert second["sketch"] == tuple(
+        before - 7 * growth for before, growth in zip(first["sketch"], growths, strict=True)
     )
-    assert evidence.sketch_surprisal > without_quarters
 
 
-def test_a_sparse_cheat_is_detected_only_in_the_window():
-    distances, margins = np.ones(N, dtype=int), np.zeros(N)
-    margins[::400] = 0.1
-    group = compute_evidence(distances, margins, LENGTHS, PROOF)
-    assert rejections(group) == (False, False)
-    assert window_surprisal([group.counts] * 16, PROOF) > surprisal_threshold(PROOF)
+def test_clean_groups_do_not_offset_later_bad_ones() -> None:
+    clean, bad = counts(margin=(1000,)), counts(margin=(1000, 10))
+    for number in (1, 2, 5):
+        assert after([clean] * 100 + [bad] * number) == after([bad] * number)
 
 
-def test_one_token_beyond_the_limit_is_rejected():
-    distances, margins = honest(1)
-    margins[77] = 0.6
-    assert rejections(compute_evidence(distances, margins, LENGTHS, PROOF)) == (False, True)
-    margins[77] = np.nan
-    assert compute_evidence(distances, margins, LENGTHS, PROOF).worst_margin == MAX_MARGIN
+def test_evidence_below_zero_restarts_and_evidence_above_it_goes_on() -> None:
+    few, many = counts(margin=(1000, 1)), counts(margin=(1000, 12))
+    assert min(after([few])["margin"]) < 0
+    assert after([few, few]) == after([few])
+    assert max(after([many, many])["margin"]) == 2 * max(after([many])["margin"]) > 0
 
 
-def test_far_margins_are_counted_once_for_each_rollout():
-    """One large error may go on in a rollout, and rollouts that begin alike share it."""
-    rows = PROOF.model_copy(update={"margin_limit": 100.0})
-    exact, repeats = np.zeros(N, dtype=int), np.zeros(N, dtype=bool)
-
-    def far_rollouts(*places: int) -> int:
-        margins = np.zeros(N)
-        margins[list(places)] = 0.45
-        return compute_evidence(exact, margins, LENGTHS, rows, repeats).far_rollouts
-
-    assert [far_rollouts(10, 20, 30), far_rollouts(10, TOKENS + 50, 2 * TOKENS), far_rollouts()] == [1, 3, 0]
-    repeats[TOKENS : TOKENS + 20] = repeats[2 * TOKENS : 2 * TOKENS + 20] = True
-    assert far_rollouts(10, TOKENS + 10, 2 * TOKENS + 10) == 1  # the same state
-    assert far_rollouts(TOKENS + 10, 2 * TOKENS + 10) == 1
-    assert far_rollouts(TOKENS + 10, 2 * TOKENS + 30, 3 * TOKENS) == 2
-    margins = np.zeros(N)
-    margins[[10, 20, TOKENS + 30]] = 0.4, math.nan, 0.41  # not beyond, no number, and beyond
-    evidence = compute_evidence(exact, margins, LENGTHS, rows, repeats)
-    assert (evidence.far_rollouts, evidence.counts.far_rollouts) == (2, 2)
-    assert evidence.margin_surprisal >= surprisal(2, N, rows.far_rate)
+def test_evidence_of_one_row_is_continued_by_another() -> None:
+    """Alternatives that the earlier row did not have begin at zero."""
+    narrow = thresholds(sketch=table((32,), (1e-3,), (0.5,)))
+    begin = after([counts(narrow, sketch=(100, 9))], narrow)
+    both = advance(begin, counts(sketch=(100, 9)), ROW)["sketch"]
+    alone = advance(NO_EVIDENCE, counts(sketch=(100, 9)), ROW)["sketch"]
+    assert both == (alone[0] + begin["sketch"][0], *alone[1:])
+    assert (
+        advance(after([counts(sketch=(9, 9))]), NO_COUNTS, narrow)["sketch"]
+        == after([counts(sketch=(9, 9))])["sketch"][:1]
+    )
 
 
-def test_far_margins_show_a_window_and_a_history_that_nothing_else_shows():
-    one, few = Counts(6000, 6000, 0, 1, 0, 20, 1), Counts(6000, 6000, 0, 4, 0, 80, 4)
-    without = Counts(6000, 6000, 0, 4, 0, 80)
-    assert window_surprisal([without], PROOF) < surprisal_threshold(PROOF) < window_surprisal([few], PROOF)
-    assert window_surprisal([one], PROOF) < surprisal_threshold(PROOF)
-    assert history_surprisal(windows_of([one] * 12, PROOF)) > surprisal_threshold(PROOF)
-    assert history_surprisal(windows_of([Counts(6000, 6000, 0, 1, 0, 20)] * 12, PROOF)) < surprisal_threshold(PROOF)
+def test_only_evidence_beyond_the_threshold_refuses_and_the_first_statistic_is_named() -> None:
+    limit = ROW.threshold
+    assert exceeded(NO_EVIDENCE, ROW) is None
+    assert exceeded({"sketch": (limit, -5), "margin": (0,)}, ROW) is None
+    assert exceeded({"sketch": (-5, 0), "luck": (0, limit + 1), "stop": (limit + 1,)}, ROW) == "stop"
 
 
-def test_a_median_above_its_threshold_is_rejected():
-    _, margins = honest(2)
-    assert rejections(compute_evidence(np.full(N, 2), margins, LENGTHS, PROOF)) == (
-        True,
-        False,
-    )  # all within the tolerance
+# What is refused
 
 
-def test_uneven_and_empty_rollouts():
-    lengths = [1, 0, 7, 3]
-    evidence = compute_evidence(np.full(11, 9), np.full(11, np.inf), lengths, PROOF)
-    assert (evidence.tokens, evidence.sketch_misses, evidence.margin_misses) == (11, 11, 11)
-    assert rejections(evidence) == (True, True)
-    assert compute_evidence(np.zeros(0), np.zeros(0), [0, 0], PROOF) == Evidence()
-    assert rejections(Evidence()) == (False, False)
+def test_a_trial_that_reaches_the_last_step_refuses_its_group() -> None:
+    for name, last in (("sketch", (2000, 0, 0, 1)), ("margin", (2000, 0, 0, 1)), ("stop", (8, 0, 1))):
+        assert exceeded(after([counts(**{name: last})]), ROW) == name
 
 
-def test_positions_with_the_same_tokens_before_them_are_repeated():
+def test_a_cheat_that_no_group_shows_is_shown_by_several() -> None:
+    group = counts(sketch=(1600,), margin=(1600, 8))  # 5 times the honest rate
+    assert exceeded(after([group]), ROW) is None
+    assert is_improbable(NO_EVIDENCE, [group] * 16, ROW)
+    assert is_improbable(after([group] * 15), [group], ROW)
+    assert not is_improbable(after([counts(margin=(1600, 2))] * 1000), [counts(margin=(1600, 2))], ROW)
+
+
+def test_a_miner_that_chooses_among_near_ties_by_reward_is_refused_for_luck() -> None:
+    """Each of its groups has as many misses as an honest one, and all of them in rollouts with the higher reward."""
+    lucky, honest = counts(luck=(400, 1)), counts(luck=(2 * 400, 1))
+    assert exceeded(after([lucky] * 300), ROW) == "luck"
+    assert exceeded(after([honest] * 1000), ROW) is None
+
+
+# What is counted
+
+
+def test_values_are_counted_by_the_last_step_that_they_reach() -> None:
+    distances = np.array([0, 32, 33, 64, 65, 96, 97, 128], dtype=np.uint8)
+    result = count_group(distances, np.zeros(8, np.int64), np.zeros(8, bool), [8], ROW, np.zeros(8, bool))
+    assert result == counts(sketch=(8, 2, 2, 2), margin=(8,), stop=(1,))
+    assert (result.computed, NO_COUNTS.computed) == (True, False)
+
+
+def test_positions_with_the_same_tokens_before_them_are_repeated() -> None:
     completions = [(5, 6, 7), (5, 6, 8, 9), (6, 6), (), (5, 6, 8, 1), (5, 6, 7)]
     masks = [[0, 0, 0], [1, 1, 1, 0], [1, 0], [], [1, 1, 1, 1], [1, 1, 1]]
     assert repeated_positions(completions).tolist() == [bool(flag) for mask in masks for flag in mask]
     assert repeated_positions([]).tolist() == []
 
 
-def test_a_miss_in_a_common_prefix_counts_once():
-    """All rollouts begin with the same tokens, so the same state with the same honest noise occurs in each of them."""
-    distances, margins = np.zeros(80, dtype=np.int16), np.zeros(80)
-    distances[::10] = 9
-    repeats = np.zeros(80, dtype=bool)
-    repeats[10::10] = True
-    assert rejections(compute_evidence(distances, margins, [10] * 8, PROOF)) == (True, False)
-    evidence = compute_evidence(distances, margins, [10] * 8, PROOF, repeats)
-    assert rejections(evidence) == (False, False)
-    assert evidence.sketch_misses == 1
-    margins[10::10] = 0.1  # the sampling noise of each rollout is independent
-    assert compute_evidence(distances, margins, [10] * 8, PROOF, repeats).margin_misses == 7
+def test_the_sketch_of_a_common_prefix_counts_once_and_its_margins_always() -> None:
+    """All rollouts begin with the same token, so the same state with the same honest noise occurs in each of them."""
+    distances, margins, repeats = np.zeros(80, np.uint8), np.zeros(80, np.int64), np.zeros(80, bool)
+    distances[::10], margins[10::10], repeats[10::10] = 40, 20_000, True  # of independent noise
+    result = count_group(distances, margins, np.zeros(80, bool), [10] * 8, ROW, repeats)
+    assert result == counts(sketch=(73, 1), margin=(80, 7), stop=(8,))
 
 
-def test_a_rollout_of_repeated_positions_only():
-    evidence = compute_evidence(np.array([9, 9]), np.zeros(2), [1, 1], PROOF, np.array([False, True]))
-    assert (evidence.tokens, evidence.sketch_misses, evidence.sketch_median) == (2, 1, 9.0)
-
-
-@given(st.integers(0, 500), st.integers(1, 500), st.floats(1e-6, 0.5))
-def test_surprisal_increases_with_the_misses(misses: int, trials: int, rate: float):
-    misses = min(misses, trials)
-    assert 0.0 <= surprisal(max(0, misses - 1), trials, rate) <= surprisal(misses, trials, rate) <= MAX_SURPRISAL
+def test_stops_are_counted_once_for_each_rollout_by_the_largest_margin() -> None:
+    margins = np.array([300_000, 20_000, 300_000, 0, 20_000, 20_000])
+    stops = np.array([False, True, True, False, True, True])  # rollouts of 1, 2, 1 and 2 tokens
+    result = count_group(np.zeros(6, np.uint8), margins, stops, [1, 2, 1, 2], ROW, np.zeros(6, bool))
+    assert (result.stop, result.margin) == (Tally(trials=4, steps=(1, 1)), Tally(trials=6, steps=(3, 0, 2)))
 
 
 @pytest.mark.parametrize(
-    "changes", [{"margin_limit": 0.01}, {"audit_floor_ppm": 300_000}, {"sketch_rate": 0.0}, {"level": 0.5}]
+    ("lengths", "rewards", "missing", "expected"),
+    [
+        ((5, 5, 5), (1, 0, 0), (0, 1, 2), (3 * 334, 1)),  # a third, rounded up, for each of the three with a miss
+        ((5, 5, 5), (1, 0, 0), (1,), (334, 0)),
+        ((8, 1, 1), (1, 0, 0), (0,), (800, 1)),  # of the tokens it is more
+        ((1, 8, 1), (1, 0, 0), (0,), (334, 1)),  # of the rollouts it is more
+        ((5, 5, 5), (1, 1, 1), (0, 1, 2), (0, 0)),  # nobody is lucky
+        ((5, 5, 5), (-1, 3, -1), (1,), (334, 1)),
+        ((5, 5, 5), (1, 0, 0), (), (0, 0)),
+    ],
 )
-def test_contradictory_thresholds_are_invalid(changes: dict[str, float]):
+def test_luck_is_the_share_of_the_rollouts_with_a_miss_that_have_the_higher_rewards(
+    lengths: tuple[int, ...], rewards: tuple[int, ...], missing: tuple[int, ...], expected: tuple[int, int]
+) -> None:
+    margins = np.zeros(sum(lengths), np.int64)
+    begins = np.cumsum([0, *lengths[:-1]])
+    margins[begins[list(missing)]] = 10_001
+    result = count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW.luck.beyond)
+    assert (result.trials, *result.steps) == expected
+    margins[margins > 0] = 10_000  # not beyond the step
+    assert count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW.luck.beyond).trials == 0
+    assert SHARE_UNIT == 1000
+
+
+def test_margins_are_whole_units_rounded_up() -> None:
+    unit = np.float32(NOISE_UNIT)
+    margins = np.array([0.0, 1e-30, 1.0, 1.0000001, 9_999.5, 10_000.0, 10_000.001], np.float32) * unit
+    assert whole_margins(margins, NOISE_UNIT).tolist() == [0, 1, 1, 2, 10_000, 10_000, 10_001]
+
+
+@pytest.mark.parametrize("margin", [math.nan, math.inf, 1e6, 3e38])
+def test_what_is_no_number_or_out_of_range_reaches_the_last_step(margin: float) -> None:
+    whole = whole_margins(np.array([margin, 0.0], np.float32), NOISE_UNIT)
+    result = count_group(np.zeros(2, np.uint8), whole, np.array([True, False]), [2], ROW, np.zeros(2, bool))
+    assert result == counts(sketch=(2,), margin=(2, 0, 0, 1), stop=(1, 0, 1))
+
+
+@given(st.integers(0, 1 << 24), st.integers(0, 1 << 24))
+def test_a_margin_exceeds_a_step_exactly_if_its_whole_one_does(margin: int, step: int) -> None:
+    (whole,) = whole_margins(np.array([margin / 64 * NOISE_UNIT], np.float32), NOISE_UNIT)
+    assert (whole > step) == (margin / 64 > step)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"margin": (3, 2, 2)}, {"sketch": (0, 1)}, {"stop": (-1,)}, {"luck": (1, 2)}, {"margin": (1 << 53,)}],
+)
+def test_impossible_counts_are_invalid(changes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(ValueError):
-        Thresholds(**(PROOF.model_dump() | changes))
+        counts(**changes)
 
 
-TINY = 24  # tokens of a window of one group of three-token answers
-
-
-def windows(seed: int, count: int, rate: float) -> list[Counts]:
-    """Return tiny windows with margin misses at a rate."""
-    misses = np.random.default_rng(seed).binomial(TINY, rate, count)
-    return [Counts(TINY, TINY, 0, int(number)) for number in misses]
-
-
-def first_rejection(history: list[Counts]) -> int | None:
-    """Return the number of windows after which the history is rejected, or None if it never is."""
-    return next(
-        (
-            n
-            for n in range(1, len(history) + 1)
-            if history_surprisal(windows_of(history[:n], PROOF)) > surprisal_threshold(PROOF)
-        ),
-        None,
-    )
-
-
-def test_a_history_of_honest_windows_passes_at_the_full_rate():
-    assert all(first_rejection(windows(seed, 60, PROOF.margin_rate)) is None for seed in range(10))
-
-
-def test_a_history_detects_a_cheat_that_no_tiny_window_shows():
-    for seed in range(10):
-        history = windows(seed, 32, 0.03)
-        assert sum(window_surprisal([window], PROOF) > surprisal_threshold(PROOF) for window in history) == 0
-        assert first_rejection(history) is not None
-
-
-def test_good_windows_do_not_offset_later_bad_ones():
-    bad = windows(0, 32, 0.05)
-    assert (first_rejection(windows(1, 100, 0.0) + bad) or 0) - 100 <= (first_rejection(bad) or 0) + 3
-
-
-def test_the_false_rejection_rate_of_a_history_is_bounded():
-    """By Doob's inequality, R exceeds 1 / level after any of n windows of honest work with a probability of at most
-    n * level.
-    """
-    level, n, miners = 0.005, 20, 150
-    rejections = 0
-    for seed in range(miners):
-        history = windows(seed, n, PROOF.margin_rate)
-        rejections += any(
-            history_surprisal(windows_of(history[:end], PROOF)) > -np.log10(level) for end in range(1, n + 1)
-        )
-    assert rejections <= miners * n * level
-
-
-def test_the_surprisal_of_a_history_follows_its_formula():
-    history, p = [Counts(40, 30, 1, 2), Counts(0, 0, 0, 0), Counts(24, 9, 0, 3)], PROOF.margin_rate
-    R = np.zeros(10)
-    k = np.arange(1, 11)
-    for t, x in ((40, 2), (24, 3)):
-        R = (1.0 + R) * 2.0 ** (k * x) / (1.0 + p * (2.0**k - 1.0)) ** t
-    assert history_surprisal(windows_of(history, PROOF)) == pytest.approx(np.log10(R.mean()))
-    assert history_surprisal(windows_of([], PROOF)) == 0.0
-    assert history_surprisal(windows_of([Counts(10**6, 10**6, 10**6, 10**6)], PROOF)) == MAX_SURPRISAL
-
-
-@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=9), st.floats(1e-9, 0.999))
-def test_any_history_has_a_surprisal(trials: list[tuple[int, int]], rate: float) -> None:
-    proof = PROOF.model_copy(update={"margin_rate": rate, "sketch_rate": rate})
-    history = [Counts(max(pair), max(pair), min(pair), min(pair)) for pair in trials]
-    assert 0.0 <= history_surprisal(windows_of(history, proof)) <= MAX_SURPRISAL
+def test_counts_of_any_lengths_are_added() -> None:
+    """A validator that lies may count more or fewer steps than its row has."""
+    one, other = Tally(trials=5, steps=(1, 2)), Tally(trials=3, steps=(1, 0, 1))
+    assert one + other == other + one == Tally(trials=8, steps=(2, 2, 1))
+    assert Counts(margin=one) + NO_COUNTS == Counts(margin=one)

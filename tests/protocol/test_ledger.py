@@ -1,5 +1,7 @@
 """The ledger: rows add up, and nobody improves a score by splitting work over keys, stopping early or changing keys."""
 
+from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -7,35 +9,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from protocol.judging.evidence import Counts
+from grailnode.run import creation
+from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, advance
 from protocol.judging.ledger import (
+    GROUP,
+    SHARE,
     Amendment,
     Evaluation,
     LedgerRow,
     StratumResult,
     Summary,
-    are_same_scores,
     balances,
     clean_windows,
-    histories,
+    evidence_of,
+    pass_at_k,
     scores,
     shares,
 )
 from protocol.judging.roster import Roster
 from protocol.run import ScoringSpec
 from tests.support.builders import samples
-from tests.support.builders.proofs import windows_of
-from tests.support.builders.samples import MINER, SCORING, TRAINER, judgement, rejected, row, summary, verdict
+from tests.support.builders.proofs import proof_of
+from tests.support.builders.samples import MINER, SCORING, TRAINER, counts, judgement, rejected, row, summary, verdict
 
-WORTH = st.floats(-1e4, 1e4)
+BALANCE = st.integers(-(10**10), 10**10)
 A, B, C = MINER, TRAINER, samples.VALIDATOR
-STEADY = SCORING.model_copy(update={"miss_price": 0.0, "deposit": 0.0, "cap": 1.0, "half_life": 1e6})
+STEADY = SCORING.model_copy(update={"miss_price": 0, "deposit": 0, "cap": SHARE, "decay": SHARE})
 PROOF = samples.run_manifest().proof
 
 
-def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
-    """Return the balance of miner A, rounded because the half-life is finite."""
-    return round(balances(summaries, scoring, PROOF)[A.public], 2)
+def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
+    """Return the balance of miner A in millionths of a group."""
+    return balances(summaries, scoring, PROOF)[A.public]
+
+
+def worth(*summaries: Summary) -> float:
+    """Return the balance of miner A in groups."""
+    return balance(*summaries) / GROUP
 
 
 @pytest.mark.parametrize(
@@ -49,10 +59,6 @@ def worth(*summaries: Summary, scoring: ScoringSpec = STEADY) -> float:
         {"verdict": b""},
         {"submitted": 0, "audited": 0, "accepted": 0},
         {"verdict": bytes(31)},
-        {"tokens": 15},
-        {"sketch_misses": 17},
-        {"margin_misses": 21},
-        {"far_rollouts": 21},
     ],
 )
 def test_invalid_rows(changes: dict[str, Any]) -> None:
@@ -73,6 +79,8 @@ def test_invalid_rows(changes: dict[str, Any]) -> None:
         {"roster": (samples.VALIDATOR.public,) * 2},
         {"judges": 2},
         {"judges": 0},
+        {"scores": ((A.public, 0),)},
+        {"scores": ((A.public, SHARE + 1),)},
         {"alarms": ("two\nlines",)},
         {"alarms": ("\x1b[2J",)},
         {"alarms": ("a" * 501,)},
@@ -101,6 +109,26 @@ def test_invalid_summaries(changes: dict[str, Any]) -> None:
 def test_invalid_evaluations(strata: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
     with pytest.raises(ValidationError):
         Evaluation(version=1, strata=tuple(StratumResult(name=name, right=right) for name, right in strata))
+
+
+def slow_pass_at_k(completions: list[bool], k: int) -> float:
+    """Return the share of the choices of k completions among which one is right."""
+    return fmean(any(subset) for subset in combinations(completions, k))
+
+
+@pytest.mark.parametrize("right", [(1, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 3), (4, 2, 0, 1, 5, 1), (0, 7, 0, 0, 0, 0)])
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_estimator_is_the_mean_over_all_choices(right: tuple[int, ...], k: int) -> None:
+    problems = [[True] * c + [False] * (5 - c) for c, count in enumerate(right) for _ in range(count)]
+    assert pass_at_k(right, k) == pytest.approx(fmean(slow_pass_at_k(problem, k) for problem in problems), abs=1e-12)
+
+
+def test_one_completion_of_each_problem_gives_the_share_of_solved_problems() -> None:
+    assert pass_at_k((3, 1), 1) == 0.25
+
+
+def test_many_completions_are_exact() -> None:
+    assert pass_at_k((1, *[0] * 63, 1), 64) == 0.5
 
 
 def test_pass_at_k_of_an_evaluation_is_over_the_problems_of_all_strata() -> None:
@@ -132,9 +160,10 @@ def test_a_group_that_is_dealt_stands_for_those_that_are_not() -> None:
     assert worth(summary(row(dealt=4), **one_of_four)) == 16
     assert worth(summary(row(submitted=12, dealt=4), **one_of_four)) == 16 - 4
     assert worth(summary(row(dealt=4, accepted=3, rejected=1), **one_of_four)) == 4 * (3 - 10)
-    nothing = row(submitted=12, dealt=0, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+    nothing = row(submitted=12, dealt=0, audited=0, accepted=0, counts=NO_COUNTS)
     assert worth(summary(nothing, **one_of_four)) == -4
     assert worth(summary(row(dealt=4), **one_of_four | {"judges": 4})) == 4
+    assert balance(summary(row(dealt=4), **one_of_four | {"judges": 3})) == 5_333_333  # 4 * 4 / 3, rounded down
 
 
 @given(
@@ -151,7 +180,7 @@ def test_balances_of_all_deals_have_the_balance_of_a_full_audit_as_their_mean(
     roster = Roster(validators, judges)
     count, pledged = len(false), len(false) + missing
 
-    def balance(dealt: tuple[int, ...], **changes: Any) -> float:
+    def balance_of(dealt: tuple[int, ...], **changes: Any) -> int:
         rejected_count = sum(false[group] for group in dealt)
         result = row(
             pledged=pledged,
@@ -160,15 +189,13 @@ def test_balances_of_all_deals_have_the_balance_of_a_full_audit_as_their_mean(
             audited=len(dealt),
             accepted=len(dealt) - rejected_count,
             rejected=rejected_count,
-            tokens=0,
-            positions=0,
-            sketch_misses=0,
+            counts=NO_COUNTS,
         )
-        return balances([summary(result, **changes)], STEADY, PROOF)[A.public]
+        return balance(summary(result, **changes))
 
-    full_audit = balance(tuple(range(count)))
+    full_audit = balance_of(tuple(range(count)))
     deals = [
-        balance(
+        balance_of(
             roster.dealt_groups(samples.RUN_ID, window, bytes(32), A.public, groups=count, validator=validator),
             validator=validator,
             roster=validators,
@@ -176,7 +203,7 @@ def test_balances_of_all_deals_have_the_balance_of_a_full_audit_as_their_mean(
         )
         for validator in validators
     ]
-    assert sum(deals) / len(deals) == pytest.approx(full_audit)
+    assert full_audit - 1 < sum(deals) / len(deals) <= full_audit  # each is rounded down
 
 
 def test_stopping_early_never_pays() -> None:
@@ -187,59 +214,123 @@ def test_stopping_early_never_pays() -> None:
     assert worth(summary(LedgerRow.undelivered(A.public, 16))) == -16
 
 
-def test_balances_decay_and_end() -> None:
-    ledger = (summary(row(), window=0), summary(window=50))
-    assert worth(*ledger, scoring=SCORING.model_copy(update={"miss_price": 0.0})) == 8.0
-    assert balances((summary(row(), window=0), summary(window=100)), SCORING, PROOF) == {}
-    assert balances((), SCORING, PROOF) == {}
+def test_the_value_of_a_group_decays_by_a_table_of_whole_numbers() -> None:
+    scoring = STEADY.model_copy(update={"decay": 900_000_001, "windows": 4})
+    values = [balance(summary(row(), window=0), summary(window=age), scoring=scoring) for age in range(1, 4)]
+    # 900,000,001, 810,000,001.8 and 729,000,001.7 billionths, each rounded down before the next
+    assert values == [16 * 900_000, 16 * 810_000, 16 * 729_000]
+    thousand = row(pledged=1000, submitted=1000)
+    assert balance(summary(thousand, window=0), summary(window=3), scoring=scoring) == 729_000_001
+    assert balances((summary(row(), window=0), summary(window=4)), scoring, PROOF) == {}
+    assert balances((), scoring, PROOF) == {}
+
+
+def test_the_value_of_a_group_in_a_new_run_halves_in_50_windows() -> None:
+    ledger = (summary(row(counts=NO_COUNTS), window=0), summary(window=50))
+    assert balance(*ledger, scoring=creation.SCORING) == 7_999_999
+
+
+def test_penalties_decay_as_values_do_and_round_away_from_zero() -> None:
+    scoring = STEADY.model_copy(update={"decay": 333_333_333})
+    undelivered = LedgerRow.undelivered(A.public, 1)
+    assert balance(summary(undelivered, window=0), summary(window=1), scoring=scoring) == -333_334
 
 
 def test_misses_beyond_the_honest_rate_have_a_price() -> None:
-    scoring, rate = STEADY.model_copy(update={"miss_price": 0.5}), samples.thresholds().sketch_rate
-    few, many = row(sketch_misses=0, margin_misses=0), row(sketch_misses=6, margin_misses=0)  # 4 of 16 groups audited
-    assert worth(summary(few), scoring=scoring) == 16.0
-    assert worth(summary(many), scoring=scoring) == round(16.0 - 0.5 * 4 * (6 - rate * 16), 2)
-    both = worth(summary(few, window=1), summary(many, window=2), scoring=scoring)
-    assert both == round(32.0 - 0.5 * 4 * (6 - rate * 32), 2)  # what one window has too few makes up for another
+    """By hand: 4 of 16 groups are audited, and honest work may have 16 / 1000 and 20 / 1000 misses in them, and 8 / 100
+    of rollouts.
+    """
+    scoring = STEADY.model_copy(update={"miss_price": GROUP // 2})
+    few, many = row(counts=counts(sketch=(16,))), row(counts=counts(sketch=(16, 4, 1, 1)))
+    assert balance(summary(few), scoring=scoring) == 16 * GROUP
+    assert balance(summary(many), scoring=scoring) == 16 * GROUP - 4 * (6 * GROUP - 16_000) // 2
+    both = balance(summary(few, window=1), summary(many, window=2), scoring=scoring)
+    assert both == 32 * GROUP - 4 * (6 * GROUP - 32_000) // 2  # what one window has too few makes up for another
+    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(400, 1)))
+    excess = 4 * (GROUP - 16_000) + 4 * (GROUP - 20_000) + 4 * (GROUP - 80_000)  # luck has no price
+    assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2
 
 
-@given(st.dictionaries(st.binary(min_size=1, max_size=2), WORTH, max_size=6))
-def test_shares_sum_to_at_most_one_and_none_exceeds_the_cap(values: dict[bytes, float]) -> None:
+def test_windows_of_one_declaration_do_not_make_up_for_misses_of_another() -> None:
+    narrow, wide = samples.thresholds(), samples.thresholds(miner="torch-bfloat16")
+    scoring, proof = STEADY.model_copy(update={"miss_price": GROUP}), proof_of(narrow, wide)
+    clean = row(arithmetic="torch-bfloat16", counts=counts(sketch=(10_000,)))
+    ledger = (summary(clean, window=1), summary(row(counts=counts(sketch=(16, 6))), window=2))
+    assert balances(ledger, scoring, proof)[A.public] == 32 * GROUP - 4 * (6 * GROUP - 16_000)
+
+
+@given(st.dictionaries(st.binary(min_size=1, max_size=2), BALANCE, max_size=6))
+def test_shares_sum_to_at_most_one_and_none_exceeds_the_cap(values: dict[bytes, int]) -> None:
     result = shares(values, SCORING)
     assert result.keys() == values.keys()
-    assert all(0.0 <= share <= SCORING.cap for share in result.values())
-    assert sum(result.values()) <= 1.0 + 1e-9
+    assert all(0 <= share <= SCORING.cap for share in result.values())
+    assert sum(result.values()) <= SHARE
     assert (sum(result.values()) > 0) == any(value > SCORING.deposit for value in values.values())
 
 
-@given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4), st.floats(1.0, 8.0), st.floats(0, 100))
-def test_splitting_honest_work_over_two_keys_never_earns_more(
-    first: float, second: float, others: float, exponent: float, deposit: float
+@given(BALANCE, BALANCE, BALANCE, st.integers(0, 100))
+def test_splitting_work_over_two_keys_never_earns_more_than_one_does(
+    first: int, second: int, others: int, deposit: int
 ) -> None:
-    scoring = STEADY.model_copy(update={"exponent": exponent, "deposit": deposit})
+    """But for the rounding of a billionth; and beyond the deposit, pooling it earns no more than two keys do."""
+    first, second, others = abs(first), abs(second), abs(others)
+    scoring = STEADY.model_copy(update={"deposit": deposit * GROUP})
     whole = shares({b"a": first + second, b"o": others}, scoring)[b"a"]
     split = shares({b"a": first, b"b": second, b"o": others}, scoring)
-    assert split[b"a"] + split[b"b"] <= whole * (1 + 1e-9) + 1e-12
+    assert split[b"a"] + split[b"b"] <= whole
+    if min(first, second) > scoring.deposit:
+        assert whole <= split[b"a"] + split[b"b"] + 1
+
+
+def test_pooled_work_earns_as_much_as_it_delivers() -> None:
+    """Two of ten equal miners under one key earn twice one's share; one that delivers 16 groups beside ten that deliver
+    4 earns four times theirs.
+    """
+
+    def earn(*groups: int) -> list[int]:
+        keys = [samples.key(f"miner {number}") for number in range(len(groups))]
+        rows = [
+            row(key, pledged=16, submitted=count, counts=NO_COUNTS) for key, count in zip(keys, groups, strict=True)
+        ]
+        result = dict(scores([summary(*rows)], STEADY.model_copy(update={"shortfall": 0}), PROOF))
+        return [result[key.public] for key in keys]
+
+    pooled, *alone = earn(8, *[4] * 8)
+    assert (pooled, set(alone)) == (2 * SHARE // 10, {SHARE // 10})
+    large, *small = earn(16, *[4] * 10)
+    assert set(small) == {SHARE // 14}
+    assert 4 * small[0] <= large <= 4 * small[0] + 4
 
 
 @given(st.integers(1, 4096), st.integers(0, 100), st.integers(1, 4096))
 def test_a_rejection_never_pays(acceptances: int, rejections: int, others: int) -> None:
-    def share(rejections: int) -> float:
-        balances = {b"a": acceptances - SCORING.penalty * rejections, b"o": float(others)}
-        return shares(balances, SCORING)[b"a"]
+    def share(rejections: int) -> int:
+        values = {b"a": acceptances * GROUP - SCORING.penalty * rejections, b"o": others * GROUP}
+        return shares(values, SCORING)[b"a"]
 
     assert share(rejections + 1) <= share(rejections)
 
 
-def test_a_key_earns_nothing_until_its_balance_exceeds_the_deposit() -> None:
-    assert shares({b"new": SCORING.deposit, b"old": 100.0}, SCORING)[b"new"] == 0.0
+def test_a_key_earns_nothing_up_to_the_deposit_and_by_its_whole_balance_beyond_it() -> None:
+    scoring = STEADY.model_copy(update={"deposit": 8 * GROUP})
+    at, beyond = 8 * GROUP, 8 * GROUP + 1
+    assert shares({b"new": at, b"old": 24 * GROUP}, scoring) == {b"new": 0, b"old": SHARE}
+    assert shares({b"new": beyond, b"old": 24 * GROUP}, scoring) == {b"new": 250_000_023, b"old": 749_999_976}
 
 
 def test_scores_are_in_order_and_capped() -> None:
     entry = summary(row(A), row(B), row(C, submitted=4))
     result = scores((entry,), SCORING, PROOF)
-    assert [miner for miner, _ in result] == sorted(key.public for key in (A, B))
-    assert dict(result) == {A.public: 0.5, B.public: 0.5}  # and C earns nothing
+    assert list(result) == sorted([(A.public, SHARE // 2), (B.public, SHARE // 2)])  # and C earns nothing
+    alone = scores((summary(row(A)),), SCORING, PROOF)
+    assert alone == ((A.public, SCORING.cap),)
+
+
+def test_of_too_many_earners_those_with_the_largest_shares_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.limits.MAX_PARTICIPANTS", 2)
+    first, last = sorted((A, B), key=lambda key: key.public)
+    entry = summary(row(first), row(last), row(C, pledged=32, submitted=32))
+    assert scores((entry,), STEADY, PROOF) == tuple(sorted([(C.public, SHARE // 2), (first.public, SHARE // 4)]))
 
 
 def test_the_count_of_clean_windows_restarts_after_a_rejection() -> None:
@@ -256,49 +347,51 @@ def test_the_count_of_clean_windows_restarts_after_a_rejection() -> None:
 
 
 def test_the_audited_share_falls_to_the_floor() -> None:
-    proof = samples.run_manifest().proof
-    assert [proof.audit_share(clean) for clean in (0, 7, 8, 16, 24, 10_000)] == [
+    assert [PROOF.audit_share(clean) for clean in (0, 7, 8, 16, 24, 10_000)] == [
         *(250_000, 250_000, 125_000, 62_500, 50_000, 50_000)
     ]
 
 
 def test_a_row_has_the_counts_of_the_accepted_groups() -> None:
-    first = judgement(0, tokens=5, positions=3, sketch_misses=1, margin_misses=2)
-    result = LedgerRow.of(verdict(first, judgement(1, positions=2), rejected(2)))
-    assert result.counts == Counts(tokens=10, positions=5, sketch_misses=1, margin_misses=2)
-    assert LedgerRow.undelivered(A.public, 3).counts == Counts()
+    first = judgement(0, counts=counts(sketch=(3, 1), margin=(5, 2), stop=(2,)))
+    result = LedgerRow.of(verdict(first, judgement(1, counts=counts(sketch=(2,), margin=(5,), stop=(2,))), rejected(2)))
+    assert result.counts == counts(sketch=(5, 1), margin=(10, 2), stop=(4,))
+    assert LedgerRow.undelivered(A.public, 3).counts == LedgerRow.of(verdict(rejected(0))).counts == NO_COUNTS
 
 
-def test_a_rejection_does_not_end_a_history() -> None:
-    good, bad = row(A), row(A, accepted=3, rejected=1)
-    unaudited = row(A, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+def test_the_largest_verdict_has_a_row() -> None:
+    """No counts that a validator may state are too large to be added."""
+    most = (1 << 40, 1 << 40)
+    with pytest.raises(ValidationError, match="more trials than tokens"):
+        judgement(0, counts=counts(margin=most))
+    largest = judgement(0, tokens=1 << 25, logprobs=bytes(4 << 25), counts=counts(luck=(1000 << 25, 1)))
+    assert sum([largest.counts] * 4096, NO_COUNTS).luck.trials < 1 << 53
+
+
+def test_a_rejection_does_not_end_the_evidence_and_windows_without_accepted_groups_add_none() -> None:
+    one, other = counts(sketch=(16, 1)), counts(sketch=(16, 3))
     ledger = [
-        summary(good, row(B), window=1),
-        summary(bad, window=2),
-        summary(good, window=3),
-        summary(unaudited, window=4),
+        summary(row(A, counts=one), row(B), window=1),
+        summary(row(A, accepted=3, rejected=1, counts=other), window=2),
+        summary(row(A, audited=0, accepted=0, counts=NO_COUNTS), window=3),
+        summary(row(A, counts=one), window=4),
     ]
-    counts = {A.public: [good.counts, bad.counts, good.counts], B.public: [row(B).counts]}
-    assert histories(ledger, PROOF) == {
-        miner: windows_of(items, samples.thresholds()) for miner, items in counts.items()
-    }
+    expected = NO_EVIDENCE
+    for item in (one, other, one):
+        expected = advance(expected, item, samples.thresholds())
+    assert evidence_of(ledger, PROOF, A.public, "torch-float32") == expected
+    assert evidence_of(ledger, PROOF, C.public, "torch-float32") == NO_EVIDENCE
     amendment = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
-    assert histories([*ledger, summary(window=5, amendments=(amendment,))], PROOF) == histories(ledger, PROOF)
+    amended = [*ledger, summary(window=5, amendments=(amendment,))]
+    assert evidence_of(amended, PROOF, A.public, "torch-float32") == expected
 
 
-@pytest.mark.parametrize(
-    "listed, computed, same",
-    [
-        ([(b"a", 0.5), (b"b", 0.25)], [(b"a", 0.5 + 1e-15), (b"b", 0.25)], True),
-        ([(b"a", 0.5)], [(b"a", 0.5), (b"b", 1e-16)], True),  # a balance that rounding moves across the deposit
-        ([(b"a", 0.5)], [(b"a", 0.5 + 2e-9)], False),
-        ([(b"a", 0.5)], [(b"a", 0.5), (b"b", 2e-9)], False),
-        ([], [(b"a", 0.5)], False),
-        ([(b"b", 0.25), (b"a", 0.5)], [(b"a", 0.5), (b"b", 0.25)], False),
-        ([(b"a", 0.9), (b"a", 0.5)], [(b"a", 0.5)], False),
-    ],
-)
-def test_scores_are_the_same_but_for_the_last_bits(
-    listed: list[tuple[bytes, float]], computed: list[tuple[bytes, float]], same: bool
-) -> None:
-    assert are_same_scores(listed, computed) == same
+def test_each_declaration_has_its_own_evidence() -> None:
+    wide = samples.thresholds(miner="torch-bfloat16")
+    proof = proof_of(samples.thresholds(), wide)
+    ledger = [
+        summary(row(A), window=1),
+        summary(row(A, arithmetic="torch-bfloat16", counts=counts(sketch=(10_000,))), window=2),
+    ]
+    assert evidence_of(ledger, proof, A.public, "torch-float32") == advance(NO_EVIDENCE, row(A).counts, wide)
+    assert max(evidence_of(ledger, proof, A.public, "torch-bfloat16")["sketch"]) < 0

@@ -1,23 +1,20 @@
 """The table of thresholds of a run, and what a pair of arithmetics may and may not do."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from protocol.errors import PairError
-from protocol.proof import ARITHMETICS, CALIBRATED, Step, arithmetic_of, pairs_of
+from protocol.proof import ARITHMETICS, CALIBRATED, Table, arithmetic_of, pairs_of
 from tests.support.builders import samples
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import thresholds
 
 NARROW = thresholds()
-WIDE = thresholds(
-    miner="torch-bfloat16", sketch_rate=0.01, margin=0.1, margin_limit=5.0, logprob_tolerance=0.5, level=1e-8
-)
-ACROSS = thresholds(validator="torch-bfloat16", sketch_median=9, logprob_tolerance=0.4)
-BOTH = thresholds(miner="torch-bfloat16", validator="torch-bfloat16", logprob_tolerance=0.3)
+WIDE = thresholds(miner="torch-bfloat16", logprob_tolerance=500_000, logprob_bias=3_000)
+ACROSS = thresholds(validator="torch-bfloat16", logprob_tolerance=400_000, logprob_bias=4_000)
+BOTH = thresholds(miner="torch-bfloat16", validator="torch-bfloat16", logprob_tolerance=300_000)
 TABLE = (NARROW, WIDE, ACROSS, BOTH)
 
 
@@ -43,44 +40,51 @@ def test_rows_of_validators_alone_admit_no_miner() -> None:
     for validator in proof.validators:
         with pytest.raises(PairError):
             proof.row("torch-bfloat16", validator)
-    assert proof.logprob_tolerance("torch-bfloat16", "torch-bfloat16") == BOTH.logprob_tolerance
+    assert proof.logprob_bounds("torch-bfloat16", "torch-bfloat16") == (300_000, 1_000)
 
 
 def test_validators_of_one_arithmetic_are_compared_by_their_own_row() -> None:
     proof = proof_of(*TABLE)
-    assert proof.logprob_tolerance("torch-float32", "torch-float32") == NARROW.logprob_tolerance
-    assert proof.logprob_tolerance("torch-bfloat16", "torch-bfloat16") == BOTH.logprob_tolerance
+    assert proof.logprob_bounds("torch-float32", "torch-float32") == (50_000, 1_000)
+    assert proof.logprob_bounds("torch-bfloat16", "torch-bfloat16") == (300_000, 1_000)
     for one, other in (("torch-float32", "torch-bfloat16"), ("torch-bfloat16", "torch-float32")):
-        assert proof.logprob_tolerance(one, other) == WIDE.logprob_tolerance  # the larger one of both orders
-    assert proof.logprob_tolerance("torch-float32", "vllm-float32") < 0  # nothing agrees
+        assert proof.logprob_bounds(one, other) == (500_000, 4_000)  # the larger ones of both orders
+    assert proof.logprob_bounds("torch-float32", "vllm-float32")[0] < 0  # nothing agrees
 
 
-def test_the_widest_thresholds_tolerate_what_any_validator_does() -> None:
-    widest = proof_of(*TABLE).widest("torch-bfloat16")
-    assert (widest.margin, widest.margin_limit, widest.logprob_tolerance) == (0.1, 5.0, 0.5)
-    assert (widest.sketch_rate, widest.level) == (0.01, 1e-9)
-    assert proof_of(*TABLE).widest("torch-float32").sketch_median == 9
-    with pytest.raises(PairError):
-        proof_of(*TABLE, miners=("torch-float32",)).widest("torch-bfloat16")
+def alternative(*scores: int, growth: int = 1000) -> dict[str, Any]:
+    return {"scores": scores, "growth": growth}
 
 
-def test_points_are_as_probable_by_the_widest_steps_as_by_those_of_any_row() -> None:
-    first = [Step(beyond=0.1, rate=0.02, points=4), Step(beyond=0.2, rate=1e-3, points=20)]
-    second = [Step(beyond=0.0, rate=0.01, points=7), Step(beyond=3.0, rate=5e-3, points=15)]
-    rows = (
-        thresholds(miner="torch-bfloat16", validator="torch-bfloat16", margin_steps=tuple(first)),
-        thresholds(miner="torch-bfloat16", margin_steps=tuple(second)),
-        thresholds(validator="torch-bfloat16"),
-        thresholds(),
-    )
-    widest = proof_of(*rows, miners=("torch-bfloat16", "torch-float32")).widest("torch-bfloat16").margin_steps
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beyond": (10, 10)}, "do not strictly ascend"),
+        ({"beyond": (-1, 10)}, "beyond.0"),
+        ({"beyond": (10, 1 << 31)}, "beyond.1"),
+        ({"rates": (10**12, 10**15)}, "rates that rise"),
+        ({"rates": (10**15,)}, "not one rate for each step"),
+        ({"rates": (10**18, 10**15)}, "rates.0"),  # a certainty is no step
+        ({"rates": (10**15, 0)}, "rates.1"),
+        ({"alternatives": ()}, "at least 1 item"),
+        ({"alternatives": (alternative(1000),)}, "not one score for each step"),
+        ({"alternatives": (alternative(2000, 1000),)}, "scores that fall"),
+        ({"alternatives": (alternative(-1, 1000),)}, "scores.0"),
+        ({"alternatives": (alternative(1, 1000, growth=0),)}, "growth"),  # evidence would not restart
+        ({"alternatives": (alternative(1, 2),) * 17}, "at most 16 items"),
+    ],
+    ids=str,
+)
+def test_a_table_that_is_none(changes: dict[str, Any], message: str) -> None:
+    fields = samples.table((10, 20), (1e-3, 1e-6), (0.5, 0.5)).model_dump()
+    with pytest.raises(ValidationError, match=message):
+        Table(**(fields | changes))
 
-    def rate(steps: Sequence[Step], points: int) -> float:
-        """Return the bound on the probability of at least so many points."""
-        return next((step.rate for step in steps if step.points >= points), 0.0)
 
-    for points in range(1, 25):
-        assert rate(widest, points) == max(rate(first, points), rate(second, points))
+@pytest.mark.parametrize("changes", [{"threshold": 0}, {"threshold": 10**9}, {"confidence_ppm": 10**6}])
+def test_thresholds_out_of_range_are_invalid(changes: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        thresholds(**changes)
 
 
 @pytest.mark.parametrize(

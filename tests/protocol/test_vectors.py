@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from protocol.judging.points import count_points
 
 from protocol import errors
 from protocol.chain.manifest import Head, Manifest
@@ -19,26 +18,34 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zer
 from protocol.identity.authority import Authority, Revision, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
-from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, points_surprisal
-from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
+from protocol.judging.evidence import (
+    NO_EVIDENCE,
+    Counts,
+    Evidence,
+    advance,
+    count_group,
+    count_luck,
+    exceeded,
+    repeated_positions,
+)
+from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, evidence_of, scores
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.round_checks import check_next_manifest, owner, turn_of
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
-from protocol.proof import ProofSpec, Step
+from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
-from tests.support.builders.samples import thresholds
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 VECTORS: dict[str, list[dict[str, Any]]] = {
     path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))
 }
 KINDS: tuple[type[Record], ...] = (
-    *(Announcement, Commitment, Envelope, Group, Head, Judgement),
+    *(Announcement, Commitment, Counts, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
     *(Invite, ReauditVerdict, Revision, Witness, ProofOfWorkSolution),
     *(RoundManifest, RoundContribution, RoundPointer),
@@ -193,7 +200,7 @@ def test_sketches(item: dict[str, Any]) -> None:
     assert data.hex() == item["sketch"]
     exact = slow_sketch.values(item["kind"], hidden.numpy(), seed)
     assert np.abs(exact % 1 - 0.5).min() > 1e-3  # float32 rounds like real numbers, on every machine
-    assert np.array_equal(np.frombuffer(data, dtype=np.int8).reshape(-1, 4), np.clip(np.round(exact), -127, 127))
+    assert np.array_equal(np.frombuffer(data, dtype=np.uint8).reshape(-1, 4), np.round(exact) % 256)
 
 
 @pytest.mark.parametrize("item", cases("sketch", "distances"), ids=name_of)
@@ -250,22 +257,35 @@ def test_scores() -> None:
     item = case("ledger", "scores")
     ledger = [Summary.from_bytes(bytes.fromhex(entry)) for entry in item["ledger"]]
     scoring, proof = ScoringSpec(**item["scoring"]), ProofSpec.model_validate_json(json.dumps(item["proof"]))
-    balances_by_miner = {miner.hex(): value for miner, value in balances(ledger, scoring, proof).items()}
-    assert balances_by_miner == pytest.approx(dict(item["balances"]))
-    assert {miner.hex(): share for miner, share in scores(ledger, scoring, proof)} == pytest.approx(
-        dict(item["scores"])
-    )
+    assert {miner.hex(): value for miner, value in balances(ledger, scoring, proof).items()} == dict(item["balances"])
+    assert [[miner.hex(), share] for miner, share in scores(ledger, scoring, proof)] == item["scores"]
+    for miner, arithmetic, evidence in item["evidence"]:
+        assert listed(evidence_of(ledger, proof, bytes.fromhex(miner), arithmetic)) == evidence
 
 
-def test_points() -> None:
-    item = case("verdict", "points")
-    steps = tuple(Step(**step) for step in item["steps"])
-    assert count_points(np.array([float(margin) for margin in item["margins"]]), steps).tolist() == item["points"]
-    surprisals = [points_surprisal(points, tokens, steps) for tokens, points in item["windows"]]
-    assert surprisals == pytest.approx(item["surprisals"])
-    row = thresholds(margin_steps=steps)
-    windows = [CountedWindow(Counts(tokens, tokens, margin_points=points), row) for tokens, points in item["windows"]]
-    assert history_surprisal(windows) == pytest.approx(item["history"])
+def listed(evidence: Evidence) -> dict[str, list[int]]:
+    return {name: list(values) for name, values in evidence.items()}
+
+
+def row_of(item: dict[str, Any]) -> Thresholds:
+    return Thresholds.model_validate_json(json.dumps(item["row"]))
+
+
+def test_counts() -> None:
+    item = case("verdict", "counts")
+    row, lengths, margins = row_of(item), [len(tokens) for tokens in item["completions"]], np.array(item["margins"])
+    repeats = repeated_positions(item["completions"])
+    counts = count_group(np.array(item["distances"]), margins, np.array(item["stops"]), lengths, row, repeats)
+    luck = count_luck(margins, lengths, item["rewards"], row.luck.beyond)
+    assert counts.model_copy(update={"luck": luck}) == Counts.model_validate_json(json.dumps(item["counts"]))
+
+
+def test_evidence() -> None:
+    item = case("verdict", "evidence")
+    row, evidence = row_of(item), NO_EVIDENCE
+    for group in item["groups"]:
+        evidence = advance(evidence, Counts.model_validate_json(json.dumps(group["counts"])), row)
+        assert (listed(evidence), exceeded(evidence, row)) == (group["evidence"], group["exceeded"])
 
 
 @pytest.mark.parametrize("item", cases("outer", "trusted"), ids=name_of)

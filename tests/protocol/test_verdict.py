@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from protocol.judging.verdict import Judgement, Reason, joint_rejection, unpack_logprobs
-from tests.support.builders.samples import judgement, rejected, thresholds, verdict
+from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE
+from protocol.judging.verdict import Judgement, Reason, joint_rejection, own_rejection, unpack_logprobs
+from tests.support.builders.samples import counts, judgement, rejected, thresholds, verdict
 
-PROOF = thresholds()  # rates 1e-3, level 1e-9
+ROW = thresholds()
 
 
 def test_a_judgement_without_a_reason_accepts() -> None:
@@ -25,11 +26,10 @@ def test_a_judgement_without_a_reason_accepts() -> None:
         {"reason": "wrong-sketch", "rewards": ()},
         {"logprobs": bytes(16)},
         {"tokens": 6},
-        {"sketch_misses": 6},
-        {"margin_misses": -1},
-        {"surprisal": float("nan")},
-        {"worst_margin": float("inf")},
-        {"rewards": (2e6,)},
+        {"tokens": 1 << 40, "logprobs": bytes(20)},
+        {"counts": counts(luck=(5001,))},
+        {"rewards": (2 * 10**12,)},
+        {"rewards": (0.5, 1.0)},
         {"index": 1 << 20},
     ],
 )
@@ -54,20 +54,49 @@ def test_log_probabilities_are_split_by_rollout() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reached", "reason"),
+    [
+        ({"sketch": (200, 0, 0, 1), "margin": (200, 0, 0, 1)}, Reason.SKETCH),
+        ({"margin": (200, 0, 0, 1), "stop": (2, 0, 1)}, Reason.SAMPLING),
+        ({"stop": (2, 0, 1), "luck": (5_000, 40)}, Reason.STOP),
+        ({"luck": (5_000, 40)}, Reason.LUCK),
+        ({"sketch": (200, 1), "margin": (200, 1), "stop": (2, 1), "luck": (400, 1)}, None),
+        ({}, None),
+    ],
+)
+def test_a_group_is_refused_for_the_first_statistic_that_refuses_it(
+    reached: dict[str, tuple[int, ...]], reason: Reason | None
+) -> None:
+    assert own_rejection(counts(**reached), ROW) == reason
+
+
+@pytest.mark.parametrize(
     ("rejection", "reason"),
     [
         (rejected(1), Reason.WINDOW),  # a group that passes by chance is rejected with those of another policy
-        (rejected(1, sketch_misses=1), None),  # its median is too large, but honest work may have as many misses
-        (rejected(1, "wrong-reward", sketch_misses=0, sketch_median=0.0), None),
-        (rejected(1, "wrong-prompt", positions=0, sketch_misses=0, sketch_median=0.0), None),
+        (rejected(1, counts=counts(sketch=(5, 1), margin=(5,))), None),  # honest work may have as many misses
+        (rejected(1, "wrong-reward", counts=counts(sketch=(5,), margin=(5,))), None),
+        (rejected(1, "wrong-prompt", counts=NO_COUNTS), None),
     ],
 )
 def test_a_rejected_group_counts_if_its_statistics_were_computed(rejection: Judgement, reason: Reason | None) -> None:
-    assert joint_rejection([judgement(0), rejection], [], PROOF) == reason
-    assert joint_rejection([rejection], [], PROOF) is None  # there is no accepted group
+    assert joint_rejection([judgement(0), rejection], NO_EVIDENCE, ROW) == reason
 
 
-def test_groups_without_statistics_do_not_dilute_the_others() -> None:
-    groups = [judgement(0, sketch_misses=2), judgement(1, sketch_misses=2)]
-    unchecked = [rejected(2, "bad-tokens", tokens=10**6, positions=0, sketch_misses=0)]
-    assert joint_rejection(groups, [], PROOF) == joint_rejection([*groups, *unchecked], [], PROOF) == Reason.WINDOW
+def test_groups_add_up_with_each_other_and_with_the_windows_before() -> None:
+    group = counts(sketch=(5, 2), margin=(5,))
+    judgements = [judgement(index, counts=group) for index in range(4)]
+    assert own_rejection(group, ROW) is None
+    assert joint_rejection(judgements, NO_EVIDENCE, ROW) == Reason.WINDOW
+    assert joint_rejection(judgements[:1], NO_EVIDENCE, ROW) is None
+    assert joint_rejection(judgements[:1], {"sketch": (0, 8_000_000)}, ROW) == Reason.WINDOW
+    unchecked = [rejected(index, "bad-tokens", tokens=10**6, counts=NO_COUNTS) for index in range(4, 8)]
+    assert joint_rejection([*unchecked, *judgements], NO_EVIDENCE, ROW) == Reason.WINDOW  # and dilute nothing
+
+
+def test_groups_count_in_the_order_of_their_indices() -> None:
+    """Clean groups take evidence off: what a window shows must not depend on what was judged first."""
+    clean, bad = counts(sketch=(1000,)), counts(sketch=(5, 2))
+    judgements = [judgement(index, tokens=1000, logprobs=bytes(4000), counts=bad) for index in (0, 1, 5, 6)]
+    judgements += [judgement(index, tokens=1000, logprobs=bytes(4000), counts=clean) for index in (2, 3, 4)]
+    assert joint_rejection(judgements, NO_EVIDENCE, ROW) is None

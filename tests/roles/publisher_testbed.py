@@ -1,6 +1,5 @@
 """A publisher over a store in memory, what a follower verifies of its chain, and publishers that are killed."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +9,18 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Head
 from protocol.digest import Weights, digest_weights
-from protocol.identity.authority import Authority
+from protocol.identity.authority import Authority, ChainPoint
 from protocol.identity.signing import SigningKey, open_announced, sign
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
+from roles.ports import ObjectStore
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from tests.support.builders.chains import TRAINER, change_elements, equal, make_node, small_run, small_weights
 from tests.support.builders.samples import revision
 from tests.support.builders.snapshots import put_snapshot
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling, changes
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.virtual_clock import TrioClock
 
@@ -28,18 +28,12 @@ SUCCESSOR = SigningKey(b"s" * 32)
 SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=1.0, part_bytes=1)
 
 
-async def copy_of(store: MemoryStore) -> MemoryStore:
-    copy = MemoryStore()
-    async for item in store.list(""):
-        await copy.put(item.path, await store.get(item.path, 1 << 30))
-    return copy
-
-
 class PublisherTestbed:
     """A store, a trainer's state, and the weights of its versions."""
 
     def __init__(self) -> None:
-        self.store, self.state, self.log = MemoryStore(), MemoryStore(), Log("trainer")
+        self.store: ObjectStore = MemoryStore()
+        self.state, self.log = MemoryStore(), Log("trainer")
         self.weights: list[Weights] = [small_weights(0)]
         for seed in range(1, 12):
             self.weights.append(change_elements(self.weights[-1], seed))
@@ -75,16 +69,32 @@ class PublisherTestbed:
         await refresh_authority(node)
         return node, await Follower.open(node)
 
-    async def revise(self, number: int, previous: bytes, **changes: Any) -> None:
+    async def revise(self, rewind: ChainPoint | None = None, **changes: Any) -> None:
+        """Publish the first revision, which changes the authority or takes versions back."""
         authority = Authority(**(dict(self.run.authority) | changes))
-        record = revision(number, previous, run=self.run_id, authority=authority)
-        await self.store.put(paths.revision(self.run_id, number), sign(record, key("root")))
+        record = revision(1, self.run_id, run=self.run_id, authority=authority, rewind=rewind)
+        await self.store.put(paths.revision(self.run_id, 1), sign(record, key("root")))
 
-    async def assert_followed(self, version: int, state: MemoryStore | None = None) -> None:
-        """Assert that a follower verifies a version as the newest, bit for bit."""
-        newest_version, weights = await newest(*await self.follower(state))
-        assert newest_version == version
-        assert equal(weights, self.weights[version])
+    async def assert_followed(
+        self,
+        version: int,
+        state: MemoryStore | None = None,
+        *,
+        follower: tuple[Node, Follower] | None = None,
+        after: object = "",
+    ) -> None:
+        """Assert that a follower, by default a new one, verifies a version as the newest, bit for bit.
+
+        Args:
+            after: what was done before, for the message.
+        """
+        node, own = follower or await self.follower(state)
+        await refresh_authority(node)
+        await own.refresh()
+        assert own.chain.head is not None
+        newest = await own.rebuild(own.chain.head.version)
+        assert newest.version == version, after
+        assert equal(newest.weights, self.weights[version]), after
 
     async def head(self, key: SigningKey = TRAINER) -> Head:
         return open_announced(await self.store.get(paths.head(key.public), 1 << 20), Head).record
@@ -96,15 +106,6 @@ async def published(versions: int) -> PublisherTestbed:
     await testbed.publish(*range(versions))
     assert (await testbed.head()).version == versions - 1
     return testbed
-
-
-async def newest(node: Node, follower: Follower) -> tuple[int, Weights]:
-    """Return the newest version and its weights, as a follower verifies them."""
-    await refresh_authority(node)
-    await follower.refresh()
-    assert follower.chain.head is not None
-    weights_of_head = await follower.rebuild(follower.chain.head.version)
-    return weights_of_head.version, weights_of_head.weights
 
 
 class LosesPatches(MemoryStore):
@@ -120,65 +121,32 @@ class LosesPatches(MemoryStore):
 # A publisher that is killed at one of its puts and deletes, by its number or by its path
 
 
-async def killed_at(testbed: PublisherTestbed, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:
-    """Publish, and kill the publisher before or after one of its puts and deletes, counted from 0 over store and state.
+async def publish_with(testbed: PublisherTestbed, trigger: CrashTrigger, **options: Any) -> bool:
+    """Publish until a trigger kills the publisher; return whether it did.
 
     Args:
         options: as for `PublisherTestbed.publish`.
+    """
+    store, state = testbed.store, testbed.state
+    crashing_stores: Any = [CrashingStore(inner, trigger) for inner in (store, state)]
+    testbed.store, testbed.state = crashing_stores
+    with trio.CancelScope() as scope:
+        trigger.crash = cancelling(scope)
+        await testbed.publish(**options)
+    testbed.store, testbed.state = store, state
+    return trigger.has_fired
+
+
+async def killed_at(testbed: PublisherTestbed, operation: int, seconds: float, *, after: bool, **options: Any) -> bool:
+    """Publish, and kill the publisher before or after one of its puts and deletes, counted from 0 over store and state.
 
     Returns:
         Whether there were as many puts and deletes.
     """
-    has_crashed, scope = False, trio.CancelScope()
-
-    async def crash() -> None:
-        nonlocal has_crashed
-        has_crashed = True
-        scope.cancel()
-        await trio.sleep_forever()
-
-    trigger = CrashTrigger(lambda name, path: name in {"put", "delete"}, operation, after, crash)
-    store, state = testbed.store, testbed.state
-    crashing_stores: Any = [CrashingStore(inner, trigger) for inner in (store, state)]
-    testbed.store, testbed.state = crashing_stores
-    with scope:
-        await testbed.publish(seconds=seconds, **options)
-    testbed.store, testbed.state = store, state
-    return has_crashed
-
-
-class KilledError(Exception):
-    """The process that uses a state was killed."""
-
-
-class DeadlyState(MemoryStore):
-    """A state whose process is killed just before a put or delete for which `is_deadly` returns True."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_deadly: Callable[[str, str], bool] = lambda operation, path: False
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.is_deadly("put", path):
-            raise KilledError
-        await super().put(path, data)
-
-    async def delete(self, path: str) -> None:
-        if self.is_deadly("delete", path):
-            raise KilledError
-        await super().delete(path)
+    return await publish_with(testbed, CrashTrigger(changes, operation, after), seconds=seconds, **options)
 
 
 async def publish_until_killed(testbed: PublisherTestbed, operation: str, prefix: str, **options: Any) -> None:
-    """Publish until the process is killed before an operation on a path with a prefix."""
-    state, has_crashed = DeadlyState(), False
-    async for item in testbed.state.list(""):
-        await state.put(item.path, await testbed.state.get(item.path, 1 << 30))
-    state.is_deadly = lambda name, path: name == operation and path.startswith(prefix)
-    testbed.state = state
-    try:
-        await testbed.publish(**options)
-    except* KilledError:
-        has_crashed = True
-    state.is_deadly = lambda name, path: False
-    assert has_crashed
+    """Publish until the process is killed before an operation on a path of its state with a prefix."""
+    trigger = CrashTrigger(lambda name, path: name == operation and path.startswith(prefix), 0, after=False)
+    assert await publish_with(testbed, trigger, **options)

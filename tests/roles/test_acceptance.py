@@ -16,7 +16,7 @@ from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import pack_tokens
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
@@ -39,19 +39,9 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
 from tests.support.builders.snapshots import put_snapshot
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.virtual_clock import running, simulated
-
-
-class NoSpaceForOutcomes(MemoryStore):
-    """A disk that is full when the outcome log is written."""
-
-    full = True
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.full and path.startswith(OUTCOMES):
-            raise StoreError(f"{path}: no space left on device")
-        await super().put(path, data)
 
 
 class WrongOnce(SilentStore):
@@ -72,11 +62,17 @@ class WrongOnce(SilentStore):
         return bytes(len(data))
 
 
-class Distant(SilentStore):
-    """A store whose reads take 50 ms."""
+class SlowStore(SilentStore):
+    """A store whose reads take some seconds, all of them or those of one kind of object."""
+
+    def __init__(self, seconds: float, kind: str = "") -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._kind = kind
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        await trio.sleep(0.05)
+        if self._kind in path:
+            await trio.sleep(self._seconds)
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
@@ -92,9 +88,9 @@ class ScheduledBeacon:
         return round_number.to_bytes(32, "little")
 
 
-def make_testbed_with_full_disk() -> tuple[AttackedTrainer, NoSpaceForOutcomes]:
-    """Return a testbed whose trainer cannot write its outcome log."""
-    disk = NoSpaceForOutcomes()
+def make_testbed_with_full_disk() -> tuple[AttackedTrainer, Any]:
+    """Return a testbed whose trainer cannot write its outcome log, and its disk."""
+    disk: Any = UnreachableStore(MemoryStore(), OUTCOMES, operations=("put",), seconds=0.0)
     return AttackedTrainer(state=disk), disk
 
 
@@ -124,7 +120,7 @@ async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(kill
         await testbed.clock.sleep_until(middle)
         await testbed.reveal(*summaries[1])
         await trio.sleep(0.0 if killed else 1.0)
-        disk.full = False
+        disk.is_away = False
 
     async with running(training._read_inbox) as nursery:
         if killed:
@@ -147,7 +143,7 @@ async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows
     await testbed.seal(SECOND, testbed.summary(SECOND))
     await testbed.collect(testbed.run.opening_time(WINDOW) + 2.0)
     assert await testbed.group_outcomes() == {}
-    disk.full = False
+    disk.is_away = False
     await testbed.deliver([group_with_other_prompt(testbed), testbed.groups[1]])
     await testbed.collect()
     assert await testbed.outcomes() == {"used"}
@@ -185,8 +181,7 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
         for validator in (FIRST, SECOND):
             await testbed.publish_records(validator, rejected(), window=later)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(judge_a_later_window)
+    async with running(judge_a_later_window):
         await testbed.collect(restart)
     assert await collected_windows(testbed) == {later}
     testbed.store.silent_prefixes = ()
@@ -199,7 +194,7 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
 
 @simulated
 async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
-    testbed, later = AttackedTrainer(store=Distant()), WINDOW + 4
+    testbed, later = AttackedTrainer(store=SlowStore(0.05)), WINDOW + 4
     clock = WrongClock(testbed.clock)
     testbed.node = replace(testbed.node, clock=clock, beacon=ScheduledBeacon(testbed))
     async with running((await testbed.open_collector()).run):
@@ -227,8 +222,7 @@ async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
         revise(testbed, validators=(SECOND.public,))
         await testbed.reveal(FIRST, summary, verdict)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(revoke)
+    async with running(revoke):
         await testbed.collect()
     assert await testbed.outcomes() == set()
 
@@ -248,26 +242,16 @@ async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
         revise(testbed, quorum=2)
         await testbed.reveal(SECOND, testbed.summary(SECOND, second), second)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_quorum)
+    async with running(raise_quorum):
         await testbed.collect()
     digests = [content_digest(group.to_frame()) for group in testbed.groups]
     assert await testbed.group_outcomes() == {digests[0]: "used", digests[1]: "no-quorum"}
     await testbed.outcomes()
 
 
-class SlowVerdicts(SilentStore):
-    """A store whose reads of verdicts take five seconds."""
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if "/verdicts/" in path:
-            await trio.sleep(5.0)
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-
 @simulated
 async def test_after_a_long_absence_slow_verdicts_are_waited_for():
-    testbed = await make_honest_testbed(1, FIRST, store=SlowVerdicts())
+    testbed = await make_honest_testbed(1, FIRST, store=SlowStore(5.0, "/verdicts/"))
     await testbed.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
     schedule = testbed.run.schedule
     await testbed.clock.sleep_until(
@@ -284,19 +268,20 @@ GROUP = samples.group()  # claims 0.5 and 1.0
 LOGPROBS = np.full(5, -0.5, dtype="<f4").tobytes()
 
 
-def accepting(*rewards: float) -> Judgement:
+def accepting(*rewards: int) -> Judgement:
     return samples.judgement(rewards=rewards, logprobs=LOGPROBS)
 
 
 def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() -> None:
-    assert verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9),), exact=True) is None
-    group = verified_group(GROUP, samples.digest("frame"), (accepting(0.5, 0.9), accepting(0.5, 1.0)), exact=True)
+    other, same = accepting(500_000, 999_999), accepting(500_000, 1_000_000)
+    assert verified_group(GROUP, samples.digest("frame"), (other,), exact=True) is None
+    group = verified_group(GROUP, samples.digest("frame"), (other, same), exact=True)
     assert group is not None
     assert group.rewards == (0.5, 1.0)
 
 
 def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
-    judgements = (accepting(0.1, 0.9), accepting(0.2, 0.8), accepting(0.2, 1.0))
+    judgements = (accepting(100_000, 900_000), accepting(200_000, 800_000), accepting(200_000, 1_000_000))
     group = verified_group(GROUP, samples.digest("frame"), judgements, exact=False)
     assert group is not None
     assert group.rewards == (0.2, 0.9)

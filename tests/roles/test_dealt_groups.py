@@ -6,22 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.judging.evidence import surprisal
+from protocol.judging.evidence import NO_EVIDENCE, Counts, advance
 from protocol.judging.verdict import Judgement, Reason
-from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
+from roles.trainer.collect.quorum import Decision, LogprobRule, decide, refuse_improbable_window
 from roles.trainer.collect.validator_monitor import Absences
 from tests.support.builders import samples
-from tests.support.builders.samples import judgement, rejected, verdict
+from tests.support.builders.proofs import proof_of, with_thresholds
+from tests.support.builders.samples import counts, judgement, rejected, thresholds, verdict
 from tests.support.simulation.network import Log, key
 from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions
 
 FOUR = [samples.key(f"validator {number}").public for number in range(4)]
-THRESHOLDS = samples.run_manifest().proof.widest("torch-float32")
-
-
-def tolerance(one: str, other: str) -> float:
-    """Return how far log-probabilities may differ."""
-    return 1.0
+PROOF = proof_of(thresholds())
+RULE = LogprobRule(with_thresholds(PROOF, logprob_tolerance=1_000_000))
 
 
 def decision(
@@ -35,7 +32,7 @@ def decision(
     verdicts = [verdict(item, validator=FOUR[number]) for number, item in judgements.items()]
     dealt = {FOUR[number] for number in judges}
     awaited = {FOUR[number] for number in outstanding}
-    (result,) = decide(verdicts, quorum, awaited, tolerance, FOUR, lambda group: dealt)
+    (result,) = decide(verdicts, quorum, awaited, RULE, FOUR, lambda group: dealt)
     return result
 
 
@@ -61,6 +58,11 @@ def test_what_only_others_judged_is_logged_when_its_judges_are_silent() -> None:
     assert decision({3: judgement(0)}, {0}, 1).reason == "no-quorum"
 
 
+def group_counts(misses: int) -> Counts:
+    """Return the counts of a group of 1,000 tokens with so many misses of margins."""
+    return counts(sketch=(1000,), margin=(1000, misses), stop=(8,))
+
+
 def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invented: int = 1000) -> list[Decision]:
     """Return the decisions on a window of groups of 1,000 tokens with so many misses of margins.
 
@@ -71,7 +73,7 @@ def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invent
 
     def item(index: int, validator: int) -> Judgement:
         count = invented if validator in liars else misses[index]
-        return judgement(index, tokens=1000, positions=1000, margin_misses=count, logprobs=bytes(4000))
+        return judgement(index, tokens=1000, counts=group_counts(count), logprobs=bytes(4000))
 
     def dealt(index: int) -> set[int]:
         return {(index + step) % 4 for step in range(judges)}
@@ -82,19 +84,20 @@ def window(misses: Sequence[int], judges: int, liars: Sequence[int] = (), invent
         )
         for number in range(4)
     ]
-    return decide(verdicts, judges, set(), tolerance, FOUR, lambda index: {FOUR[number] for number in dealt(index)})
+    return decide(verdicts, judges, set(), RULE, FOUR, lambda index: {FOUR[number] for number in dealt(index)})
 
 
 def reasons(decisions: Sequence[Decision]) -> set[str]:
-    return {item.reason for item in refuse_improbable_window(decisions, THRESHOLDS)}
+    return {item.reason for item in refuse_improbable_window(decisions, PROOF)}
 
 
 @pytest.mark.parametrize("judges", [1, 2])
 def test_a_window_that_no_validator_refuses_is_refused_for_the_evidence_of_all(judges: int) -> None:
     """Eight groups: the part of no validator has enough misses by itself."""
-    misses = [5] * 8
-    parts = 2 * judges
-    assert surprisal(5 * parts, 1000 * parts, THRESHOLDS.margin_rate) < 9 < surprisal(30, 6000, THRESHOLDS.margin_rate)
+    misses, evidence = [6] * 8, NO_EVIDENCE
+    for _ in range(2 * judges):
+        evidence = advance(evidence, group_counts(6), thresholds())
+    assert max(evidence["margin"]) < thresholds().threshold
     assert reasons(window(misses, judges)) == {Reason.WINDOW.value}
     assert reasons(window([1] * 8, judges)) == {""}
 
@@ -109,6 +112,30 @@ def test_a_judge_that_denies_misses_hides_its_own_groups_only() -> None:
     assert reasons(window([8] * 8, 1, [2], 0)) == {Reason.WINDOW.value}
 
 
+def test_each_judgement_is_weighed_by_the_row_of_its_validator() -> None:
+    """Where one validator's arithmetic explains the misses, the other one's does not refuse for them."""
+    rough = samples.table((10_000, 50_000, 250_000), (1e-2, 1e-6, 1e-15), (0.5, 0.5, 0.5), (0.0, 0.0, 12.0))
+    rows = [
+        thresholds(miner=one, validator=other, **({"margin": rough} if "torch-bfloat16" in (one, other) else {}))
+        for one in ("torch-bfloat16", "torch-float32")
+        for other in ("torch-bfloat16", "torch-float32")
+    ]
+    proof = proof_of(*rows, miners=("torch-float32",))
+
+    def decisions(second: str) -> list[Decision]:
+        judgements = [judgement(index, tokens=1000, counts=group_counts(5), logprobs=bytes(4000)) for index in range(8)]
+        verdicts = [
+            verdict(*judgements, validator=FOUR[0]),
+            verdict(*judgements, validator=FOUR[1], validator_arithmetic=second),
+        ]
+        return decide(verdicts, 2, set(), LogprobRule(proof), FOUR, lambda index: set(FOUR))
+
+    assert {item.reason for item in refuse_improbable_window(decisions("torch-float32"), proof)} == {
+        "improbable-window"
+    }
+    assert {item.reason for item in refuse_improbable_window(decisions("torch-bfloat16"), proof)} == {""}
+
+
 # Tests of roles/trainer/collect/absences.py
 
 
@@ -120,47 +147,41 @@ def exclusions(log: Log) -> Exclusions:
     return Exclusions(log.named("validator-excluded"), log.named("validator-sealed-again"))
 
 
-def test_only_the_first_window_of_an_absence_is_reported_and_then_the_return():
+def absences(*windows: int) -> Log:
+    """Return the log of a trainer that reads windows, in which a validator is absent; negative: has sealed."""
     log = Log("trainer")
-    absences = Absences(log)
-    for window in (4, 5, 6, 7):
-        absences.add(FIRST, window)
-    absences.end(SECOND, 7)
-    absences.end(FIRST, 8)
-    absences.end(FIRST, 9)
-    assert [(line["window"], line["validator"]) for line in log.named("validator-excluded")] == [(4, NAME)]
-    assert [(line["window"], line["windows_missed"]) for line in log.named("validator-sealed-again")] == [(8, 4)]
+    own = Absences(log)
+    for window in windows:
+        if window < 0:
+            own.end(FIRST, -window)
+        else:
+            own.add(FIRST, window)
+    own.end(SECOND, 7)
+    return log
 
 
-def test_the_next_absence_and_an_earlier_window_are_reported_again():
-    log = Log("trainer")
-    absences = Absences(log)
-    absences.add(FIRST, 4)
-    absences.add(FIRST, 3)  # windows are read side by side
-    absences.end(FIRST, 5)
-    absences.add(FIRST, 6)
-    assert [line["window"] for line in log.named("validator-excluded")] == [4, 3, 6]
+@pytest.mark.parametrize(
+    ("windows", "first_windows", "returns"),
+    [
+        ((4, 5, 6, 7, -8, -9), [4], [(8, 4)]),
+        ((4, 3, -5, 6), [4, 3, 6], [(5, 2)]),  # windows are read side by side
+        ((-7, 5, 6), [5, 6], []),
+    ],
+    ids=["an absence", "another absence and an earlier window", "windows before one that was sealed"],
+)
+def test_the_first_window_of_each_absence_is_reported_and_then_the_return(
+    windows: Sequence[int], first_windows: list[int], returns: list[tuple[int, int]]
+) -> None:
+    log = absences(*windows)
+    assert [(line["window"], line["validator"]) for line in log.named("validator-excluded")] == [
+        (window, NAME) for window in first_windows
+    ]
+    assert [(line["window"], line["windows_missed"]) for line in log.named("validator-sealed-again")] == returns
 
 
-def test_a_window_before_one_that_was_sealed_begins_no_absence():
-    log = Log("trainer")
-    absences = Absences(log)
-    absences.end(FIRST, 7)
-    for window in (5, 6):
-        absences.add(FIRST, window)
-    assert [line["window"] for line in log.named("validator-excluded")] == [5, 6]
-    assert exclusions(log).of_window(7) == []
-
-
-def test_every_window_of_an_absence_can_be_told_from_the_events():
-    log = Log("trainer")
-    absences = Absences(log)
-    for window in (4, 5):
-        absences.add(FIRST, window)
-    absences.end(FIRST, 6)
-    for window in (7, 8):
-        absences.add(FIRST, window)
-    reasons = exclusions(log)
+def test_every_window_of_an_absence_can_be_told_from_the_events() -> None:
+    reasons = exclusions(absences(4, 5, -6, 7, 8))
     assert [window for window in range(12) if reasons.reason(window, NAME)] == [4, 5, 7, 8, 9, 10, 11]
     assert reasons.reason(5, NAME) == NOT_SEALED
     assert reasons.reason(5, OTHER_NAME) == ""
+    assert exclusions(absences(-7, 5, 6)).of_window(7) == []

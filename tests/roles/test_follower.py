@@ -2,7 +2,9 @@
 version. What storage may show it otherwise is in tests/attacks.
 """
 
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,31 +18,25 @@ from protocol.digest import content_digest
 from protocol.errors import GapError, MalformedError, ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.objects import ObjectRef
-from roles.policy.follower import Follower
 from roles.ports import NotFoundError, StoreError
-from tests.support.attacked_nodes.follower import AttackedFollower
+from tests.support.attacked_nodes.follower import AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, equal
-from tests.support.faults.decorated_store import DecoratedStore
+from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.virtual_clock import simulated
 
 
 @simulated
 async def test_a_false_patch_is_replaced_by_an_anchor():
-    testbed = AttackedFollower()
-    await testbed.publish(2)
-    follower = await testbed.new_follower()
-    await follower.refresh()
-    await follower.rebuild(1)
+    testbed = await follow_chain(1)
     await testbed.publish()
     await testbed.publish(1, anchor=True)
     path = testbed.patch_path(2)
     good = await testbed.store.get(path, 1 << 20)
     await testbed.store.put(path, good[:-1] + bytes([good[-1] ^ 1]))
-    await follower.refresh()
+    await testbed.follower.refresh()
     with pytest.raises(MalformedError, match="not the bytes of this digest"):
-        await follower.prefetch()
-    weights = await follower.rebuild(3)  # by way of the anchor of version 3
-    assert equal(weights.weights, testbed.chain.weights[3])
+        await testbed.follower.prefetch()
+    assert equal(await testbed.follow(3), testbed.chain.weights[3])  # by way of the anchor of version 3
     assert testbed.log.named("fast-path-failed")
 
 
@@ -48,12 +44,8 @@ async def test_a_false_patch_is_replaced_by_an_anchor():
 async def test_trust_is_on_disk_before_it_is_used():
     testbed = AttackedFollower()
     await testbed.publish(3)
-
-    class FullDisk(MemoryStore):
-        async def put(self, path: str, data: bytes) -> None:
-            raise StoreError("no space left on device")
-
-    testbed.state = FullDisk()
+    full_disk: Any = UnreachableStore(testbed.state, "", operations=("put",))
+    testbed.state = full_disk
     follower = await testbed.new_follower()
     with pytest.raises(StoreError):
         await follower.refresh()
@@ -65,15 +57,17 @@ async def test_trust_is_on_disk_before_it_is_used():
 # Patches in parts: each is decoded when it has arrived and has its digest, and none changes what the node has
 
 
-async def following_testbed() -> tuple[AttackedFollower, Follower]:
-    """Return a testbed whose patches have several parts, and a follower that has version 0."""
-    testbed = AttackedFollower()
+async def following_testbed() -> AttackedFollower:
+    """Return a testbed whose patches have several parts, and whose follower has version 0."""
+    testbed = await follow_chain(0)
     testbed.chain.part_bytes = 1
-    await testbed.publish()
-    follower = await testbed.new_follower()
-    await follower.refresh()
-    await follower.rebuild(0)
-    return testbed, follower
+    return testbed
+
+
+def assert_still_first(testbed: AttackedFollower) -> None:
+    """Assert that the follower still has version 0."""
+    assert testbed.follower.newest is not None
+    assert equal(testbed.follower.newest.weights, testbed.chain.weights[0])
 
 
 def part_paths(testbed: AttackedFollower, version: int) -> list[str]:
@@ -96,40 +90,37 @@ async def replace_parts(testbed: AttackedFollower, parts: list[bytes]) -> None:
 
 @simulated
 async def test_a_follower_rebuilds_versions_from_parts_and_from_parts_that_it_prefetched():
-    testbed, follower = await following_testbed()
+    testbed = await following_testbed()
     await testbed.publish(3)
     assert all(len(part_paths(testbed, version)) > 1 for version in (1, 2, 3))
-    await follower.refresh()
-    assert equal((await follower.rebuild(2)).weights, testbed.chain.weights[2])
-    await follower.prefetch()
+    assert equal(await testbed.follow(2), testbed.chain.weights[2])
+    await testbed.follower.prefetch()
     for path in part_paths(testbed, 3):
         await testbed.store.delete(path)
-    assert equal((await follower.rebuild(3)).weights, testbed.chain.weights[3])
+    assert equal(await testbed.follow(3), testbed.chain.weights[3])
 
 
 @simulated
 async def test_a_part_that_is_bent_or_gone_leaves_the_version_before():
-    testbed, follower = await following_testbed()
+    testbed = await following_testbed()
     await testbed.publish()
     last = part_paths(testbed, 1)[-1]
     good = await testbed.store.get(last, 1 << 20)
-    await follower.refresh()
     await testbed.store.put(last, bytes([good[0] ^ 1]) + good[1:])
     with pytest.raises(MalformedError, match="not the bytes of this digest"):
-        await follower.rebuild(1)
+        await testbed.follow(1)
     await testbed.store.delete(last)
     with pytest.raises(NotFoundError):
-        await follower.rebuild(1)
-    assert follower.newest is not None
-    assert equal(follower.newest.weights, testbed.chain.weights[0])
+        await testbed.follow(1)
+    assert_still_first(testbed)
     await testbed.store.put(last, good)
-    assert equal((await follower.rebuild(1)).weights, testbed.chain.weights[1])
+    assert equal(await testbed.follow(1), testbed.chain.weights[1])
 
 
 @pytest.mark.parametrize("change", ["swapped", "doubled", "one too few", "one too many", "bent and signed"])
 @simulated
 async def test_signed_parts_that_are_no_patch_leave_the_version_before(change: str) -> None:
-    testbed, follower = await following_testbed()
+    testbed = await following_testbed()
     await testbed.publish()
     parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
     false_part = parts[1][:-1] + bytes([parts[1][-1] ^ 1])
@@ -141,30 +132,20 @@ async def test_signed_parts_that_are_no_patch_leave_the_version_before(change: s
         "bent and signed": [parts[0], false_part, *parts[2:]],
     }
     await replace_parts(testbed, changed[change])
-    await follower.refresh()
     with pytest.raises(ProtocolError):
-        await follower.rebuild(1)
-    assert follower.newest is not None
-    assert equal(follower.newest.weights, testbed.chain.weights[0])
+        await testbed.follow(1)
+    assert_still_first(testbed)
 
 
 @simulated
 async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
     """The first part is no patch, and the last one never arrives: the first is refused at once."""
-    testbed, _ = await following_testbed()
+    testbed = await following_testbed()
     await testbed.publish()
     parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
     await replace_parts(testbed, [b"GRP1" + bytes(len(parts[0]) - 4), *parts[1:]])
-    last = part_paths(testbed, 1)[-1]
-
-    class Withholding(DecoratedStore):
-        """A store that never answers for the last part."""
-
-        async def before(self, operation: str, path: str) -> None:
-            if path == last:
-                await trio.sleep_forever()
-
-    follower = await testbed.new_follower(Withholding(testbed.store))
+    withholding = UnreachableStore(testbed.store, part_paths(testbed, 1)[-1], seconds=inf)
+    follower = await testbed.new_follower(withholding)
     await follower.refresh()
     with trio.fail_after(60), pytest.raises(ProtocolError):
         await follower.rebuild(1)
@@ -193,23 +174,20 @@ class Link(DecoratedStore):
         return data
 
 
+def cached(link: Link, directory: Path) -> CachedStore:
+    return CachedStore(link, DiskCache(directory / "cache", 1 << 24), piece_bytes=64, inline=True)
+
+
 @simulated
 async def test_a_cold_start_fetches_each_object_once(tmp_path: Path) -> None:
     testbed = AttackedFollower()
     await testbed.publish(8)
     link = Link(testbed.store)
-    follower = await testbed.new_follower(
-        CachedStore(link, DiskCache(tmp_path / "cache", 1 << 24), piece_bytes=64, inline=True)
-    )
-    await follower.refresh()
-    assert equal((await follower.rebuild(7)).weights, testbed.chain.weights[7])
-    assert testbed.log.named("caught-up")
-    before = dict(link.sent_bytes)
-    again = await testbed.new_follower(
-        CachedStore(link, DiskCache(tmp_path / "cache", 1 << 24), piece_bytes=64, inline=True)
-    )
-    await again.refresh()
-    assert equal((await again.rebuild(7)).weights, testbed.chain.weights[7])
+    for start in range(2):
+        before = dict(link.sent_bytes)
+        testbed.follower = await testbed.new_follower(cached(link, tmp_path))
+        await testbed.assert_follows()
+        assert len(testbed.log.named("caught-up")) == start + 1
     assert link.sent_bytes == before  # another node of this machine, or this one after a restart, fetches nothing
 
 
@@ -220,9 +198,8 @@ async def test_a_late_join_begins_at_the_newest_anchor() -> None:
     await testbed.publish(1, anchor=True)
     await testbed.publish(3)
     link = Link(testbed.store)
-    follower = await testbed.new_follower(link)
-    await follower.refresh()
-    assert equal((await follower.rebuild(24)).weights, testbed.chain.weights[24])
+    testbed.follower = await testbed.new_follower(link)
+    await testbed.assert_follows()
     assert sum("/patches/" in path for path in link.sent_bytes) == 3
     assert sum("/anchors/" in path for path in link.sent_bytes) == 1
 
@@ -232,12 +209,10 @@ async def test_a_hundred_versions_are_caught_up_with_progress() -> None:
     testbed = AttackedFollower()
     await testbed.publish(2)
     link = Link(testbed.store, seconds=1.0)
-    follower = await testbed.new_follower(link)
-    await follower.refresh()
-    await follower.rebuild(1)
+    testbed.follower = await testbed.new_follower(link)
+    await testbed.follow()
     await testbed.publish(100)
-    await follower.refresh()
-    assert equal((await follower.rebuild(101)).weights, testbed.chain.weights[101])
+    await testbed.assert_follows()
     assert sum("/patches/" in path for path in link.sent_bytes) == 101
     reports = testbed.log.named("catching-up")
     assert reports
@@ -251,21 +226,18 @@ async def test_a_download_is_continued_after_a_cut(tmp_path: Path) -> None:
     testbed = AttackedFollower()
     await testbed.publish(2)
     link = Link(testbed.store)
-    store = CachedStore(link, DiskCache(tmp_path / "cache", 1 << 24), piece_bytes=64, inline=True)
-    follower = await testbed.new_follower(store)
-    await follower.refresh()
-    await follower.rebuild(1)
+    testbed.follower = follower = await testbed.new_follower(cached(link, tmp_path))
+    await testbed.follow()
     await testbed.publish(60)
     link.cut_after = 40
     for _ in range(2):
         with pytest.raises(StoreError, match="reset"):
-            await follower.refresh()
-            await follower.rebuild(61)
+            await testbed.follow()
     assert follower.newest is not None
     assert 1 < follower.newest.version < 61  # the version that was verified before the cut
     assert equal(follower.newest.weights, testbed.chain.weights[follower.newest.version])
     link.cut_after = None
-    assert equal((await follower.rebuild(61)).weights, testbed.chain.weights[61])
+    await testbed.assert_follows()
     sizes = {info.path: info.size async for info in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))}
     patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
     assert patch_bytes == sizes  # every byte once

@@ -1,6 +1,5 @@
 """A trainer whose own versions the roots take back: it stops, and after a repair it goes on from the last valid one."""
 
-import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
@@ -15,8 +14,8 @@ from grailnode.store.state.state_store import StateStore
 from protocol import paths
 from protocol.errors import ChainError, RollbackError
 from protocol.identity.authority import ChainPoint
-from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
+from roles.policy.follower import Follower
 from roles.ports import RepairError, StateError
 from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_files import ROUNDS
@@ -26,27 +25,30 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
-from tests.roles.publisher_testbed import (
-    SETTINGS,
-    DeadlyState,
-    KilledError,
-    PublisherTestbed,
-    copy_of,
-    newest,
-    publish_until_killed,
-    published,
-)
-from tests.support.builders import samples
+from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, publish_until_killed, published
 from tests.support.builders.chains import TRAINER, change_elements
-from tests.support.simulation.network import key
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling, changes
+from tests.support.measuring import store_listing
+from tests.support.measuring.store_listing import copy_objects
 from tests.support.simulation.virtual_clock import simulated
 
 
 async def take_back(testbed: PublisherTestbed, version: int, digest: bytes | None = None) -> None:
     """Publish a revision that rewinds the chain to a version."""
-    point = ChainPoint(version=version, digest=digest or (await testbed.head()).digest(version))
-    record = samples.revision(1, testbed.run_id, run=testbed.run_id, authority=testbed.run.authority, rewind=point)
-    await testbed.store.put(paths.revision(testbed.run_id, 1), sign(record, key("root")))
+    await testbed.revise(ChainPoint(version=version, digest=digest or (await testbed.head()).digest(version)))
+
+
+async def taken_back() -> PublisherTestbed:
+    """Return a testbed that has published versions 0 to 6, of which those after 4 are taken back."""
+    testbed = await published(7)
+    await take_back(testbed, 4)
+    return testbed
+
+
+async def assert_taken_back(follower: Follower) -> None:
+    """Assert that a follower refuses a head with versions that are taken back."""
+    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
+        await follower.refresh()
 
 
 async def repair(testbed: PublisherTestbed) -> list[str]:
@@ -61,8 +63,7 @@ async def repair(testbed: PublisherTestbed) -> list[str]:
 
 @simulated
 async def test_a_trainer_does_not_go_on_with_versions_that_the_roots_take_back():
-    testbed = await published(7)
-    await take_back(testbed, 4)
+    testbed = await taken_back()
     await testbed.snapshot(7)
     for _ in range(2):  # its supervisor starts it again
         with pytest.raises(StateError, match=r"takes back the versions after 4.*up to 6; run `grailnode repair`"):
@@ -88,27 +89,23 @@ async def test_what_a_killed_trainer_had_shown_is_taken_back_as_well():
 
 @simulated
 async def test_followers_do_not_take_up_again_what_was_taken_back():
-    testbed = await published(7)
-    state = MemoryStore()
-    await newest(*await testbed.follower(state))
+    testbed, state = await published(7), MemoryStore()
+    await testbed.assert_followed(6, state)
     await take_back(testbed, 4)
-    _, follower = await testbed.follower(state)
-    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
-        await follower.refresh()
-    _, newcomer = await testbed.follower()
-    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
-        await newcomer.refresh()
+    for follower_state in (state, MemoryStore()):
+        _, follower = await testbed.follower(follower_state)
+        await assert_taken_back(follower)
 
 
 @simulated
 async def test_after_a_repair_the_trainer_goes_on_from_the_last_valid_version():
     testbed, state = await published(7), MemoryStore()
-    await newest(*await testbed.follower(state))
+    await testbed.assert_followed(6, state)
     await take_back(testbed, 4)
     await testbed.state.put(f"{INBOX}0000000003-{bytes(32).hex()}", b"groups of version 6")
     lines = await repair(testbed)
     assert f"{CHAIN}: versions 5 to 6 are taken back by revision 1; 4 is the newest" in lines
-    assert not [item async for item in testbed.state.list(INBOX)]
+    assert not await store_listing.paths(testbed.state, INBOX)
     await testbed.assert_followed(4, state)
     testbed.weights[5] = change_elements(testbed.weights[4], 500)
     await testbed.publish(5)
@@ -150,10 +147,7 @@ class RevisingStore(MemoryStore):
 @simulated
 async def test_a_head_that_is_being_made_when_the_rewind_arrives_is_refused():
     testbed = await published(7)
-    store = RevisingStore()
-    async for item in testbed.store.list(""):
-        await store.put(item.path, await testbed.store.get(item.path, 1 << 30))
-    testbed.store = store
+    testbed.store = store = await copy_objects(testbed.store, RevisingStore())
     node = testbed.node()
     publisher = Publisher(node, await History.open(node.state), SETTINGS)
 
@@ -172,8 +166,7 @@ async def test_a_head_that_is_being_made_when_the_rewind_arrives_is_refused():
             nursery.start_soon(publish_next)
     assert raised.group_contains(StateError)
     _, follower = await testbed.follower()
-    with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
-        await follower.refresh()
+    await assert_taken_back(follower)
 
 
 @simulated
@@ -192,9 +185,9 @@ async def test_a_coordinator_of_sites_does_not_publish_again_what_is_taken_back(
 async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_another_one():
     """A head that is taken back says nothing about the versions up to the rewind, which this state does not know."""
     testbed, state = await published(4), MemoryStore()
-    backup = await copy_of(testbed.state)
+    backup = await copy_objects(testbed.state, MemoryStore())
     await testbed.publish(4, 5, 6, seconds=20.0)
-    await newest(*await testbed.follower(state))
+    await testbed.assert_followed(6, state)
     await take_back(testbed, 4)
     valid, testbed.weights[4] = testbed.weights[4], change_elements(testbed.weights[3], 500)
     await testbed.snapshot(4, state=backup)
@@ -214,48 +207,41 @@ async def test_a_state_that_is_older_than_the_last_valid_version_does_not_make_a
     await testbed.assert_followed(5, state)
 
 
-class RepairedState(DeadlyState):
+class RepairedState(CrashingStore):
     """A state that a repair opens."""
 
     async def scan(self) -> dict[str, None]:
-        return {item.path: None async for item in self.list("")}
+        return dict.fromkeys(await store_listing.paths(self))
 
     async def forget(self, path: str) -> None:
         await self.delete(path)
 
 
-async def repair_until_killed(testbed: PublisherTestbed, changes: int) -> bool:
+async def repair_until_killed(testbed: PublisherTestbed, count: int) -> bool:
     """Repair the trainer's state as `grailnode repair` does; kill it after some changes. Return whether it was."""
-    state, operations = RepairedState(), itertools.count()
-    async for item in testbed.state.list(""):
-        await state.put(item.path, await testbed.state.get(item.path, 1 << 30))
-    testbed.state, state.is_deadly = state, lambda operation, path: next(operations) == changes
-    node = replace(testbed.node(), state=StateDraft(cast(StateStore, state)), shared_revisions=None)
-    try:
-        await repair_state(node, lambda line: None)
-    except KilledError:
-        return True
-    finally:
-        state.is_deadly = lambda operation, path: False
-    return False
+    with trio.CancelScope() as scope:
+        trigger = CrashTrigger(changes, count, after=False, crash=cancelling(scope))
+        state = StateDraft(cast(StateStore, RepairedState(testbed.state, trigger)))
+        await repair_state(replace(testbed.node(), state=state, shared_revisions=None), lambda line: None)
+    return trigger.has_fired
 
 
 @simulated
 async def test_a_repair_that_is_killed_at_any_change_leaves_nothing_of_what_is_taken_back():
     """The trainer goes on with the last valid version, or it refuses to start and another repair brings it there."""
-    changes, was_killed = 0, True
+    count, was_killed = 0, True
     while was_killed:
         testbed = await published(7)
         old_work = f"{INBOX}0000000003-{bytes(32).hex()}"
         await testbed.state.put(old_work, b"groups of version 6")
         await take_back(testbed, 4)
-        was_killed = await repair_until_killed(testbed, changes)
+        was_killed = await repair_until_killed(testbed, count)
         try:
             await testbed.publish()
         except StateError:
-            assert not await repair_until_killed(testbed, -1)
+            assert not await repair_until_killed(testbed, 1 << 60)
             await testbed.publish()
-        assert old_work not in {item.path async for item in testbed.state.list(INBOX)}
-        await testbed.assert_followed(4)
-        changes += 1
-    assert changes > 10
+        assert old_work not in await store_listing.paths(testbed.state, INBOX)
+        await testbed.assert_followed(4, after=count)
+        count += 1
+    assert count > 10

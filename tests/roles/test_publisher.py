@@ -11,6 +11,7 @@ import torch
 import trio
 
 from grailnode.observe.chain_check import verify_chain
+from grailnode.store.memory import MemoryStore
 from protocol import digest, patch, paths
 from protocol.digest import digest_weights, tensor_digest
 from protocol.errors import ChainError, PatchError, ProtocolError
@@ -20,17 +21,10 @@ from roles.ports import NotFoundError
 from roles.trainer.publish.fencing import FencedError
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.version_build import VersionBuild
-from tests.roles.publisher_testbed import (
-    SETTINGS,
-    SUCCESSOR,
-    LosesPatches,
-    PublisherTestbed,
-    copy_of,
-    killed_at,
-    newest,
-    published,
-)
-from tests.support.builders.chains import TRAINER, equal, version_weights
+from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, killed_at, published
+from tests.support.builders.chains import TRAINER, version_weights
+from tests.support.measuring import store_listing
+from tests.support.measuring.store_listing import copy_objects, names_below
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
 
@@ -39,9 +33,8 @@ from tests.support.simulation.virtual_clock import simulated
 async def test_a_new_key_takes_over_the_chain():
     testbed = await published(6)
     node, follower = await testbed.follower()
-    version, weights = await newest(node, follower)
-    assert version == 5 and equal(weights, testbed.weights[5])
-    await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await testbed.assert_followed(5, follower=(node, follower))
+    await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     await refresh_authority(node)
     with pytest.raises(NotFoundError):
         await follower.refresh()  # the old head does not count any more, and there is no new one yet
@@ -53,15 +46,14 @@ async def test_a_new_key_takes_over_the_chain():
     assert overlap and all(before.digest(version) == after.digest(version) for version in overlap)
     async for item in testbed.store.list(TRAINER.public.hex()):
         await testbed.store.delete(item.path)
-    for who in ((node, follower), await testbed.follower()):
-        version, weights = await newest(*who)
-        assert version == 6 and equal(weights, testbed.weights[6])
+    for who in ((node, follower), None):
+        await testbed.assert_followed(6, follower=who)
 
 
 @simulated
 async def test_an_interrupted_migration_goes_on():
     testbed = await published(4)
-    await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,))
+    await testbed.revise(trainers=(SUCCESSOR.public,))
     await testbed.snapshot(4)
     for _ in range(4):
         await testbed.publish(seconds=0.0, key=SUCCESSOR)  # killed at its first wait
@@ -72,7 +64,7 @@ async def test_an_interrupted_migration_goes_on():
 @simulated
 async def test_a_migration_without_the_old_space_says_what_is_missing():
     testbed = await published(2)
-    await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,))
+    await testbed.revise(trainers=(SUCCESSOR.public,))
     async for item in testbed.store.list(paths.kind_prefix(TRAINER.public, "anchors")):
         await testbed.store.delete(item.path)
     with pytest.raises(ChainError, match="old key's space must stay readable"):
@@ -83,7 +75,7 @@ async def test_a_migration_without_the_old_space_says_what_is_missing():
 @simulated
 async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
     testbed = await published(3)
-    states = [testbed.state, await copy_of(testbed.state)]
+    states = [testbed.state, await copy_objects(testbed.state, MemoryStore())]
     stopped_places: list[int] = []
 
     async def run(place: int) -> None:
@@ -106,7 +98,7 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
 @simulated
 async def test_a_state_that_is_older_than_the_published_chain_is_refused():
     testbed = await published(2)
-    backup = await copy_of(testbed.state)
+    backup = await copy_objects(testbed.state, MemoryStore())
     await testbed.publish(2)
     with pytest.raises(ChainError, match="storage shows version 2"):
         await testbed.publish(state=backup)
@@ -155,12 +147,9 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
     without_patch = [fields["version"] for fields in testbed.log.named("published") if not fields["patch_bytes"]]
     assert without_patch == [0, 1]
     assert (1 in (await testbed.head()).anchors) == (settings is SETTINGS)
-
     node, follower = await testbed.follower()
-    version, weights = await newest(node, follower)
-    assert version == newest_version
-    assert equal(weights, testbed.weights[version])
-    assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[version])
+    await testbed.assert_followed(newest_version, follower=(node, follower))
+    assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[newest_version])
 
 
 @pytest.mark.parametrize("profile", patch.PROFILES)
@@ -168,7 +157,7 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
 async def test_patches_have_the_profile_that_is_set(profile: str):
     testbed = PublisherTestbed()
     await testbed.publish(0, 1, 2, settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
-    patches = [item.path async for item in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))]
+    patches = await store_listing.paths(testbed.store, paths.kind_prefix(TRAINER.public, "patches"))
     assert len(patches) == 2
     for path in patches:
         assert patch.summary(await testbed.store.get(path, 1 << 20)).profile == profile
@@ -262,12 +251,8 @@ class RotatedKeyTestbed(PublisherTestbed):
 
     async def prepare(self) -> None:
         await self.publish(0, 1, 2, 3, seconds=SECONDS)
-        await self.revise(1, self.run_id, trainers=(SUCCESSOR.public,))
+        await self.revise(trainers=(SUCCESSOR.public,))
         await self.snapshot(4)
-
-    async def manifests(self) -> list[str]:
-        prefix = paths.kind_prefix(SUCCESSOR.public, "manifests")
-        return [item.path.removeprefix(prefix) async for item in self.store.list(prefix)]
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -277,13 +262,13 @@ async def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
     await before.prepare()
     for operation in itertools.count():
         testbed = RotatedKeyTestbed()
-        testbed.store, testbed.state = await copy_of(before.store), await copy_of(before.state)
+        testbed.store = await copy_objects(before.store, MemoryStore())
+        testbed.state = await copy_objects(before.state, MemoryStore())
         if not await killed_at(testbed, operation, SECONDS, after=after, key=SUCCESSOR):
             break
         await testbed.publish(seconds=SECONDS, key=SUCCESSOR)
-        version, weights = await newest(*await testbed.follower())
-        assert (operation, version) == (operation, 4)
-        assert equal(weights, testbed.weights[4])
-        versions = [name.partition("-")[0] for name in await testbed.manifests()]
+        await testbed.assert_followed(4, after=operation)
+        names = await names_below(testbed.store, paths.kind_prefix(SUCCESSOR.public, "manifests"))
+        versions = [name.partition("-")[0] for name in names]
         assert len(versions) == len(set(versions)), f"two manifests for a version after operation {operation}"
     assert operation > 20

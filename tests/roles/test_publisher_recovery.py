@@ -11,7 +11,6 @@ from protocol.chain.manifest import Manifest
 from protocol.errors import ChainError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
-from roles.ports import ObjectStore, StoreError
 from roles.trainer.publish.head_writer import make_head
 from roles.trainer.publish.history import History
 from tests.roles.publisher_testbed import (
@@ -19,33 +18,17 @@ from tests.roles.publisher_testbed import (
     SUCCESSOR,
     LosesPatches,
     PublisherTestbed,
-    copy_of,
     killed_at,
-    newest,
     publish_until_killed,
     published,
 )
 from tests.support.builders import samples
-from tests.support.builders.chains import TRAINER, equal
-from tests.support.simulation.network import key
+from tests.support.builders.chains import TRAINER
+from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.measuring.store_listing import copy_objects, names_below
 from tests.support.simulation.virtual_clock import simulated
 
 LAST_EPOCH = (1 << 53) - 1
-
-
-class RefusesAnchors(MemoryStore):
-    """Storage that takes no anchors while `refusing` is True."""
-
-    refusing = False
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.refusing and "/anchors/" in path:
-            raise StoreError(f"{path}: refused")
-        await super().put(path, data)
-
-
-async def names_below(state: ObjectStore, prefix: str) -> list[str]:
-    return [item.path.removeprefix(prefix) async for item in state.list(prefix)]
 
 
 # A stolen key
@@ -60,9 +43,7 @@ async def test_a_thiefs_last_epoch_does_not_spoil_the_owners_state():
         with pytest.raises(ChainError, match="an epoch that nobody can follow"):
             await testbed.publish()
     point = ChainPoint(version=3, digest=head.digest(3))
-    authority = testbed.run.authority.model_copy(update={"trainers": (SUCCESSOR.public,), "revoked": (TRAINER.public,)})
-    record = samples.revision(1, testbed.run_id, run=testbed.run_id, authority=authority, rewind=point)
-    await testbed.store.put(paths.revision(testbed.run_id, 1), sign(record, key("root")))
+    await testbed.revise(point, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     await testbed.publish(4, key=SUCCESSOR)
     await testbed.assert_followed(4)
 
@@ -130,7 +111,7 @@ async def test_killed_after_the_anchor_of_a_version_without_a_patch_and_then_rot
     await testbed.snapshot(2)
     await publish_until_killed(testbed, "put", "chain/weights/0000000002", settings=settings, seconds=60)
     store.losing = False
-    await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     await testbed.publish(3, key=SUCCESSOR, settings=settings, seconds=60)
     assert (await testbed.head(SUCCESSOR)).version == 3
     await testbed.assert_followed(3)
@@ -157,13 +138,12 @@ async def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_veri
     await template.snapshot(2, 3, 4)
     for operation in itertools.count():
         testbed = PublisherTestbed()
-        testbed.store, testbed.state = await copy_of(template.store), await copy_of(template.state)
+        testbed.store = await copy_objects(template.store, MemoryStore())
+        testbed.state = await copy_objects(template.state, MemoryStore())
         if not await killed_at(testbed, operation, 3, after=after, settings=settings):
             break
         await testbed.publish(seconds=3, settings=settings)
-        version, weights = await newest(*await testbed.follower())
-        assert (operation, version) == (operation, 4)
-        assert equal(weights, testbed.weights[4])
+        await testbed.assert_followed(4, after=operation)
         await testbed.publish(5, 6, seconds=3, settings=settings)
         assert (operation, await names_below(testbed.state, "chain/weights/")) == (operation, ["0000000006"])
         assert (operation, await names_below(testbed.state, "weights/")) == (operation, ["0000000006/00000"])
@@ -188,17 +168,17 @@ async def test_opening_the_history_of_a_running_trainer_deletes_nothing():
 
 @simulated
 async def test_weights_stay_until_their_anchor_is_uploaded_and_no_longer():
-    testbed, store = PublisherTestbed(), RefusesAnchors()
+    testbed = await published(1)
+    anchors = paths.kind_prefix(TRAINER.public, "anchors")
+    store = UnreachableStore(testbed.store, anchors, operations=("put",), seconds=0.0)
     testbed.store = store
-    await testbed.publish(0, settings=replace(SETTINGS, anchor_interval=2))
-    store.refusing = True
-    await testbed.publish(1, 2, 3, 4, 5, settings=replace(SETTINGS, anchor_interval=2))
-    assert {name.split("/")[0] for name in await names_below(testbed.state, "weights/")} == {
+    await testbed.publish(1, 2, 3, 4, 5)
+    assert [name.split("/")[0] for name in await names_below(testbed.state, "weights/")] == [
         f"{version:010d}" for version in (2, 4, 5)
-    }
-    store.refusing = False
-    await testbed.publish(settings=replace(SETTINGS, anchor_interval=2))
-    assert {name.split("/")[0] for name in await names_below(testbed.state, "weights/")} == {"0000000005"}
+    ]
+    store.is_away = False
+    await testbed.publish()
+    assert [name.split("/")[0] for name in await names_below(testbed.state, "weights/")] == ["0000000005"]
     assert (await testbed.head()).anchors[-1] == 4
     await testbed.assert_followed(5)
 

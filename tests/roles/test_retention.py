@@ -3,9 +3,8 @@ anchors that complete late, kills, restarts with other settings, and new keys.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from roles.trainer.publish.retention import check_retention, retained_range
 from tests.roles.publisher_testbed import SUCCESSOR, PublisherTestbed, killed_at
 from tests.support.builders.chains import TRAINER, change_elements, make_node, small_run, small_weights
 from tests.support.builders.snapshots import put_snapshot
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import running, simulate, simulated
 
@@ -45,7 +45,6 @@ class CheckingStore(MemoryStore):
         self.manifests: dict[bytes, Manifest] = {}
         self.expiries: dict[str, float] = {}  # by path, when the last head that names it expires (Unix time, seconds)
         self.violations: list[str] = []
-        self.heads = 0
 
     def now(self) -> float:
         return BEGIN + trio.current_time()
@@ -59,7 +58,6 @@ class CheckingStore(MemoryStore):
                         f"a head of version {signed.record.version} names {name}, which is not there"
                     )
                 self.expiries[name] = max(self.expiries.get(name, 0.0), signed.record.expires_ms / 1000)
-            self.heads += 1
         if "/manifests/" in path:
             manifest = open_announced(data, Manifest)
             self.manifests[manifest.digest] = manifest.record
@@ -99,11 +97,12 @@ class LongRunTestbed(PublisherTestbed):
         self.run = run.model_copy(update={"head_ttl": HEAD_TTL})
         self.store: CheckingStore = CheckingStore()
 
-
-def grid(
-    *, intervals: tuple[int, ...], patches: tuple[int, ...], anchors: tuple[int, ...]
-) -> list[tuple[int, int, int]]:
-    return list(product(intervals, patches, anchors))
+    async def lose_oldest_anchor(self) -> int:
+        """Lose the oldest anchor that the head names from storage; return its version."""
+        head = await self.head()
+        manifest = self.store.manifests[head.digest(head.anchors[0])]
+        await MemoryStore.delete(self.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+        return head.anchors[0]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +114,12 @@ def grid(
         (50, 200, 2),
         (9, 100, 10),
         (50, 100, 10),
-        *grid(intervals=(1, 2, 3, 7, 20), patches=(1, 2, 5, 19, 60), anchors=(1, 2, 5, 11)),
+        (48, 1950, 42),  # the largest settings that are accepted
+        *product((1, 2, 3, 7, 20), (1, 2, 5, 19, 60), (1, 2, 5, 11)),
     ],
 )
 def test_a_retired_anchor_is_never_named_again(interval: int, patches: int, anchors: int) -> None:
+    check_retention(interval, patches, anchors)
     available: set[int] = set()
     first_patch = 0
     for newest_version in range(5 * (patches + interval * anchors)):
@@ -129,6 +130,7 @@ def test_a_retired_anchor_is_never_named_again(interval: int, patches: int, anch
         assert oldest_patch >= first_patch
         assert oldest_patch - 1 in anchors_named
         assert {version for version in available if version > newest_version - interval * anchors} <= set(anchors_named)
+        assert newest_version - anchors_named[0] < MAX_CHAIN
         assert newest_version - oldest_patch < patches + interval + max(1, patches // anchors)
         assert len(anchors_named) <= 2 * anchors + 4
         available, first_patch = set(anchors_named), oldest_patch
@@ -165,19 +167,6 @@ def test_settings_for_more_versions_than_a_head_can_list_are_refused(
         check_retention(interval, patches, anchors)
 
 
-def test_the_largest_settings_that_are_accepted_work() -> None:
-    interval, patches, anchors = 48, 1950, 42
-    check_retention(interval, patches, anchors)
-    available: set[int] = set()
-    first_patch = 0
-    for newest_version in range(3 * MAX_CHAIN):
-        if newest_version % interval == 0:
-            available.add(newest_version)
-        anchors_named, first_patch = retained_range(newest_version, available, first_patch, patches, anchors)
-        assert newest_version - anchors_named[0] < MAX_CHAIN
-        available = set(anchors_named)
-
-
 @pytest.mark.parametrize(("interval", "patches", "anchors"), [(1, 5, 2), (2, 7, 1), (3, 10, 2), (5, 4, 1), (1, 12, 3)])
 @simulated
 async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
@@ -191,63 +180,48 @@ async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
     await testbed.assert_followed(39)
 
 
-@dataclass(frozen=True)
-class Life:
-    """A random schedule: the settings of each start, at which operation it is killed, and how long it is down."""
-
-    seed: int
-
-    async def live(self) -> tuple[int, int]:
-        """Run the schedule; return how many heads and how many manifests were put."""
-        chance = random.Random(self.seed)
-        testbed = LongRunTestbed(30)
-        trainer: SigningKey = TRAINER
-        published_version = 0
-        while published_version < 29:
-            settings = replace(
-                SETTINGS,
-                anchor_interval=chance.choice([1, 2, 3, 6]),
-                keep_patches=chance.choice([1, 3, 10]),
-                keep_anchors=chance.choice([1, 2, 4]),
-            )
-            versions = range(published_version, min(30, published_version + chance.randint(1, 8)))
-            await testbed.snapshot(*versions)
-            published_version = versions[-1]
-            if chance.random() < 0.7:
-                after = chance.random() < 0.5
-                await killed_at(testbed, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
-            else:
-                await testbed.publish(seconds=chance.choice([1, 30, 400]), settings=settings, key=trainer)
-            await trio.sleep(chance.choice([0, 5, 300, 900]))
-            if trainer is TRAINER and chance.random() < 0.1:
-                trainer = SUCCESSOR
-                await testbed.revise(1, testbed.run_id, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-        await testbed.publish(seconds=400, settings=settings, key=trainer)
-        assert testbed.store.violations == []
-        await testbed.assert_followed(29)
-        return testbed.store.heads, len(testbed.store.manifests)
+async def run_schedule(seed: int) -> None:
+    """Run a random schedule: the settings of each start, at which operation it is killed, and how long it is down."""
+    chance = random.Random(seed)
+    testbed = LongRunTestbed(30)
+    trainer: SigningKey = TRAINER
+    published_version = 0
+    while published_version < 29:
+        settings = replace(
+            SETTINGS,
+            anchor_interval=chance.choice([1, 2, 3, 6]),
+            keep_patches=chance.choice([1, 3, 10]),
+            keep_anchors=chance.choice([1, 2, 4]),
+        )
+        versions = range(published_version, min(30, published_version + chance.randint(1, 8)))
+        await testbed.snapshot(*versions)
+        published_version = versions[-1]
+        if chance.random() < 0.7:
+            after = chance.random() < 0.5
+            await killed_at(testbed, chance.randrange(60), 400, after=after, settings=settings, key=trainer)
+        else:
+            await testbed.publish(seconds=chance.choice([1, 30, 400]), settings=settings, key=trainer)
+        await trio.sleep(chance.choice([0, 5, 300, 900]))
+        if trainer is TRAINER and chance.random() < 0.1:
+            trainer = SUCCESSOR
+            await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await testbed.publish(seconds=400, settings=settings, key=trainer)
+    assert testbed.store.violations == []
+    await testbed.assert_followed(29)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_no_schedule_of_kills_and_settings_makes_a_head_name_a_missing_object(seed: int) -> None:
-    simulate(Life(seed).live)
+    simulate(run_schedule, seed)
 
 
-class SlowLink:
-    """A store behind a link of `rate` bytes a second."""
-
-    def __init__(self, store: MemoryStore, rate: float) -> None:
-        self._store, self._rate = store, rate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+class SlowLink(DecoratedStore):
+    """A store behind a link of 1 Mbit/s."""
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        data = await self._store.get(path, max_bytes, offset=offset, size=size)
-        await trio.sleep(len(data) / self._rate)
-        return await self._store.get(
-            path, max_bytes, offset=offset, size=size
-        )  # still there when the last byte arrives
+        data = await super().get(path, max_bytes, offset=offset, size=size)
+        await trio.sleep(len(data) / 125_000)
+        return await super().get(path, max_bytes, offset=offset, size=size)  # still there when the last byte arrives
 
 
 def large_weights(seed: int) -> dict[str, torch.Tensor]:
@@ -273,14 +247,8 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
     async with running(lambda: testbed.publish(seconds=70, settings=settings)) as nursery:
         nursery.start_soon(train)
         await trio.sleep(3)
-        node = make_node(
-            testbed.run_id,
-            testbed.run,
-            SlowLink(testbed.store, 125_000),
-            MemoryStore(),
-            Log("reader"),
-            clock=testbed.clock,
-        )
+        link, log = SlowLink(testbed.store), Log("reader")
+        node = make_node(testbed.run_id, testbed.run, link, MemoryStore(), log, clock=testbed.clock)
         follower = await Follower.open(node)
         versions = []
         while trio.current_time() < 55:
@@ -298,10 +266,7 @@ async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> Non
     testbed = LongRunTestbed(8)
     settings = replace(SETTINGS, anchor_interval=2, keep_patches=4, keep_anchors=2)
     await testbed.publish(*range(6), seconds=30, settings=settings)
-    head = await testbed.head()
-    lost_version = head.anchors[0]
-    manifest = testbed.store.manifests[head.digest(lost_version)]
-    await MemoryStore.delete(testbed.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+    lost_version = await testbed.lose_oldest_anchor()
     await testbed.publish(6, seconds=30, settings=settings)
     assert [event["version"] for event in testbed.log.named("anchor-lost")] == [lost_version]
     assert lost_version not in (await testbed.head()).anchors
@@ -314,9 +279,7 @@ async def test_the_only_anchor_is_named_even_if_storage_does_not_show_it() -> No
     testbed = LongRunTestbed(3)
     settings = replace(SETTINGS, anchor_interval=10)
     await testbed.publish(0, 1, seconds=5, settings=settings)
-    head = await testbed.head()
-    manifest = testbed.store.manifests[head.digest(0)]
-    await MemoryStore.delete(testbed.store, paths.anchor(TRAINER.public, manifest.anchor[0].digest))
+    assert await testbed.lose_oldest_anchor() == 0
     await testbed.publish(seconds=5, settings=settings)
     assert [event["retired"] for event in testbed.log.named("anchor-lost")] == [False]
     assert (await testbed.head()).anchors == (0,)

@@ -1,6 +1,7 @@
 """The roster of a window, as nodes read it from published summaries."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
+from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import presence_windows
 from roles.ports import StoreError
@@ -17,23 +19,13 @@ from roles.rosters import Rosters
 from tests.support.attacked_nodes.trainer import SilentStore
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, make_node, small_run
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock, simulated
 
 KEYS = sorted((samples.key(f"validator {number}") for number in range(4)), key=lambda key: key.public)
 FOUR = tuple(key.public for key in KEYS)
 WINDOW = 20
-
-
-class HangingStore(SilentStore):
-    """A store that never answers below one prefix."""
-
-    hanging_prefix = "nothing"
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self.hanging_prefix):
-            await trio.sleep_forever()
-        return await super().get(path, max_bytes, offset=offset, size=size)
 
 
 class FourValidators:
@@ -44,9 +36,10 @@ class FourValidators:
         authority = run.authority.model_copy(update={"validators": FOUR, "quorum": quorum})
         self.run = run.model_copy(update={"authority": authority, "spares": spares})
         self.run_id = content_digest(self.run.to_bytes())
-        self.store, self.log = HangingStore(), Log("reader")
+        self.store, self.log = SilentStore(), Log("reader")
+        self.link = UnreachableStore(self.store, seconds=inf)
         clock = TrioClock(BEGIN)
-        node = make_node(self.run_id, self.run, self.store, MemoryStore(), self.log, TRAINER, clock=clock)
+        node = make_node(self.run_id, self.run, self.link, MemoryStore(), self.log, TRAINER, clock=clock)
         self.rosters = Rosters(node)
         self.windows = presence_windows(self.run.schedule, WINDOW)
 
@@ -78,7 +71,7 @@ async def test_who_has_judged_in_one_of_the_windows_is_present():
 @simulated
 async def test_who_lists_and_never_judges_is_absent():
     testbed = FourValidators()
-    idle = samples.row(dealt=4, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+    idle = samples.row(dealt=4, audited=0, accepted=0, counts=NO_COUNTS)
     for window in testbed.windows:
         await testbed.publish(2, window, idle)
         await testbed.publish(3, window)
@@ -104,12 +97,12 @@ async def test_where_all_judge_all_nothing_is_read():
 @simulated
 async def test_a_roster_is_read_once_and_storage_that_hangs_delays_it_for_a_part_of_the_window_only():
     testbed = FourValidators()
-    testbed.store.hanging_prefix = FOUR[3].hex()
+    testbed.link.prefixes = (FOUR[3].hex(),)
     start = trio.current_time()
     assert await testbed.members(dict.fromkeys(range(4), testbed.windows)) == [0, 1, 2]
     schedule = testbed.run.schedule
     assert trio.current_time() - start <= schedule.audit_rounds * testbed.run.beacon.period_ms / 1000 / 2
-    testbed.store.hanging_prefix = "nothing"
+    testbed.link.prefixes = ()
     reads = testbed.store.read_count
     assert await testbed.members({}) == [0, 1, 2]
     assert testbed.store.read_count == reads

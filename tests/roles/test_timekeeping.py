@@ -24,16 +24,24 @@ class ClockTestbed:
         self.time = Timekeeper(StoreBeacon(self.store, CHAIN, self.clock), CHAIN, self.clock, self.log)
         nursery.start_soon(lambda: publish_rounds(BEACON_KEY, CHAIN, self.store, self.right, keep=100))
 
+    async def waits_in_vain(self, seconds: float) -> bool:
+        """Return whether the wait for the newest round does not end within some seconds."""
+        with trio.move_on_after(seconds) as scope:
+            await self.time.wait_for_newest_round()
+        return scope.cancelled_caught
+
     async def until(self, second: float) -> None:
         await self.right.sleep_until(BEGIN + second)
 
 
 def simulated(test: Callable[[ClockTestbed], Awaitable[None]]) -> Callable[[], None]:
-    """Run a test on a virtual clock with a testbed."""
+    """Run a test on a virtual clock with a testbed, from second 10.5 on."""
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            await test(ClockTestbed(nursery))
+            testbed = ClockTestbed(nursery)
+            await testbed.until(10.5)
+            await test(testbed)
             nursery.cancel_scope.cancel()
 
     return lambda: simulate(run)
@@ -41,7 +49,6 @@ def simulated(test: Callable[[ClockTestbed], Awaitable[None]]) -> Callable[[], N
 
 @simulated
 async def test_a_right_clock_is_proven_at_once(testbed: ClockTestbed) -> None:
-    await testbed.until(10.5)
     assert await testbed.time.wait_for_newest_round() == 11
     assert await testbed.time.proven_time() == BEGIN + 10.5
     assert await testbed.time.has_come(11) and not await testbed.time.has_come(12)
@@ -50,12 +57,9 @@ async def test_a_right_clock_is_proven_at_once(testbed: ClockTestbed) -> None:
 
 @simulated
 async def test_a_clock_that_is_ahead_proves_nothing_until_it_is_right(testbed: ClockTestbed) -> None:
-    await testbed.until(10.5)
     testbed.clock.error_seconds = 3600.0
     assert not await testbed.time.has_come(100)
-    with trio.move_on_after(20) as scope:
-        await testbed.time.wait_for_newest_round()
-    assert scope.cancelled_caught
+    assert await testbed.waits_in_vain(20)
     assert {name for name, _ in testbed.log.events} == {"beacon-late"}
     assert all("clock is ahead" in fields["error"] for _, fields in testbed.log.events)
     testbed.clock.error_seconds = 0.0
@@ -65,14 +69,11 @@ async def test_a_clock_that_is_ahead_proves_nothing_until_it_is_right(testbed: C
 
 @simulated
 async def test_a_clock_that_was_set_back_proves_nothing_and_past_deadlines_stay_past(testbed: ClockTestbed) -> None:
-    await testbed.until(10.5)
     await testbed.time.wait_for_newest_round()
     testbed.clock.error_seconds = -3600.0
     await testbed.until(30.5)
     assert testbed.time.now() >= BEGIN + 30.0  # since the newest round that was seen, so much time has passed
-    with trio.move_on_after(20) as scope:
-        await testbed.time.wait_for_newest_round()
-    assert scope.cancelled_caught
+    assert await testbed.waits_in_vain(20)
     assert "set back by 36" in testbed.log.events[-1][1]["error"]
     testbed.clock.error_seconds = 0.0
     assert await testbed.time.wait_for_newest_round() == 51
@@ -80,7 +81,6 @@ async def test_a_clock_that_was_set_back_proves_nothing_and_past_deadlines_stay_
 
 @simulated
 async def test_a_wait_for_a_round_of_a_wrong_clock_ends_when_the_clock_is_right(testbed: ClockTestbed) -> None:
-    await testbed.until(10.5)
     testbed.clock.error_seconds = 3600.0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(testbed.time.wait_for_newest_round)
@@ -93,7 +93,6 @@ async def test_a_wait_for_a_round_of_a_wrong_clock_ends_when_the_clock_is_right(
 
 @simulated
 async def test_a_clock_alone_does_not_end_the_wait_for_a_round(testbed: ClockTestbed) -> None:
-    await testbed.until(10.5)
     await testbed.time.wait_for_newest_round()
     testbed.clock.error_seconds = 3600.0
     await testbed.time.wait_for_round(31)
@@ -105,7 +104,6 @@ async def test_a_clock_alone_does_not_end_the_wait_for_a_round(testbed: ClockTes
 
 @simulated
 async def test_the_wait_for_a_round_ends_without_the_beacon_after_that_much_process_time(testbed: ClockTestbed) -> None:
-    await testbed.until(10.5)
     await testbed.time.wait_for_newest_round()
     offline = Timekeeper(StoreBeacon(MemoryStore(), CHAIN, testbed.clock), CHAIN, testbed.clock, testbed.log)
     offline.record_round(11)
@@ -130,6 +128,4 @@ async def test_a_round_that_the_node_has_signed_bounds_the_time_after_a_restart(
     await testbed.until(50.5)
     testbed.clock.error_seconds = -45.0
     testbed.time.record_round(40)
-    with trio.move_on_after(3) as scope:
-        await testbed.time.wait_for_newest_round()
-    assert scope.cancelled_caught
+    assert await testbed.waits_in_vain(3)

@@ -1,5 +1,7 @@
 """The validator monitor: who accepts false work of a canary, who rejects true work, and what the report contains."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,23 +11,26 @@ from protocol.judging.report import ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
 from roles.ports import StoreError
+from roles.trainer.collect.quorum import decide
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
 from roles.trainer.spool import canary_path, pack_canary_note
+from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
 from tests.support.builders.proofs import with_thresholds
 from tests.support.builders.samples import judgement, rejected, verdict
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock, simulated
 
 CANARY = canary_key(TRAINER, 0).public
-WINDOW = next(w for w in range(100) if [is_false_group(TRAINER, w, i) for i in range(3)] == [False, True, False])
+WINDOW = next(w for w in range(1000) if [is_false_group(TRAINER, w, i) for i in range(3)] == [False, True, False])
 TRUE_WINDOW = next(w for w in range(100) if not any(is_false_group(TRAINER, w, i) for i in range(3)))
 
 
 def make_monitor(state: MemoryStore | None = None, canaries: int = 1) -> tuple[ValidatorMonitor, Log]:
     """Return the monitor of a trainer in a run that tolerates log-probabilities that differ by 0.005, and its log."""
     run_id, run = small_run(digest_weights(small_weights(0)))
-    run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=0.005)})
+    run = run.model_copy(update={"proof": with_thresholds(run.proof, logprob_tolerance=5_000, logprob_bias=1_000)})
     log = Log("trainer")
     node = make_node(run_id, run, MemoryStore(), state or MemoryStore(), log, TRAINER, clock=TrioClock(BEGIN))
     return ValidatorMonitor(node, canaries=canaries), log
@@ -40,7 +45,7 @@ def make_monitor(state: MemoryStore | None = None, canaries: int = 1) -> tuple[V
         (WINDOW, (rejected(0), rejected(1)), [(0, False)]),
         (WINDOW, (judgement(0), rejected(2, "improbable-window")), [(2, False)]),  # no false group was judged
         (TRUE_WINDOW, (judgement(0), judgement(1)), []),
-        (TRUE_WINDOW, (rejected(0, "improbable-history"),), [(0, False)]),
+        (TRUE_WINDOW, (rejected(0, "improbable-window"),), [(0, False)]),
     ],
 )
 @simulated
@@ -56,28 +61,98 @@ async def test_the_failures_of_a_validator_in_a_canarys_window(
     assert monitor.distrusted_validators == ({validator} if accepted_false_work else set())
 
 
+TRUTH = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
+HONEST = samples.key("honest validator").public
+
+
+def shifted(index: int, change: float) -> Judgement:
+    """Return a judgement on a group with log-probabilities that are larger than the true ones by some number."""
+    return judgement(index, logprobs=(TRUTH + np.float32(change)).astype("<f4").tobytes())
+
+
+async def note_truth(state: MemoryStore, window: int, *indices: int) -> None:
+    """Note the true log-probabilities of groups, as the trainer's canary does."""
+    for index in indices:
+        note = pack_canary_note("torch-float32", TRUTH.astype("<f4").tobytes())
+        await state.put(canary_path(window, index, judgement(index).digest), note)
+
+
 @pytest.mark.parametrize(("change", "is_false"), [(0.0, False), (0.004, False), (-0.7, True), (10.0, True)])
+@pytest.mark.parametrize("miner", [CANARY, samples.MINER.public], ids=["canary", "stranger"])
 @simulated
-async def test_a_validator_with_false_log_probabilities_of_a_canary_is_distrusted(
-    change: float, is_false: bool
+async def test_a_validator_with_false_log_probabilities_of_what_the_trainer_computed_is_distrusted(
+    miner: bytes, change: float, is_false: bool
 ) -> None:
     state = MemoryStore()
     monitor, _ = make_monitor(state)
-    truth = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
-    opinion = judgement(0, logprobs=(truth + np.float32(change)).astype("<f4").tobytes())
-    note = pack_canary_note("torch-float32", truth.astype("<f4").tobytes())
-    await state.put(canary_path(WINDOW, 0, opinion.digest), note)
-    # The validator says that the canary computes more roughly than it does; nothing is noted of group 2.
-    canary_verdict = verdict(opinion, judgement(2), window=WINDOW, miner=CANARY, miner_arithmetic="torch-bfloat16")
-    await monitor.examine(WINDOW, CANARY, {canary_verdict.validator: canary_verdict})
-    assert monitor.distrusted_validators == ({canary_verdict.validator} if is_false else set())
-    report = monitor.report(WINDOW)
-    failures = report.canary_failures if report else ()
-    assert [(item.index, item.about) for item in failures] == ([(0, "logprobs")] if is_false else [])
-    await monitor.forget(WINDOW - 1)
-    assert [item.path async for item in state.list("canaries/")] == [canary_path(WINDOW, 0, opinion.digest)]
-    await monitor.forget(WINDOW)
+    await note_truth(state, TRUE_WINDOW, 0)
+    # The validator says that the miner computes more roughly than it does; nothing is noted of group 2.
+    judged = verdict(
+        shifted(0, change), judgement(2), window=TRUE_WINDOW, miner=miner, miner_arithmetic="torch-bfloat16"
+    )
+    monitor.compare(TRUE_WINDOW, miner, {judged.validator: judged})
+    await monitor.finish(TRUE_WINDOW)
+    assert monitor.distrusted_validators == ({judged.validator} if is_false else set())
+    report = monitor.report(TRUE_WINDOW)
+    failures, disagreements = (report.canary_failures, report.disagreements) if report else ((), ())
+    assert [(item.index, item.about) for item in failures] == (
+        [(0, "logprobs")] if is_false and miner == CANARY else []
+    )
+    by_trainer = [item.rejecting for item in disagreements if item.accepting == (TRAINER.public,)]
+    assert by_trainer == ([(judged.validator,)] if is_false and miner != CANARY else [])
+    await monitor.forget(TRUE_WINDOW - 1)
+    assert [item.path async for item in state.list("canaries/")] == [canary_path(TRUE_WINDOW, 0, judgement(0).digest)]
+    await monitor.forget(TRUE_WINDOW)
     assert not [item.path async for item in state.list("canaries/")]
+
+
+@pytest.mark.parametrize(("change", "is_found"), [(0.004, True), (-0.004, True), (0.0009, False)])
+@simulated
+async def test_a_validator_that_shifts_each_group_within_its_tolerance_is_distrusted(
+    change: float, is_found: bool
+) -> None:
+    state = MemoryStore()
+    for window in range(3):
+        monitor, _ = make_monitor(state)  # as after a restart
+        await monitor.open()
+        assert not monitor.distrusted_validators
+        await note_truth(state, window, *range(16))
+        judged = verdict(*(shifted(index, change) for index in range(16)), window=window)
+        honest = judged.model_copy(
+            update={"validator": HONEST, "judgements": tuple(shifted(index, 0.0) for index in range(16))}
+        )
+        monitor.compare(window, judged.miner, {judged.validator: judged, HONEST: honest})
+        await monitor.finish(window)
+        monitor.report(window)
+    assert monitor.distrusted_validators == ({judged.validator} if is_found else set())
+    pairs = {frozenset((judged.validator, other)) for other in (HONEST, TRAINER.public)}
+    assert monitor.logprob_rule.biased_pairs == (pairs if is_found else set())
+    # No group counts that this validator and the honest one accept together.
+    paying = {judged.validator, HONEST}
+    decisions = decide([judged, honest], 2, set(), monitor.logprob_rule, paying, lambda group: paying)
+    assert {item.reason for item in decisions} == {"logprobs-disagree" if is_found else ""}
+
+
+@simulated
+async def test_of_three_validators_the_one_that_shifts_is_left_out_and_reported() -> None:
+    monitor, _ = make_monitor(canaries=0)
+    keys = [samples.key(f"validator {number}").public for number in range(3)]
+    groups = [tuple(shifted(index, change) for index in range(16)) for change in (0.0, 0.003, 0.0)]
+    for window in range(4):
+        verdicts = {
+            key: verdict(*judgements, window=window, validator=key)
+            for key, judgements in zip(keys, groups, strict=True)
+        }
+        monitor.compare(window, samples.MINER.public, verdicts)
+        await monitor.finish(window)
+        report = monitor.report(window)
+        assert (report is None) == (window < 3)
+    assert report is not None
+    assert {(item.about, item.rejecting) for item in report.disagreements} == {("logprobs", (keys[1],))}
+    decisions = decide(list(verdicts.values()), 2, set(), monitor.logprob_rule, keys, lambda group: set(keys))
+    assert {item.reason for item in decisions} == {""}
+    assert {opinion.validator for item in decisions for opinion in item.dissenting} == {keys[1]}
+    assert not monitor.distrusted_validators
 
 
 @simulated
@@ -101,8 +176,9 @@ async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_repo
 async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
     monitor, log = make_monitor(canaries=0)
     accepting, rejecting = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
-    verdicts = {number.to_bytes(32, "big"): accepting for number in range(MAX_KEYS)}
-    verdicts[bytes([255]) * 32] = rejecting
+    keys = [number.to_bytes(32, "big") for number in range(MAX_KEYS)]
+    verdicts = {key: accepting.model_copy(update={"validator": key}) for key in keys}
+    verdicts[rejecting.validator] = rejecting
     miners = ValidatorReport.max_bytes // (16 * MAX_KEYS * 32) + 1
     for number in range(miners):
         monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
@@ -114,26 +190,15 @@ async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() 
     assert len(log.named("report-truncated")) == 1
 
 
-class FullDisk(MemoryStore):
-    """A disk on which nothing can be written while it is full."""
-
-    full = True
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.full:
-            raise StoreError(f"{path}: no space left on device")
-        await super().put(path, data)
-
-
 @simulated
 async def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
-    disk = FullDisk()
+    disk: Any = UnreachableStore(MemoryStore(), "", operations=("put",), seconds=0.0)
     monitor, _ = make_monitor(disk)
     false_verdict = verdict(judgement(1), window=WINDOW, miner=CANARY)
     with pytest.raises(StoreError):
         await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
     assert monitor.distrusted_validators == {false_verdict.validator}
-    disk.full = False
+    disk.is_away = False
     await monitor.examine(WINDOW, CANARY, {false_verdict.validator: false_verdict})
     report = monitor.report(WINDOW)
     assert report is not None

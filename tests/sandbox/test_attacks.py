@@ -144,9 +144,7 @@ def test_a_solution_cannot_read_secrets_of_the_node(
     monkeypatch.setenv("GRAILNODE_SECRET", "sesame")
     key = tmp_path / "miner.key"
     key.write_text("sesame")
-    assert not has_gain(
-        sandbox,
-        f"""
+    attack = f"""
 import os
 def environment():
     allowed = 'PYTHONHASHSEED PYTHONUTF8 PYTHONHOME PYTHONPATH LD_LIBRARY_PATH PWD LC_CTYPE'
@@ -156,8 +154,8 @@ def environment():
 def attack(): return tried(
     ('key', lambda: open({str(key)!r}).read()), ('repository', lambda: os.listdir({str(Path(__file__).parents[2])!r})),
     ('environment', environment))
-""",
-    )
+"""
+    assert not has_gain(sandbox, attack)
 
 
 ATTACKS_ON_TESTS = {
@@ -230,9 +228,8 @@ def f(x):
 @pytest.mark.parametrize("attack", ATTACKS_ON_TESTS)
 def test_no_test_passes_without_a_correct_answer(sandbox: BubblewrapSandbox, attack: str) -> None:
     tests = ("marker_of_the_tests = 1\nassert f(1) == 1001", "assert abs(f(2)) == 1002", "assert f(3) in [1003]")
-    assert not any(
-        sandbox.attempt(ProgramTests("def f(x): return 1000 + x", "", tests), ATTACKS_ON_TESTS[attack]).passes
-    )
+    task = ProgramTests("def f(x): return 1000 + x", "", tests)
+    assert not any(sandbox.attempt(task, ATTACKS_ON_TESTS[attack]).passes)
 
 
 @pytest.fixture(scope="module")

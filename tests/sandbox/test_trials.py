@@ -7,6 +7,7 @@ from protocol.environments.base import ProgramTests
 from protocol.environments.programming import Programming, program_tests
 from tests.support.builders.tasks import CODE
 
+DATACLASS = "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef double(x): return 2 * A(x).x"
 DOUBLE = ProgramTests("def double(x):\n    return 2 * x", "", ("assert double(2) == 4", "assert double(-3) == -6"))
 
 
@@ -35,19 +36,12 @@ def test_every_task_that_ships_is_solved_by_its_own_reference(sandbox: Bubblewra
         ("-" * 100_000 + "1", False, (False, False)),
         ("", True, (False, False)),
         ("print('noise' * 10000)\ndef double(x):\n    print(x)\n    return 2 * x", True, (True, True)),
-        (
-            "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef double(x): return 2 * A(x).x",
-            True,
-            (True, True),
-        ),
+        (DATACLASS, True, (True, True)),
     ],
 )
-def test_outcomes_of_a_trial(
-    sandbox: BubblewrapSandbox, solution: str, compiles: bool, passes: tuple[bool, ...]
-) -> None:
+def test_outcomes(sandbox: BubblewrapSandbox, solution: str, compiles: bool, passes: tuple[bool, ...]) -> None:
     trial = sandbox.attempt(DOUBLE, solution)
-    assert trial.compiles == compiles
-    assert trial.passes == passes
+    assert (trial.compiles, trial.passes) == (compiles, passes)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +53,9 @@ def test_outcomes_of_a_trial(
     ],
 )
 def test_plain_values_are_passed_in_both_directions(sandbox: BubblewrapSandbox, value: str) -> None:
-    task = ProgramTests(
-        "def same(*x): return x", "", (f"assert same({value}) == ({value})", "assert type(same(True)[0]) is bool")
-    )
-    assert sandbox.attempt(task, "def same(*x): return x").passes == (True, True)
+    same = "def same(*x): return x"
+    task = ProgramTests(same, "", (f"assert same({value}) == ({value})", "assert type(same(True)[0]) is bool"))
+    assert sandbox.attempt(task, same).passes == (True, True)
 
 
 @pytest.mark.parametrize("value", ["object()", "(x for x in 'a')", "[0] * 200_000", "'a' * 2_000_000", "nest()"])
@@ -83,9 +76,7 @@ def test_random_numbers_and_hashes_are_deterministic(sandbox: BubblewrapSandbox)
     outcomes = []
     for _ in range(3):
         for digit in range(10):
-            task = ProgramTests(
-                "def f(): pass", "", (f"assert int(f()[0] * 10) == {digit}", f"assert f()[1] % 10 == {digit}")
-            )
-            outcomes.append(sandbox.attempt(task, solution).passes)
+            tests = (f"assert int(f()[0] * 10) == {digit}", f"assert f()[1] % 10 == {digit}")
+            outcomes.append(sandbox.attempt(ProgramTests("def f(): pass", "", tests), solution).passes)
     assert sandbox.attempt(first, solution).passes == (False, False)
     assert outcomes[:10] == outcomes[10:20] == outcomes[20:]

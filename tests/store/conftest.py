@@ -1,11 +1,17 @@
-"""Real S3 services on loopback: rclone in a process of its own, moto in this process."""
+"""A store in memory, and real S3 services on loopback: rclone in a process of its own, moto in this process."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from grailnode.store.memory import MemoryStore
 from tests.store.s3_buckets import CREDENTIALS, Bucket, new_bucket
 from tests.support.servers.rclone import serving
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""New buckets at an S3 service on loopback."""
+"""New buckets at an S3 service on loopback, and the pages that a false one answers."""
 
 import secrets
 
@@ -16,3 +16,12 @@ def new_bucket(url: str, connections: int) -> Bucket:
     session.client.create_bucket(Bucket=location.bucket)
     session.close()
     return location, CREDENTIALS
+
+
+def listing_page(*keys: str, token: str = "", is_truncated: bool = False) -> bytes:
+    """Return a page of a listing, which announces another one by its token."""
+    contents = "".join(f"<Contents><Key>{key}</Key><Size>3</Size></Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    flag = f"<IsTruncated>{str(is_truncated or bool(token)).lower()}</IsTruncated>"
+    head = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    return f"{head}{flag}{contents}{more}</ListBucketResult>".encode()

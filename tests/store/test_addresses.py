@@ -71,9 +71,7 @@ async def test_a_host_name_is_resolved_once():
     assert resolver.query_count == 1
 
 
-async def test_an_allowed_address_is_read_through_the_same_transport(
-    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_allowed_address_is_read_through_the_same_transport(nursery, monkeypatch: pytest.MonkeyPatch):
     server = FileServer()
     server.objects["/o"] = bytes(300_000)
     url = await nursery.start(serve, server.answer)

@@ -46,14 +46,8 @@ def by_name(all_documents: Sequence[Document]) -> dict[str, Any]:
     return {item.name: json.loads(item.text) for item in all_documents if item.name.endswith(".json")}
 
 
-OWN = [
-    paths.head(ME),
-    paths.patch(ME, OTHER),
-    paths.commitment(ME, 3),
-    paths.verdict(ME, 3, OTHER),
-    paths.summary(ME, 3),
-    paths.witness(ME, 3),
-]
+WINDOW_PATHS = [paths.commitment(ME, 3), paths.verdict(ME, 3, OTHER), paths.summary(ME, 3), paths.witness(ME, 3)]
+OWN = [paths.head(ME), paths.patch(ME, OTHER), *WINDOW_PATHS]
 FOREIGN = [paths.head(OTHER), paths.participant(ME), paths.run(OTHER), f"{BEACON}/public/1", "x", f"x/{ME.hex()}/head"]
 
 
@@ -121,22 +115,12 @@ def test_objects_of_closed_windows_expire_and_others_do_not(kind: str):
     bucket = BUCKETS[kind]
     rules = by_name(documents(bucket, BucketUse((ME, OTHER), days=9)))["lifecycle.json"]["Rules"]
     expiring = {rule["Filter"]["Prefix"]: rule["Expiration"]["Days"] for rule in rules if "Expiration" in rule}
-    closed_window_paths = [
-        paths.commitment(ME, 1),
-        paths.batch(OTHER, 1, ME),
-        paths.verdict(ME, 1, OTHER),
-        paths.seal(ME, 1),
-        paths.witness(ME, 1),
-    ]
-    permanent_paths = [
-        paths.head(ME),
-        paths.manifest(ME, 1, ME),
-        paths.patch(ME, ME),
-        paths.anchor(ME, ME),
-        paths.summary(ME, 1),
-    ]
-    assert all(any((bucket.prefix + path).startswith(prefix) for prefix in expiring) for path in closed_window_paths)
-    assert not any((bucket.prefix + path).startswith(prefix) for prefix in expiring for path in permanent_paths)
+    chain = [paths.head(ME), paths.manifest(ME, 1, ME), paths.patch(ME, ME), paths.anchor(ME, ME)]
+    judging = [paths.batch(OTHER, 1, ME), paths.verdict(ME, 1, OTHER), paths.seal(ME, 1), paths.witness(ME, 1)]
+    for path in (paths.commitment(ME, 1), *judging):
+        assert any((bucket.prefix + path).startswith(prefix) for prefix in expiring), path
+    for path in (*chain, paths.summary(ME, 1)):
+        assert not any((bucket.prefix + path).startswith(prefix) for prefix in expiring), path
     assert set(expiring.values()) == {9}
     aborts = [rule["AbortIncompleteMultipartUpload"] for rule in rules if "AbortIncompleteMultipartUpload" in rule]
     assert aborts == ([] if kind == "minio" else [{"DaysAfterInitiation": 1}])

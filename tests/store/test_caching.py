@@ -51,6 +51,12 @@ class CountingStore(DecoratedStore):
         await trio.sleep(self.pause)
         return data
 
+    async def add(self, size: int, seed: int = 0) -> bytes:
+        """Put random bytes to the path of their digest, and return them."""
+        data = blob(size, seed)
+        await self.put(path_of(data), data)
+        return data
+
 
 @pytest.fixture
 def source() -> CountingStore:
@@ -73,8 +79,7 @@ def files(cache_root: Path) -> list[str]:
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 10 * PIECE, 10 * PIECE + 7])
 async def test_an_object_is_fetched_once(store: CachedStore, source: CountingStore, tmp_path: Path, size: int):
-    data = blob(size)
-    await source.put(path_of(data), data)
+    data = await source.add(size)
     for _ in range(3):
         assert await store.get(path_of(data), size) == data
     assert source.sent_bytes == size
@@ -87,60 +92,46 @@ async def test_an_object_is_fetched_once(store: CachedStore, source: CountingSto
 
 
 async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: DiskCache):
-    data = blob(20 * PIECE + 1)
-    await source.put(path_of(data), data)
-    reports: list[tuple[int, int]] = []
+    data = await source.add(20 * PIECE + 1)
+    reports: list[tuple[str, int, int]] = []
     for cut in (5 * PIECE, 11 * PIECE):
         source.cut_after = cut
-        store = CachedStore(
-            source, cache, lambda _, byte_count, total: reports.append((byte_count, total)), piece_bytes=PIECE
-        )
+        store = CachedStore(source, cache, lambda *report: reports.append(report), piece_bytes=PIECE)
         with pytest.raises(StoreError, match="reset"):
             await store.get(path_of(data), len(data))
     source.cut_after = None
     assert await CachedStore(source, cache, piece_bytes=PIECE).get(path_of(data), len(data)) == data
     assert source.sent_bytes == len(data)  # no byte was fetched twice
-    arrived_bytes = [byte_count for byte_count, _ in reports]
+    arrived_bytes = [byte_count for _, byte_count, _ in reports]
     assert arrived_bytes == sorted(arrived_bytes)
-    assert {total for _, total in reports} == {len(data)}
+    assert {total for *_, total in reports} == {len(data)}
 
 
-def _download_and_die(root: Path, data: bytes, after: int) -> None:
-    """Download in a process that ends abruptly after `after` bytes."""
+async def _download(root: Path, dies_after: int | None = None) -> int:
+    """Download an object, and return how many bytes were sent; or end the process abruptly after some bytes."""
     source = CountingStore()
+    data = await source.add(20 * PIECE)
 
-    async def main() -> None:
-        await source.put(path_of(data), data)
+    def progress(path: str, arrived_bytes: int, total_bytes: int) -> None:
+        if dies_after is not None and arrived_bytes >= dies_after:
+            os._exit(9)
 
-        def progress(path: str, arrived_bytes: int, total_bytes: int) -> None:
-            if arrived_bytes >= after:
-                os._exit(9)
-
-        await CachedStore(source, DiskCache(root, 1 << 20), progress, piece_bytes=PIECE).get(path_of(data), len(data))
-
-    trio.run(main)
+    store = CachedStore(source, DiskCache(root, 1 << 20), progress, piece_bytes=PIECE)
+    assert await store.get(path_of(data), len(data)) == data
+    return source.sent_bytes
 
 
-def test_a_killed_process_leaves_its_pieces_to_the_next(source: CountingStore, cache: DiskCache, tmp_path: Path):
-    data = blob(20 * PIECE)
-    process = multiprocessing.get_context("fork").Process(
-        target=_download_and_die, args=(tmp_path / "cache", data, 8 * PIECE)
-    )
+def test_a_killed_process_leaves_its_pieces_to_the_next(tmp_path: Path):
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=trio.run, args=(_download, tmp_path / "cache", 8 * PIECE))
     process.start()
     process.join(30)
     assert process.exitcode == 9
-
-    async def go_on() -> None:
-        await source.put(path_of(data), data)
-        assert await CachedStore(source, cache, piece_bytes=PIECE).get(path_of(data), len(data)) == data
-
-    trio.run(go_on)
-    assert source.sent_bytes <= 12 * PIECE
+    assert trio.run(_download, tmp_path / "cache") <= 12 * PIECE
 
 
 async def test_one_of_several_readers_fetches_an_object(source: CountingStore, cache: DiskCache, tmp_path: Path):
-    data = blob(5 * PIECE)
-    await source.put(path_of(data), data)
+    data = await source.add(5 * PIECE)
     source.pause = 0.05
     others = [CachedStore(source, DiskCache(tmp_path / "cache", 1 << 20), piece_bytes=PIECE) for _ in range(4)]
 
@@ -157,8 +148,7 @@ async def test_one_of_several_readers_fetches_an_object(source: CountingStore, c
     "damage", [lambda d: d[:-1], lambda d: b"", lambda d: bytes([d[0] ^ 1]) + d[1:], lambda d: d + b"x"]
 )
 async def test_a_damaged_object_is_fetched_again(store: CachedStore, source: CountingStore, tmp_path: Path, damage):
-    data = blob(3 * PIECE)
-    await source.put(path_of(data), data)
+    data = await source.add(3 * PIECE)
     await store.get(path_of(data), len(data))
     file = tmp_path / "cache" / "objects" / content_digest(data).hex()
     file.write_bytes(damage(data))
@@ -193,9 +183,7 @@ async def test_false_pieces_do_not_spoil_a_later_download(store: CachedStore, so
 
 
 async def test_a_download_whose_pieces_were_evicted_starts_again(source: CountingStore, tmp_path: Path):
-    data, other = blob(10 * PIECE), blob(PIECE // 2, seed=1)
-    await source.put(path_of(data), data)
-    await source.put(path_of(other), other)
+    data, other = await source.add(10 * PIECE), await source.add(PIECE // 2, seed=1)
     source.cut_after = 5 * PIECE
     large, small = DiskCache(tmp_path / "cache", 1 << 20), DiskCache(tmp_path / "cache", 2 * PIECE)
     with pytest.raises(StoreError):
@@ -226,9 +214,8 @@ async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(sour
     root = tmp_path / "cache"
     limit = 64 * PIECE
     store = CachedStore(source, DiskCache(root, limit), piece_bytes=PIECE)
-    objects = [blob(8 * PIECE, seed) for seed in range(20)]
+    objects = [await source.add(8 * PIECE, seed) for seed in range(20)]
     for number, data in enumerate(objects):
-        await source.put(path_of(data), data)
         await store.get(path_of(data), len(data))
         os.utime(root / "objects" / content_digest(data).hex(), (number, number))
         if number >= 1:
@@ -244,8 +231,7 @@ async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(sour
 
 
 async def test_an_object_too_large_for_the_cache_is_not_cached(source: CountingStore, tmp_path: Path):
-    data = blob(10 * PIECE)
-    await source.put(path_of(data), data)
+    data = await source.add(10 * PIECE)
     store = CachedStore(source, DiskCache(tmp_path / "cache", 15 * PIECE), piece_bytes=PIECE)
     assert await store.get(path_of(data), len(data)) == data
     assert files(tmp_path / "cache") == []
@@ -260,29 +246,26 @@ async def test_mutable_objects_are_not_cached(store: CachedStore, source: Counti
     assert files(tmp_path / "cache") == []
 
 
-async def test_objects_are_fetched_without_the_cache_when_the_disk_fails(
-    source: CountingStore, cache: DiskCache, tmp_path: Path, monkeypatch
+async def test_objects_are_fetched_when_the_disk_of_the_cache_fails(
+    store: CachedStore, source: CountingStore, monkeypatch
 ):
-    data = blob(5 * PIECE)
-    await source.put(path_of(data), data)
+    data = await source.add(5 * PIECE)
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    store = CachedStore(source, cache, piece_bytes=PIECE)
     assert await store.get(path_of(data), len(data)) == data
     monkeypatch.undo()
     monkeypatch.setattr(os, "open", full)
     assert await store.get(path_of(data), len(data)) == data
 
 
-async def test_a_symbolic_link_in_the_cache_is_not_trusted(cache: DiskCache, source: CountingStore, tmp_path: Path):
+async def test_a_symbolic_link_in_the_cache_is_not_trusted(store: CachedStore, source: CountingStore, tmp_path: Path):
     """A link to a file with another digest is replaced, and the file is not changed."""
-    data = blob(10)
+    data = await source.add(10)
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
     (tmp_path / "cache" / "objects" / content_digest(data).hex()).symlink_to(secret)
-    await source.put(path_of(data), data)
-    assert await CachedStore(source, cache, piece_bytes=PIECE).get(path_of(data), 10) == data
+    assert await store.get(path_of(data), 10) == data
     assert secret.read_bytes() == b"secret"

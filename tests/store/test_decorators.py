@@ -20,11 +20,6 @@ from tests.support.simulation.virtual_clock import simulated
 
 
 @pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def faulty(memory: MemoryStore) -> FaultyStore:
     return FaultyStore(memory, random.Random(7))
 
@@ -116,9 +111,8 @@ class TestLimited:
                 await super().put(path, data)
                 active -= 1
 
-        store = LimitedStore(
-            CountingStore(slow, "p/"), RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
-        )
+        limits = RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
+        store = LimitedStore(CountingStore(slow, "p/"), limits)
         async with trio.open_nursery() as nursery:
             for number in range(12):
                 nursery.start_soon(store.put, str(number), b"")
@@ -212,17 +206,12 @@ async def filled(count: int) -> MemoryStore:
     return store
 
 
-async def list_paths(store: BoundedStore, prefix: str = "a/", after: str = "") -> list[str]:
-    return [info.path async for info in store.list(prefix, after=after)]
-
-
 @pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
 @simulated
 async def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
     faulty = FaultyStore(await filled(50), random.Random(1))
     faulty.plan("list", fault)
-    paths = await list_paths(BoundedStore(faulty))
-    assert sorted(paths) == [f"a/{number:03d}" for number in range(50)]
+    assert sorted(await paths(BoundedStore(faulty), "a/")) == [f"a/{number:03d}" for number in range(50)]
 
 
 @simulated
@@ -230,8 +219,8 @@ async def test_an_endless_listing_ends_in_an_error_of_one_line():
     faulty = FaultyStore(await filled(5), random.Random(1))
     faulty.plan("list", Fault.LIST_ENDLESS)
     with pytest.raises(StoreError, match="more than 100 entries"):
-        await list_paths(BoundedStore(faulty, 100))
-    assert len(await list_paths(BoundedStore(faulty, 5))) == 5
+        await paths(BoundedStore(faulty, 100), "a/")
+    assert len(await paths(BoundedStore(faulty, 5), "a/")) == 5
 
 
 @simulated
@@ -244,4 +233,4 @@ async def test_foreign_paths_are_left_out():
     store = UnfilteredStore()
     for path in ("a/1", "a/2", "b/1"):
         await store.put(path, b"x")
-    assert await list_paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]
+    assert await paths(BoundedStore(store), "a/", after="a/1") == ["a/2"]

@@ -24,11 +24,6 @@ from tests.support.simulation.virtual_clock import simulate
 
 
 @pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def faulty(memory: MemoryStore) -> FaultyStore:
     return FaultyStore(memory, random.Random(3), delay=10.0)
 

@@ -1,6 +1,7 @@
 """HttpsStore: servers that break off, falsify responses, are slow or redirect, and hostile listings."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from grailnode.store.https.listing import ListingError, read_page
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
+from tests.store.s3_buckets import listing_page
+from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
 from tests.support.servers.served_files import FileServer
 
@@ -52,10 +55,6 @@ def store(url: str, client: httpx.AsyncClient) -> HttpsStore:
     return HttpsStore(url, client, plain_http=True, limits=TransferLimits(resumptions=3))
 
 
-def replace_reply(reply: Reply, **changes) -> Reply:
-    return Reply(**{**reply.__dict__, **changes})
-
-
 async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None:
     with pytest.raises(kind, match=match) as error_info:
         await action
@@ -64,7 +63,7 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
 
 
 async def test_a_transfer_that_breaks_off_is_resumed(store, server):
-    server.change = lambda request, reply: replace_reply(reply, cut=300_000)
+    server.change = lambda request, reply: replace(reply, cut=300_000)
     assert await store.get("o", len(OBJECT)) == OBJECT
     ranges = [request.headers.get("range") for request in server.requests]
     assert ranges[0] is None
@@ -73,7 +72,7 @@ async def test_a_transfer_that_breaks_off_is_resumed(store, server):
 
 
 async def test_the_transfer_of_a_range_is_resumed(store, server):
-    server.change = lambda request, reply: replace_reply(reply, cut=100_000)
+    server.change = lambda request, reply: replace(reply, cut=100_000)
     assert await store.get("o", MIB, offset=1000, size=250_000) == OBJECT[1000:251_000]
     assert [request.headers["range"].rpartition("-")[2] for request in server.requests] == ["250999"] * 3
 
@@ -84,7 +83,7 @@ async def test_two_objects_are_never_mixed(store, server):
     def change(request: HttpRequest, reply: Reply) -> Reply:
         if len(server.requests) == 1:
             server.objects["/o"] = other
-            return replace_reply(reply, cut=300_000)
+            return replace(reply, cut=300_000)
         return reply
 
     server.change = change
@@ -97,7 +96,7 @@ async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag)
         headers = {name: value for name, value in reply.headers.items() if name != "ETag"}
         if etag:
             headers["ETag"] = etag
-        return replace_reply(reply, headers=headers, cut=300_000 if len(server.requests) == 1 else None)
+        return replace(reply, headers=headers, cut=300_000 if len(server.requests) == 1 else None)
 
     server.change = change
     assert await store.get("o", len(OBJECT)) == OBJECT
@@ -105,10 +104,10 @@ async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag)
 
 
 async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
-    server.change = lambda request, reply: replace_reply(reply, cut=0)
+    server.change = lambda request, reply: replace(reply, cut=0)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
     assert len(server.requests) == 1
-    server.change = lambda request, reply: replace_reply(reply, cut=100)
+    server.change = lambda request, reply: replace(reply, cut=100)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
     assert len(server.requests) == 1 + 4
 
@@ -116,7 +115,7 @@ async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
 @pytest.mark.parametrize("length", [None, UNSAID, 5])
 async def test_an_object_beyond_max_bytes_is_refused(store, server, length):
     server.objects["/o"] = bytes(32 * MIB)
-    server.change = lambda request, reply: replace_reply(reply, length=length)
+    server.change = lambda request, reply: replace(reply, length=length)
     if length == 5:
         assert await store.get("o", 1000) == bytes(5)  # the bytes after Content-Length do not belong to the response
     else:
@@ -162,14 +161,14 @@ async def test_a_server_that_sends_more_than_the_range(store, server):
 
 
 async def test_compressed_answers_are_refused(store, server):
-    server.change = lambda request, reply: replace_reply(reply, headers={"Content-Encoding": "gzip"})
+    server.change = lambda request, reply: replace(reply, headers={"Content-Encoding": "gzip"})
     await fails(store.get("o", len(OBJECT)), "compresses")
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize("cookie", ["a=b", "٣", "a=٣; Path=/"])
 async def test_cookies_are_ignored(store, server, cookie):
-    server.change = lambda request, reply: replace_reply(reply, headers={"Set-Cookie": cookie})
+    server.change = lambda request, reply: replace(reply, headers={"Set-Cookie": cookie})
     for _ in range(2):
         assert await store.get("o", len(OBJECT)) == OBJECT
     assert all("cookie" not in request.headers for request in server.requests)
@@ -177,20 +176,20 @@ async def test_cookies_are_ignored(store, server, cookie):
 
 async def test_a_transfer_below_the_minimum_rate_fails(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(grace=0.1, min_rate=1e6))
-    server.change = lambda request, reply: replace_reply(reply, piece=10, pause=0.02)
+    server.change = lambda request, reply: replace(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
 async def test_the_deadline_holds_for_everything(url, client, server):
     store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(deadline=0.1, grace=60.0))
-    server.change = lambda request, reply: replace_reply(reply, piece=1000, pause=0.02)
+    server.change = lambda request, reply: replace(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 
 
 async def test_a_silent_server_is_an_error(url, server):
     async with open_client(connect=2.0, silence=0.1) as client:
         store = HttpsStore(url, client, plain_http=True)
-        server.change = lambda request, reply: replace_reply(reply, piece=1000, pause=60.0)
+        server.change = lambda request, reply: replace(reply, piece=1000, pause=60.0)
         await fails(store.get("o", len(OBJECT)), "ReadTimeout")
 
 
@@ -206,22 +205,12 @@ async def test_writes_are_refused(store, server):
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    "base",
-    [
-        "http://host/",
-        "ftp://host/",
-        "https://",
-        "host/path",
-        "https://user:secret@host/",
-        "https://h/?q=1",
-        "https://h/#f",
-        "https://h:65536/",
-        "https://h:0/",
-        "https://h:port/",
-        "https://[h/",
-    ],
-)
+NOT_HTTPS = ["http://host/", "ftp://host/", "host/path"]
+BAD_HOSTS = ["https://", "https://[h/", "https://h:65536/", "https://h:0/", "https://h:port/"]
+MORE_THAN_A_PATH = ["https://user:secret@host/", "https://h/?q=1", "https://h/#f"]
+
+
+@pytest.mark.parametrize("base", [*NOT_HTTPS, *BAD_HOSTS, *MORE_THAN_A_PATH])
 async def test_base_urls_that_are_refused(client, base):
     with pytest.raises(ValueError, match="base URL"):
         HttpsStore(base, client)
@@ -237,21 +226,6 @@ async def test_the_environment_is_not_read(url, server, monkeypatch):
 # Listing a public bucket over HTTPS: real pages, and responses of hostile servers
 
 
-HEAD = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-
-
-def page(*keys: str, token: str = "", is_truncated: bool = False) -> bytes:
-    contents = "".join(f"<Contents><Key>{key}</Key><Size>3</Size></Contents>" for key in keys)
-    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
-    flag = str(is_truncated or bool(token)).lower()
-    return f"{HEAD}<IsTruncated>{flag}</IsTruncated>{contents}{more}</ListBucketResult>".encode()
-
-
-async def list_paths(url: str, client: httpx.AsyncClient, prefix: str = "p/", after: str = "") -> list[str]:
-    store = HttpsStore(url, client, plain_http=True)
-    return [info.path async for info in store.list(prefix, after=after)]
-
-
 async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client, monkeypatch: pytest.MonkeyPatch):
     """moto serves anonymous requests, here in pages of ten keys."""
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
@@ -260,24 +234,19 @@ async def test_a_real_bucket_is_listed_page_by_page(moto_bucket, client, monkeyp
     expected_paths = [f"p/{number:04d} &é" for number in range(25)]
     for path in [*expected_paths, "q/other"]:
         await store.put(path, b"abc")
-    base = f"{location.endpoint}/{location.bucket}"
-    assert await list_paths(base, client) == expected_paths
-    assert await list_paths(base, client, after=expected_paths[12]) == expected_paths[13:]
+    public = HttpsStore(f"{location.endpoint}/{location.bucket}", client, plain_http=True)
+    assert await paths(public, "p/") == expected_paths
+    assert await paths(public, "p/", after=expected_paths[12]) == expected_paths[13:]
     store.close()
 
 
-async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nursery: trio.Nursery):
-    targets: list[str] = []
-
-    def answer(request: HttpRequest) -> Reply:
-        targets.append(request.target)
-        first = len(targets) == 1
-        return Reply(200, page("p/../a", "p/a", "p/b", "q", token="t/&amp;1") if first else page("r", "s"))
-
-    url = await nursery.start(serve, answer)
-    assert await list_paths(url, client) == ["p/a", "p/b"]
-    assert targets[0] == "/?list-type=2&prefix=p%2F"
-    assert targets[1].endswith("continuation-token=t%2F%261")
+async def test_pages_are_requested_by_token_and_foreign_keys_left_out(store, server):
+    pages = [listing_page("p/../a", "p/a", "p/b", "q", token="t/&amp;1"), listing_page("r", "s")]
+    server.change = lambda request, reply: Reply(200, pages[len(server.requests) - 1])
+    assert await paths(store, "p/") == ["p/a", "p/b"]
+    first, second = (request.target for request in server.requests)
+    assert first == "/?list-type=2&prefix=p%2F"
+    assert second.endswith("continuation-token=t%2F%261")
 
 
 @pytest.mark.parametrize(
@@ -289,33 +258,24 @@ async def test_pages_are_requested_by_token_and_foreign_keys_left_out(client, nu
         (Reply(403, b"<Error/>"), PermanentError, "answered 403"),
         (Reply(301, b"", {"Location": "/x"}), PermanentError, "answered 301"),
         (Reply(503, b""), StoreError, "answered 503"),
-        (Reply(200, page("p/b", "p/a")), StoreError, "out of order"),
-        (Reply(200, page("p/a", "p/a")), StoreError, "out of order"),
-        (Reply(200, page("p/a", token="again")), StoreError, "out of order"),
-        (Reply(200, page(token="again")), StoreError, "announces more pages"),
-        (Reply(200, page("p/a", is_truncated=True)), StoreError, "announces more pages"),
-        (Reply(200, page() + b" " * (9 << 20)), StoreError, "a page of more than"),
+        (Reply(200, listing_page("p/b", "p/a")), StoreError, "out of order"),
+        (Reply(200, listing_page("p/a", "p/a")), StoreError, "out of order"),
+        (Reply(200, listing_page("p/a", token="again")), StoreError, "out of order"),
+        (Reply(200, listing_page(token="again")), StoreError, "announces more pages"),
+        (Reply(200, listing_page("p/a", is_truncated=True)), StoreError, "announces more pages"),
+        (Reply(200, listing_page() + b" " * (9 << 20)), StoreError, "a page of more than"),
     ],
 )
-async def test_invalid_listings(client, nursery: trio.Nursery, reply: Reply, kind, match: str):
-    url = await nursery.start(serve, lambda _: reply)
-    with pytest.raises(kind, match=match) as error_info:
-        await list_paths(url, client)
-    assert "\n" not in str(error_info.value)
+async def test_invalid_listings(store, server, reply: Reply, kind, match: str):
+    server.change = lambda *_: reply
+    await fails(paths(store, "p/"), match, kind)
 
 
 @pytest.mark.parametrize("key", ["q/{:06d}", "p/../{:06d}"], ids=["of others", "of no object"])
-async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(client, nursery: trio.Nursery, key: str):
-    targets: list[str] = []
-
-    def answer(request: HttpRequest) -> Reply:
-        targets.append(request.target)
-        return Reply(200, page(key.format(len(targets)), token="more"))
-
-    url = await nursery.start(serve, answer)
-    with pytest.raises(StoreError, match="announces more pages"):
-        await list_paths(url, client)
-    assert len(targets) < 20
+async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, server, key: str):
+    server.change = lambda *_: Reply(200, listing_page(key.format(len(server.requests)), token="more"))
+    await fails(paths(store, "p/"), "announces more pages")
+    assert len(server.requests) < 20
 
 
 @pytest.mark.parametrize(

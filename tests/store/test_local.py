@@ -66,6 +66,26 @@ def temporaries(root: Path) -> list[Path]:
     return sorted((root / ".tmp").iterdir())
 
 
+@pytest.fixture
+def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each flush is added with its folder, or ".tmp" for a temporary file, and each rename."""
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def recorded_fsync(descriptor: int) -> None:
+        flushed = Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path)
+        events.append(f"flush {'.tmp' if flushed.parts[:1] == ('.tmp',) else flushed}")
+        fsync(descriptor)
+
+    def recorded_rename(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    return events
+
+
 def test_opening_removes_temporary_files_of_dead_writers_only(tmp_path: Path):
     LocalStore(tmp_path)
     (tmp_path / ".tmp" / "orphan").write_bytes(b"half of an object")
@@ -141,24 +161,11 @@ async def test_a_disk_error_is_reported_in_one_line_and_leaves_the_old_object(
     assert temporaries(tmp_path) == []
 
 
-async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, changes: list[str]):
     store = LocalStore(tmp_path, inline=True)
-    events: list[str] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def recorded_fsync(descriptor: int) -> None:
-        events.append(f"flush {Path(f'/proc/self/fd/{descriptor}').readlink().relative_to(tmp_path).parts[:1]}")
-        fsync(descriptor)
-
-    def recorded_rename(self: Path, target: Path) -> Path:
-        events.append("rename")
-        return rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(Path, "rename", recorded_rename)
+    changes.clear()
     await store.put("new/folder/object", b"x")
-    temporary, root, folder = "flush ('.tmp',)", "flush ()", "flush ('new',)"
-    assert events == [temporary, root, folder, "rename", folder]
+    assert changes == ["flush .tmp", "flush .", "flush new", "rename", "flush new/folder"]
 
 
 async def test_a_missing_directory_is_reported(tmp_path: Path):
@@ -188,20 +195,13 @@ async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp"]
 
 
-async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, changes: list[str]):
     store = LocalStore(tmp_path, inline=True)
     for path in ("a/b/one", "a/two"):
         await store.put(path, b"x")
-    flushed: list[tuple[str, ...]] = []
-    fsync = os.fsync
-
-    def recorded_fsync(descriptor: int) -> None:
-        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path).parts)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    changes.clear()
     await store.delete("a/b/one")
-    assert flushed == [("a", "b"), ("a",)]  # the folder of the object, then its parent, from which it was removed
-    flushed.clear()
+    assert changes == ["flush a/b", "flush a"]  # the folder of the object, then its parent, from which it was removed
+    changes.clear()
     await store.delete("a/nothing")
-    assert flushed == []
+    assert changes == []

@@ -7,10 +7,10 @@ from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import STATE_PREFIX, SpaceDirectory
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
 from roles.ports import NotFoundError, ObjectStore, StoreError
-from tests.support.faults.decorated_store import DecoratedStore
+from tests.support.builders import samples
+from tests.support.faults.decorated_store import UnreachableStore
 
 RUN = b"r" * 32
 ME, TRAINER, MINER, OTHER = (SigningKey(letter * 32) for letter in (b"m", b"t", b"n", b"o"))
@@ -30,14 +30,7 @@ class ManualClock:
         raise AssertionError
 
 
-class UnavailableStore(DecoratedStore):
-    """A store whose service does not answer."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-
-    async def before(self, operation: str, path: str) -> None:
-        raise StoreError(f"{path}: no answer")
+UNREACHABLE = UnreachableStore(MemoryStore(), "", operations=("get", "list"), seconds=0.0)
 
 
 class World:
@@ -64,11 +57,7 @@ class World:
 
     def announcement(self, key: SigningKey, space: str, seconds: float = HOUR, run: bytes = RUN) -> bytes:
         expires = int((self.clock.moment + seconds) * 1000)
-        fields = {"run": run, "key": key.public, "role": "miner", "name": "x", "groups": 4, "version": 0}
-        fields["arithmetic"] = "torch-float32"
-        fields["credential"] = b""
-        record = Announcement.model_validate(fields | {"space": space, "expires_ms": expires})
-        return sign(record, key)
+        return sign(samples.announcement(run=run, key=key.public, space=space, expires_ms=expires), key)
 
     async def announce(self, key: SigningKey, space: str, seconds: float = HOUR) -> bytes:
         data = self.announcement(key, space, seconds)
@@ -151,7 +140,7 @@ async def test_an_old_announcement_does_not_replace_a_newer_one(world: World):
     assert b"b.example.org" in await world.store.get(paths.participant(MINER.public), 4096)
 
 
-@pytest.mark.parametrize("meeting", [MemoryStore(), UnavailableStore()], ids=["forgets", "is down"])
+@pytest.mark.parametrize("meeting", [MemoryStore(), UNREACHABLE], ids=["forgets", "is down"])
 async def test_an_announcement_is_remembered_until_it_expires(world: World, meeting):
     await world.announce(MINER, "https://a.example.org", HOUR)
     await world.space("https://a.example.org", MINER, b"there")

@@ -4,6 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,7 +17,7 @@ from grailnode.config import Config, load
 from grailnode.node.stores import sweep_orphans
 from grailnode.run import workspace
 from grailnode.store.s3.s3_errors import UnsupportedError
-from grailnode.store.s3.s3_session import S3Credentials, S3Location
+from grailnode.store.s3.s3_session import S3Location
 from grailnode.store.s3.s3_store import S3Store
 from grailnode.store.s3.s3_upload import _part_size
 from protocol.limits import GIB, MIB
@@ -59,17 +60,22 @@ class RequestFaults:
 
 
 @pytest.fixture(params=["rclone", "moto"])
-def bucket(request) -> tuple[S3Location, S3Credentials]:
+def bucket(request) -> Bucket:
     location, credentials = request.getfixturevalue(f"{request.param}_bucket")
-    small = S3Location(location.bucket, location.endpoint, addressing="path", part_bytes=5 * MIB)
-    return small, credentials
+    return S3Location(location.bucket, location.endpoint, addressing="path", part_bytes=5 * MIB), credentials
 
 
 @pytest.fixture
-def store(bucket: tuple[S3Location, S3Credentials]) -> Iterator[S3Store]:
-    store = S3Store(*bucket)
-    yield store
-    store.close()
+def store(bucket: Bucket) -> Iterator[S3Store]:
+    with closing(S3Store(*bucket)) as store:
+        yield store
+
+
+@pytest.fixture
+def successor(bucket: Bucket) -> Iterator[S3Store]:
+    """Return the store as the next process opens it."""
+    with closing(S3Store(*bucket)) as store:
+        yield store
 
 
 async def fail_at_part_2(store: S3Store) -> RequestFaults:
@@ -116,34 +122,29 @@ async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lo
     assert await store.abort_uploads("", time.time() + 60) == 0
 
 
-async def test_a_new_process_adopts_the_parts_of_one_that_died(store, bucket):
+async def test_a_new_process_adopts_the_parts_of_one_that_died(store, successor):
     await fail_at_part_2(store)
-    successor = S3Store(*bucket)
     faults = RequestFaults(successor)
     await successor.put("a", OBJECT)
     assert faults.count["CreateMultipartUpload"] == 0
     assert faults.count["UploadPart"] == 1
     assert await successor.get("a", len(OBJECT)) == OBJECT
     assert await successor.abort_uploads("", time.time() + 60) == 0
-    successor.close()
 
 
-async def test_parts_of_other_bytes_are_not_adopted(store, bucket):
+async def test_parts_of_other_bytes_are_not_adopted(store, successor):
     await fail_at_part_2(store)
-    successor, other = S3Store(*bucket), OBJECT[::-1]
+    other = OBJECT[::-1]
     await successor.put("a", other)
     assert await successor.get("a", len(other)) == other
     assert await successor.abort_uploads("", time.time() + 60) == 0
-    successor.close()
 
 
-async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store, bucket):
+async def test_all_parts_are_sent_again_when_the_service_lists_no_uploads(store, successor):
     await fail_at_part_2(store)
-    successor = S3Store(*bucket)
     RequestFaults(successor).unsent = {"ListMultipartUploads"}
     await successor.put("a", OBJECT)
     assert await successor.get("a", len(OBJECT)) == OBJECT
-    successor.close()
 
 
 async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
@@ -197,21 +198,7 @@ def config(request, any_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CREDENTIALS.secret_key)
     values = {"kind": "s3", "bucket": location.bucket, "endpoint": location.endpoint, "addressing": "path"}
     values |= {"prefix": request.param} if request.param else {}
-    return load(
-        workspace.create(tmp_path, demo_recipe()).config,
-        [f"store.{k}={v}" for k, v in values.items()],
-    )
-
-
-def leave_unfinished_upload(store: S3Store, path: str) -> None:
-    """Upload the parts of an object, and fail before the completion."""
-
-    def fail(event_name: str, **_: object) -> None:
-        raise ConnectionClosedError(endpoint_url="the wire")
-
-    store._session.client.meta.events.register("request-created.s3.CompleteMultipartUpload", fail)
-    with pytest.raises(StoreError):
-        trio.run(store.put, path, bytes(17 * MIB))
+    return load(workspace.create(tmp_path, demo_recipe()).config, [f"store.{k}={v}" for k, v in values.items()])
 
 
 def sweep_events(config: Config, *seconds_later: float) -> list[tuple[str, dict[str, Any]]]:
@@ -224,9 +211,11 @@ def sweep_events(config: Config, *seconds_later: float) -> list[tuple[str, dict[
 
 def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config, any_bucket: Bucket):
     store = S3Store(*any_bucket)
+    RequestFaults(store).unsent = {"CompleteMultipartUpload"}
     under = f"{config.store.prefix}/" if config.store.prefix else ""
     for owner in (MINE, THEIRS):
-        leave_unfinished_upload(store, f"{under}{owner.hex()}/anchors/a")
+        with pytest.raises(StoreError):
+            trio.run(store.put, f"{under}{owner.hex()}/anchors/a", OBJECT)
     events = sweep_events(config, 0.0, DAY + 60, DAY + 60)
     assert events == [("orphans-swept", {"uploads": 1})]  # nothing at the first and the last sweep
     assert trio.run(store.abort_uploads, "", time.time() + 60) == 1  # the other owner's is still there

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.store import disk, local
 from grailnode.store.state import envelope
 from grailnode.store.state.name_list import NAME
 from grailnode.store.state.state_store import IntactStateError, StateStore
 from roles.ports import NotFoundError, StateError
+from tests.support.measuring.store_listing import paths
 
 RUN, OTHER_RUN = bytes(32), bytes(31) + b"\x01"
 DATA = random.Random(0).randbytes(300)
@@ -23,10 +23,6 @@ DATA = random.Random(0).randbytes(300)
 
 def store(root: Path) -> StateStore:
     return StateStore(root, RUN, inline=True)
-
-
-async def paths(state: StateStore, prefix: str = "") -> list[str]:
-    return [item.path async for item in state.list(prefix)]
 
 
 @pytest.fixture
@@ -125,7 +121,7 @@ async def test_a_missing_object_is_noticed_by_listing_and_after_a_restart(tmp_pa
         assert await paths(other, "outbox/") == ["outbox/1"]
     (tmp_path / "ledger/0").unlink()
     with pytest.raises(StateError, match=re.escape("ledger/0: missing (and 1 more)")):
-        await paths(state)
+        await paths(state, "")
 
 
 async def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path: Path):
@@ -134,31 +130,9 @@ async def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path
         await one.put(f"inbox/{number}", DATA)
         assert await paths(other, "inbox/") == [f"inbox/{number}"]
         await other.delete(f"inbox/{number}")
-        assert await paths(one) == []
+        assert await paths(one, "") == []
         with pytest.raises(NotFoundError):
             await one.get(f"inbox/{number}", 1000)
-
-
-def test_what_another_process_deletes_as_soon_as_it_is_there_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The disk may take long to flush a folder after an object has appeared in it."""
-    collector, learner = store(tmp_path), store(tmp_path)
-    flush = disk.sync_folder
-
-    def flush_slowly(folder: Path) -> None:
-        if (tmp_path / "inbox/5").exists():
-            learner._delete("inbox/5")
-        flush(folder)
-
-    trio.run(collector.put, "inbox/4", DATA)
-    with monkeypatch.context() as patch:
-        patch.setattr(local, "sync_folder", flush_slowly)
-        trio.run(collector.put, "inbox/5", DATA)
-    for state in (collector, learner, store(tmp_path)):
-        assert trio.run(paths, state) == ["inbox/4"]
-        with pytest.raises(NotFoundError):
-            trio.run(state.get, "inbox/5", 1000)
 
 
 async def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path: Path):
@@ -176,7 +150,7 @@ async def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path:
             for state in (one, other):
                 nursery.start_soon(_list_for_ever, state)
         nursery.cancel_scope.cancel()
-    assert await paths(store(tmp_path)) == []
+    assert await paths(store(tmp_path), "") == []
 
 
 async def _list_for_ever(state: StateStore) -> None:
@@ -200,9 +174,7 @@ async def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(b""), _replace_by_folder])
-def test_a_state_without_its_list_of_names_is_refused_until_it_is_repaired(
-    file: Path, tmp_path: Path, change: ChangeFile
-):
+def test_a_state_without_its_list_of_names_is_refused_until_repaired(file: Path, tmp_path: Path, change: ChangeFile):
     change(tmp_path / NAME)
     with pytest.raises(StateError, match=re.escape(f"{tmp_path / NAME}: ")):
         store(tmp_path)
@@ -247,7 +219,7 @@ async def test_the_list_of_names_stays_short(tmp_path: Path):
     before = (tmp_path / NAME).stat().st_size
     state = store(tmp_path)
     assert (tmp_path / NAME).stat().st_size < before / 100
-    assert await paths(state) == ["trust"]
+    assert await paths(state, "") == ["trust"]
 
 
 async def test_what_a_node_makes_again_by_itself_may_be_missing(tmp_path: Path):
@@ -257,4 +229,4 @@ async def test_what_a_node_makes_again_by_itself_may_be_missing(tmp_path: Path):
         (tmp_path / path).unlink()
         with pytest.raises(NotFoundError):
             await state.get(path, 1000)
-    assert await paths(state) == []
+    assert await paths(state, "") == []

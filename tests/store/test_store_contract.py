@@ -36,21 +36,8 @@ from tests.support.servers.served_files import FileServer
 
 Seed = Callable[[str, bytes], Awaitable[None]]
 
-BAD_PATHS = [
-    "",
-    "/a",
-    "a/",
-    "a//b",
-    "..",
-    "a/../b",
-    ".hidden",
-    "a/.b",
-    "a\0b",
-    "a\nb",
-    "a\\b",
-    "a/" + "x" * 201,
-    "a/" * 460,
-]
+TOO_LONG = ["a/" + "x" * 201, "a/" * 460]
+BAD_PATHS = ["", "/a", "a/", "a//b", "..", "a/../b", ".hidden", "a/.b", "a\0b", "a\nb", "a\\b", *TOO_LONG]
 SORTED_PATHS = ["p/a", "p/a-b", "p/a.b", "p/a0", "p/b/1", "p/b/2", "p/b0", "p/z", "p/é", "p/￡", "p/😀"]
 """In UTF-8 order. That differs from UTF-16 order in the last two, and '-' < '/' < '0' tells folders from names."""
 
@@ -173,15 +160,11 @@ class StoreContract(ReadContract):
         infos = [info async for info in store.list("p/")]
         assert [(info.path, info.size) for info in infos] == [(path, len(path.encode())) for path in SORTED_PATHS]
 
-    async def test_a_listing_begins_behind_any_path(self, store: ObjectStore):
+    async def test_a_listing_begins_behind_any_path_and_its_prefix_need_not_be_a_folder(self, store: ObjectStore):
         for path in SORTED_PATHS:
             await store.put(path, b"")
         for after in ["", "p/", "p/a-", "p/b", "p/b/", "p/b/1zzz", "p/b0", "q", "o", *SORTED_PATHS]:
             assert await paths(store, "p/", after) == [path for path in SORTED_PATHS if path > after]
-
-    async def test_a_prefix_need_not_be_a_folder(self, store: ObjectStore):
-        for path in SORTED_PATHS:
-            await store.put(path, b"")
         for prefix in ["", "p", "p/", "p/a", "p/a-", "p/b", "p/b/", "p/b/1", "p/nothing", "r/"]:
             assert await paths(store, prefix) == [path for path in SORTED_PATHS if path.startswith(prefix)]
 

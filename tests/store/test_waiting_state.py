@@ -15,6 +15,7 @@ from grailnode.store.memory import MemoryStore
 from grailnode.store.state.state_store import StateStore
 from grailnode.store.state.waiting_state import WaitingState
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
 
@@ -67,23 +68,15 @@ class RefusingDisk:
         return call
 
 
-class SometimesFailing(MemoryStore):
+class SometimesFailing(DecoratedStore):
     """A store that refuses every operation while it has an error number, or raises an error of its own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(MemoryStore())
         self.error = 0
         self.damage: Exception | None = None
 
-    async def put(self, path: str, data: bytes) -> None:
-        self._check(path)
-        await super().put(path, data)
-
-    async def delete(self, path: str) -> None:
-        self._check(path)
-        await super().delete(path)
-
-    def _check(self, path: str) -> None:
+    async def before(self, operation: str, path: str) -> None:
         if self.damage is not None:
             raise self.damage
         if self.error:

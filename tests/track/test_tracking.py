@@ -54,16 +54,8 @@ def test_tensorboard_reads_curves_and_samples(tmp_path: Path) -> None:
 
 
 def test_curves_of_the_trainers_events() -> None:
-    assert curves(STEP) == (
-        3,
-        {
-            "step/reward": 0.5,
-            "step/loss": -0.25,
-            "step/entropy": 1.5,
-            "step/clip_fraction": 0.125,
-            "step/staleness": 2.0,
-        },
-    )
+    values = {"reward": 0.5, "loss": -0.25, "entropy": 1.5, "clip_fraction": 0.125, "staleness": 2.0}
+    assert curves(STEP) == (3, {f"step/{name}": value for name, value in values.items()})
     assert curves(PUBLISHED) == (2, {"version/patch_bytes": 100.0, "version/sparsity": 0.75})
     assert curves({"event": "published", "version": 0}) == (0, {"version/patch_bytes": 0.0})
     assert curves({"event": "started"}) is None

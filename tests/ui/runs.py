@@ -46,12 +46,9 @@ def network(windows: int = 12, planned: int | None = 30, strangers: int = 0) -> 
 
 def many_sites(rounds: int = 6, count: int = 2, name: str = "worker") -> NetworkState:
     """Return the run of `network` with some sites that train together; the last of them is lost at times."""
-    rows = [
-        RoundRow(n, n, n, count - n % 2, count, 4 * count, 30 * count, 51_200 * count) for n in range(1, rounds + 1)
-    ]
-    sites = [
-        SiteRow(f"b{n:063x}", f"{name}-{n}", rounds, {}, 4 * rounds, 30 * rounds, 51_200 * rounds) for n in range(count)
-    ]
+    numbers, own = range(1, rounds + 1), (4 * rounds, 30 * rounds, 51_200 * rounds)
+    rows = [RoundRow(n, n, n, count - n % 2, count, 4 * count, 30 * count, 51_200 * count) for n in numbers]
+    sites = [SiteRow(f"b{n:063x}", f"{name}-{n}", rounds, {}, *own) for n in range(count)]
     sites[-1] = replace(sites[-1], refused={"lost": rounds // 2, "poisoned": 1})
     return replace(network(), rounds=tuple(rows), sites=tuple(sites))
 

@@ -5,22 +5,27 @@ to the same bytes, or raises exactly the class in `error`. All other cases conta
 give.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from protocol.judging.points import count_points
 
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
-from protocol.encoding import pack, unpack
+from protocol.encoding import REWARD_UNIT, pack, unpack
 from protocol.identity.signing import Envelope, Signature, sign
-from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, points_surprisal
-from protocol.judging.ledger import Amendment, Seal, Witness, balances, scores
-from protocol.proof import Step
+from protocol.judging.evidence import (
+    NO_COUNTS,
+    NO_EVIDENCE,
+    advance,
+    count_group,
+    count_luck,
+    exceeded,
+    repeated_positions,
+)
+from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness, balances, evidence_of, scores
 from protocol.rollout import challenge
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
@@ -60,7 +65,7 @@ def encoding() -> list[Case]:
         "an array of 2^32 - 1": (b"\xdd\xff\xff\xff\xff", LIMIT),
         "a string of 4,097 bytes": (b"\xda\x10\x01" + b"a" * 4097, LIMIT),
     }
-    rollout = unpack(samples.rollout(2, 1).to_bytes())
+    rollout, contribution = (unpack(record.to_bytes()) for record in (samples.rollout(2, 1), samples.contribution()))
     return [
         *(good(name, "value", pack(value)) for name, value in values.items()),
         *(
@@ -68,7 +73,8 @@ def encoding() -> list[Case]:
             for place, record in enumerate(samples.every_record())
         ),
         *(bad(name, "value", data, error) for name, (data, error) in hostile.items()),
-        bad("an integer instead of a float", "rollout", pack(rollout | {"reward": 1}), MALFORMED),
+        bad("a float instead of an integer", "rollout", pack(rollout | {"reward": 1.0}), MALFORMED),
+        bad("an integer instead of a float", "contribution", pack(contribution | {"norm": 1}), MALFORMED),
         bad("a string instead of bytes", "rollout", pack(rollout | {"sketch": "12345678"}), MALFORMED),
         bad("an unknown field", "rollout", pack(rollout | {"more": None}), MALFORMED),
         bad("a missing field", "rollout", pack({"completion": b"", "sketch": b""}), MALFORMED),
@@ -282,56 +288,80 @@ def verdict() -> list[Case]:
     record = samples.verdict(samples.judgement(0), samples.rejected(3))
     fields = unpack(record.to_bytes())
     first, second = fields["judgements"]
+    counts = first["counts"]
     return [
         good("verdict", "verdict", record.to_bytes()),
         bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
         bad("judgements not ascending", "verdict", pack(fields | {"judgements": (second, first)}), MALFORMED),
         bad("a group that was not submitted", "verdict", pack(fields | {"submitted": 3}), MALFORMED),
         bad("no such reason", "judgement", pack(second | {"reason": "because"}), MALFORMED),
-        bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (0.5,)}), MALFORMED),
+        bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (500_000,)}), MALFORMED),
+        bad("a reward that is no whole number", "judgement", pack(first | {"rewards": (0.5, 1.0)}), MALFORMED),
         bad("one log-probability missing", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
-        bad("more points than tokens can have", "judgement", pack(first | {"margin_points": 501}), MALFORMED),
-        bad("more rollouts with far margins than tokens", "judgement", pack(first | {"far_rollouts": 6}), MALFORMED),
-        _points(),
+        bad("more values than trials", "counts", pack(counts | {"margin": {"trials": 5, "steps": (3, 3)}}), MALFORMED),
+        bad("more trials than tokens", "judgement", pack(first | {"tokens": 0, "logprobs": b""}), MALFORMED),
+        _counts(),
+        _evidence(),
     ]
 
 
-def _points() -> Case:
-    """Return windows of points, and the surprisals of each and of their history."""
-    steps = tuple(
-        Step(beyond=beyond, rate=rate, points=points)
-        for beyond, rate, points in ((0.0, 0.02, 4), (0.05, 4e-3, 11), (0.2, 5e-4, 23))
-    )
-    row = samples.thresholds(margin_steps=steps)
-    windows = ((40, 27), (24, 0), (1000, 300), (24, 69))
-    history = [CountedWindow(Counts(tokens, tokens, margin_points=points), row) for tokens, points in windows]
-    margins = (0.0, 1e-6, 0.05, 0.051, 0.2, 7.0, math.inf)
+def _counts() -> Case:
+    """Return the statistics of a group of four rollouts, and what is counted of them by the sample row."""
+    completions = ((5, 6, 7), (5, 6, 1), (9,), (5, 6, 7))
+    lengths, rewards = [3, 3, 1, 3], (REWARD_UNIT, 0, -REWARD_UNIT, REWARD_UNIT)
+    distances = (0, 33, 128, 40, 50, 65, 97, 1, 2, 3)
+    margins = (0, 10_001, 10_000, 0, 300_000, 50_001, 250_001, 0, 0, 20_000)
+    stops = (False, False, True, False, False, True, True, False, True, False)
+    row = samples.thresholds()
+    luck = count_luck(np.array(margins), lengths, rewards, row.luck.beyond)
+    arrays = np.array(distances), np.array(margins), np.array(stops)
+    counts = count_group(*arrays, lengths, row, repeated_positions(completions))
     return {
-        "name": "points",
-        "steps": [step.model_dump() for step in steps],
-        "margins": [repr(margin) for margin in margins],
-        "points": count_points(np.array(margins), steps).tolist(),
-        "windows": [list(window) for window in windows],
-        "surprisals": [points_surprisal(points, tokens, steps) for tokens, points in windows],
-        "history": history_surprisal(history),
+        "name": "counts",
+        "row": row.model_dump(),
+        "completions": completions,
+        "distances": distances,
+        "margins": margins,
+        "stops": stops,
+        "rewards": rewards,
+        "counts": counts.model_copy(update={"luck": luck}).model_dump(),
     }
 
 
+def _evidence() -> Case:
+    """Return groups, and after each of them the evidence and the statistic that refuses them, if one does."""
+    row = samples.thresholds()
+    groups = [
+        samples.counts(sketch=(40,), margin=(40, 1), stop=(8,), luck=(250, 1)),
+        samples.counts(sketch=(16, 2), margin=(24,), stop=(8,)),
+        *[samples.counts(sketch=(1000,), margin=(1000, 4, 1), stop=(8, 2), luck=(1000, 2))] * 2,
+        samples.counts(sketch=(40,), margin=(40, 14), stop=(8, 0, 1)),
+    ]
+    steps = []
+    evidence = NO_EVIDENCE
+    for group in groups:
+        evidence = advance(evidence, group, row)
+        steps.append({"counts": group.model_dump(), "evidence": evidence, "exceeded": exceeded(evidence, row)})
+    return {"name": "evidence", "row": row.model_dump(), "groups": steps}
+
+
 def ledger() -> list[Case]:
-    miners = sorted((pair for _, _, pair in _keys()), key=lambda pair: pair.public)[:3]
+    miners = sorted((pair for _, _, pair in _keys()), key=lambda pair: pair.public)
+    missed = samples.counts(sketch=(200, 7, 1), margin=(200, 1), stop=(104, 3))
     rows = (
-        [samples.row(miners[0]), samples.row(miners[1], audited=16, accepted=16)],
+        [samples.row(miners[0]), samples.row(miners[1], audited=16, accepted=16), samples.row(miners[3], submitted=5)],
         [
             samples.row(miners[0], submitted=12),
-            samples.row(miners[1], arithmetic="torch-bfloat16", audited=16, accepted=13, rejected=3, margin_misses=1),
-            samples.row(miners[2], verdict=b"", arithmetic="", submitted=0, audited=0, accepted=0),
+            samples.row(miners[1], arithmetic="torch-bfloat16", audited=16, accepted=13, rejected=3, counts=missed),
+            samples.row(miners[2], verdict=b"", arithmetic="", submitted=0, audited=0, accepted=0, counts=NO_COUNTS),
         ],
     )
     amendment = Amendment(window=7, miner=miners[0].public, verdict=b"", accepted=9, rejected=1)
-    wide = samples.thresholds(miner="torch-bfloat16", sketch_rate=0.01, margin_rate=0.02)
+    wide = samples.thresholds(miner="torch-bfloat16", margin=samples.table((20_000,), (0.02,), (0.5,)))
     proof = samples.run_manifest().proof.model_copy(
         update={"miners": ("torch-bfloat16", "torch-float32"), "table": (wide, samples.thresholds())}
     )
+    scoring = samples.SCORING.model_copy(update={"deposit": 2 * GROUP, "shortfall": GROUP // 10, "cap": SHARE})
     entries = [
         samples.summary(*rows[0], window=7, scores=()),
         samples.summary(*rows[1], window=9, scores=(), amendments=(amendment,)),
@@ -357,13 +387,16 @@ def ledger() -> list[Case]:
         bad("more submitted than pledged", "ledger-row", pack(row | {"pledged": 15}), MALFORMED),
         {
             "name": "scores",
-            "scoring": samples.SCORING.model_dump(),
+            "scoring": scoring.model_dump(),
             "proof": proof.model_dump(),
             "ledger": [entry.to_bytes().hex() for entry in entries],
-            "balances": [
-                [miner.hex(), value] for miner, value in sorted(balances(entries, samples.SCORING, proof).items())
+            "balances": [[miner.hex(), value] for miner, value in sorted(balances(entries, scoring, proof).items())],
+            "scores": [[miner.hex(), share] for miner, share in scores(entries, scoring, proof)],
+            "evidence": [
+                [pair.public.hex(), arithmetic, evidence_of(entries, proof, pair.public, arithmetic)]
+                for pair in miners
+                for arithmetic in proof.miners
             ],
-            "scores": [[miner.hex(), share] for miner, share in scores(entries, samples.SCORING, proof)],
         },
     ]
 

@@ -15,85 +15,76 @@ decades a group.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
+from protocol import limits
 from protocol.encoding import Record, Window
 from protocol.identity.signing import Key
-from protocol.limits import MIB
 from protocol.proof import DECADE, ProofSpec
 from roles.ports import NotFoundError, ObjectStore
+from roles.trainer.tensor_shards import RunSync
 
 LOGPROB_BIAS: Final = "logprob-bias"
 """Path of the evidence in the trainer's state."""
 
-_SCORES: Final = ((51_152, -57_992), (176_091, -301_030), (273_001, -903_090))
+_GAINS: Final = np.array([51_152, 176_091, 273_001])
+_LOSSES: Final = np.array([-57_992, -301_030, -903_090])
 """log10(1 + b) and log10(1 - b) in micro-decades, rounded down, for the bets 1/8, 1/2 and 7/8."""
 
+_BETS: Final = len(_GAINS)
 _LEVEL: Final = 9 * DECADE
 """Honest nodes are found in N groups with a probability of at most N * 10^-9."""
+_LARGEST: Final = 100 * DECADE
 
-_EVIDENCES: Final = 2 * len(_SCORES)
-"""Of each pair: for each direction, one of each bet."""
-
-
-class PairEvidence(Record):
-    """The evidence against a pair of nodes.
-
-    Attributes:
-        one, other: their keys, ascending.
-        values: in micro-decades, for each bet: that `one` gives the larger values, then for each that `other` does.
-        is_biased: whether one of them has exceeded the threshold.
-    """
-
-    kind: ClassVar[str] = "pair-evidence"
-    one: Key
-    other: Key
-    values: Annotated[tuple[int, ...], Field(min_length=_EVIDENCES, max_length=_EVIDENCES)]
-    is_biased: bool
+GroupSums = Mapping[bytes, tuple[str, int, int]]
+"""By each node that gives log-probabilities of a group: how it computes, their sum in millionths, and their number."""
 
 
 class BiasEvidence(Record):
-    """The evidence against all pairs.
+    """The evidence against the pairs of N nodes.
 
     Attributes:
         next_window: the first that is not counted.
+        nodes: ascending.
+        values: int32 little-endian [N, N, bets], in micro-decades: that the first of two gives the larger values.
+        biased: bytes [N, N]: 1 for a pair whose evidence has exceeded the threshold.
     """
 
     kind: ClassVar[str] = "bias-evidence"
-    max_bytes: ClassVar[int] = 128 * MIB  # some hundred bytes for each pair of hundreds of validators
-    max_items: ClassVar[int] = 1 << 23
+    max_bytes: ClassVar[int] = 64 * limits.MIB
     next_window: Window
-    pairs: tuple[PairEvidence, ...]
+    nodes: Annotated[tuple[Key, ...], Field(max_length=2 * limits.MAX_KEYS)]
+    values: bytes
+    biased: bytes
 
-
-GroupSums = dict[bytes, tuple[str, int, int]]
-"""By each node that gives log-probabilities of a group: how it computes, their sum in millionths, and their number."""
+    @model_validator(mode="after")
+    def _complete(self) -> "BiasEvidence":
+        pairs = len(self.nodes) ** 2
+        if len(self.values) != 4 * _BETS * pairs or len(self.biased) != pairs:
+            raise ValueError("not the evidence of each pair")
+        return self
 
 
 class LogprobBias:
     """The evidence against the pairs of nodes that one trainer compares, in its state."""
 
-    def __init__(self, state: ObjectStore) -> None:
+    def __init__(self, state: ObjectStore, run_sync: RunSync) -> None:
         self._state = state
-        self._next_window = 0
-        self._pairs: dict[tuple[bytes, bytes], PairEvidence] = {}
+        self._run_sync = run_sync
+        self._evidence = BiasEvidence(next_window=0, nodes=(), values=b"", biased=b"")
+        self.biased_pairs: frozenset[frozenset[bytes]] = frozenset()
+        """The pairs that honest noise does not explain."""
 
     async def open(self) -> None:
         """Read the evidence of before a restart."""
         with suppress(NotFoundError):
-            evidence = BiasEvidence.from_bytes(await self._state.get(LOGPROB_BIAS, BiasEvidence.max_bytes))
-            self._next_window = evidence.next_window
-            self._pairs = {(item.one, item.other): item for item in evidence.pairs}
-
-    @property
-    def biased_pairs(self) -> frozenset[frozenset[bytes]]:
-        """The pairs that honest noise does not explain."""
-        return frozenset(frozenset(pair) for pair, item in self._pairs.items() if item.is_biased)
+            self._adopt(BiasEvidence.from_bytes(await self._state.get(LOGPROB_BIAS, BiasEvidence.max_bytes)))
 
     async def count(self, window: int, groups: Sequence[GroupSums], proof: ProofSpec, nodes: int) -> None:
         """Count the groups of a finished window, once: windows ascend, and one that is counted already is ignored.
@@ -101,30 +92,49 @@ class LogprobBias:
         Args:
             nodes: how many there are to compare.
         """
-        if window < self._next_window:
-            return
-        pairs = dict(self._pairs)
-        for sums in groups:
-            for pair in combinations(sorted(sums), 2):
-                pairs[pair] = weigh_group(pairs.get(pair) or _unbiased(pair), sums, proof, nodes)
-        record = BiasEvidence(next_window=window + 1, pairs=tuple(pairs.values()))
-        await self._state.put(LOGPROB_BIAS, record.to_bytes())
-        self._next_window, self._pairs = window + 1, pairs
+        if window >= self._evidence.next_window:
+            evidence: BiasEvidence = await self._run_sync(add_groups, self._evidence, groups, proof, nodes)
+            evidence = evidence.model_copy(update={"next_window": window + 1})
+            await self._state.put(LOGPROB_BIAS, evidence.to_bytes())
+            self._adopt(evidence)
+
+    def _adopt(self, evidence: BiasEvidence) -> None:
+        self._evidence, nodes = evidence, evidence.nodes
+        biased = np.frombuffer(evidence.biased, dtype=np.bool_).reshape(len(nodes), len(nodes))
+        self.biased_pairs = frozenset(frozenset((nodes[one], nodes[other])) for one, other in np.argwhere(biased))
 
 
-def _unbiased(pair: tuple[bytes, bytes]) -> PairEvidence:
-    return PairEvidence(one=pair[0], other=pair[1], values=(0,) * _EVIDENCES, is_biased=False)
+def add_groups(evidence: BiasEvidence, groups: Sequence[GroupSums], proof: ProofSpec, nodes: int) -> BiasEvidence:
+    """Return the evidence after more groups, in their order; see `LogprobBias.count`."""
+    keys = tuple(sorted({*evidence.nodes}.union(*groups)))
+    places = {key: place for place, key in enumerate(keys)}
+    known = np.ix_(*[[places[key] for key in evidence.nodes]] * 2)
+    values = np.zeros((len(keys), len(keys), _BETS), np.int64)
+    values[known] = np.frombuffer(evidence.values, "<i4").reshape(len(evidence.nodes), len(evidence.nodes), _BETS)
+    largest = values.max(axis=2)
+    for sums in groups:
+        here = np.ix_(*[[places[key] for key in sums]] * 2)
+        values[here] = _weigh(values[here], list(sums.values()), proof)
+        largest[here] = np.maximum(largest[here], values[here].max(axis=2))
+    processes = _BETS * nodes * (nodes - 1)
+    biased = largest > _LEVEL + math.ceil(math.log10(max(1, processes)) * DECADE)
+    biased[known] |= np.frombuffer(evidence.biased, dtype=np.bool_).reshape(len(evidence.nodes), len(evidence.nodes))
+    return BiasEvidence(
+        next_window=evidence.next_window, nodes=keys, values=values.astype("<i4").tobytes(), biased=biased.tobytes()
+    )
 
 
-def weigh_group(evidence: PairEvidence, sums: GroupSums, proof: ProofSpec, nodes: int) -> PairEvidence:
-    """Return the evidence against a pair after a group that both have judged; see `LogprobBias.count`."""
-    (one, one_sum, tokens), (other, other_sum, other_tokens) = sums[evidence.one], sums[evidence.other]
-    if evidence.is_biased or tokens != other_tokens:
-        return evidence
-    allowed = proof.logprob_bounds(one, other)[1] * tokens
-    exceeds = one_sum - other_sum > allowed, other_sum - one_sum > allowed
-    added = [gain if exceeds_bias else loss for exceeds_bias in exceeds for gain, loss in _SCORES]
-    values = tuple(max(0, before) + score for before, score in zip(evidence.values, added, strict=True))
-    processes = _EVIDENCES * nodes * (nodes - 1) // 2
-    threshold = _LEVEL + math.ceil(math.log10(max(1, processes)) * DECADE)
-    return evidence.model_copy(update={"values": values, "is_biased": max(values) > threshold})
+def _weigh(values: NDArray[np.int64], sums: Sequence[tuple[str, int, int]], proof: ProofSpec) -> NDArray[np.int64]:
+    """Return the evidence of the nodes that have judged a group, after it: int64 [N, N, bets]."""
+    totals, tokens = np.array([total for _, total, _ in sums]), np.array([count for _, _, count in sums])
+    arithmetics = [arithmetic for arithmetic, _, _ in sums]
+    kinds = sorted(set(arithmetics))
+    biases = np.array([[proof.logprob_bounds(one, other)[1] for other in kinds] for one in kinds])
+    numbers = [kinds.index(arithmetic) for arithmetic in arithmetics]
+    allowed = biases[np.ix_(numbers, numbers)] * tokens
+    exceeds = totals[:, None] - totals > allowed
+    after = np.maximum(values, 0) + np.where(exceeds[:, :, None], _GAINS, _LOSSES)
+    # Of those that do not even agree on how many tokens there are, one is wrong in another way.
+    comparable = (tokens[:, None] == tokens)[:, :, None]
+    result: NDArray[np.int64] = np.where(comparable, after.clip(max=_LARGEST), values)
+    return result

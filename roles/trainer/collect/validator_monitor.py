@@ -13,7 +13,7 @@ from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.limits import MAX_GROUPS, MAX_VERDICT_BYTES
 from roles.node.identity import Node
 from roles.ports import Telemetry
-from roles.trainer.collect.logprob_bias import GroupSums, LogprobBias
+from roles.trainer.collect.logprob_bias import LogprobBias
 from roles.trainer.collect.quorum import LogprobRule, Opinion, logprobs_agree, split_by_logprobs
 from roles.trainer.spool import CANARIES, canary_path, unpack_canary_note
 from roles.trainer.verified_batch import whole_logprobs
@@ -39,10 +39,10 @@ class ValidatorMonitor:
         self._examined_verdicts: dict[int, set[tuple[bytes, bytes]]] = {}  # by window: (canary, validator)
         self._compared_miners: dict[int, set[bytes]] = {}  # by window
         # by window, the opinions that accept each group, and the sums of their log-probabilities
-        self._accepted_groups: dict[int, list[tuple[list[Opinion], GroupSums]]] = {}
+        self._accepted_groups: dict[int, list[tuple[list[Opinion], dict[bytes, tuple[str, int, int]]]]] = {}
         self._disagreements: dict[int, list[Disagreement]] = {}  # by window
         self._canary_failures: dict[int, list[CanaryFailure]] = {}  # by window
-        self._bias = LogprobBias(node.state)
+        self._bias = LogprobBias(node.state, node.run_sync)
 
     @property
     def logprob_rule(self) -> LogprobRule:
@@ -214,17 +214,18 @@ def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
     return [opinion.validator for opinion in opinions]
 
 
-def _sums(computed: Mapping[bytes, tuple[str, bytes]]) -> GroupSums:
+def _sums(computed: Mapping[bytes, tuple[str, bytes]]) -> dict[bytes, tuple[str, int, int]]:
     """Return the sums of a group's log-probabilities by node, without those that cannot be right.
 
     Args:
         computed: by node, how it computed them, and what they are.
     """
-    whole = {node: (arithmetic, whole_logprobs(logprobs)) for node, (arithmetic, logprobs) in computed.items()}
+    whole = {logprobs: whole_logprobs(logprobs) for logprobs in {item[1] for item in computed.values()}}
+    sums = {logprobs: int(values.sum()) for logprobs, values in whole.items() if values is not None}
     return {
-        node: (arithmetic, int(values.sum()), len(values))
-        for node, (arithmetic, values) in whole.items()
-        if values is not None
+        node: (arithmetic, sums[logprobs], len(logprobs) // 4)
+        for node, (arithmetic, logprobs) in computed.items()
+        if logprobs in sums
     }
 
 

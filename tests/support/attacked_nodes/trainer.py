@@ -10,7 +10,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey, sign
-from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
+from protocol.judging.ledger import SHARE, LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import NotFoundError, StoreError
@@ -19,12 +19,13 @@ from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
+from tests.support.builders.proofs import proof_of
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock
 
 FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
 STRANGER = SigningKey(bytes([23]) * 32)
-WINDOW = 2
+WINDOW = 5  # in which a canary has false groups
 
 
 class SilentStore(MemoryStore):
@@ -50,7 +51,7 @@ class AttackedTrainer:
         authority = run.authority.model_copy(
             update={"validators": tuple(sorted((FIRST.public, SECOND.public))), "quorum": quorum}
         )
-        self.run = run.model_copy(update={"authority": authority})
+        self.run = run.model_copy(update={"authority": authority, "proof": proof_of(samples.thresholds())})
         self.run_id = content_digest(self.run.to_bytes())
         self.store, self.state, self.log = store or SilentStore(), state or MemoryStore(), Log("trainer")
         self.clock = TrioClock(BEGIN)
@@ -91,7 +92,7 @@ class AttackedTrainer:
     def summary(self, validator: SigningKey, *verdicts: Verdict, **changes: Any) -> Summary:
         """Return a summary that lists verdicts, and by which the miner earns something."""
         fields: dict[str, Any] = {"run": self.run_id, "window": WINDOW, "version": 0, "validator": validator.public}
-        fields["scores"] = ((MINER.public, 1.0),)
+        fields["scores"] = ((MINER.public, SHARE),)
         return samples.summary(*(LedgerRow.of(verdict) for verdict in verdicts), **(fields | changes))
 
     async def seal(self, validator: SigningKey, summary: Summary) -> None:

@@ -50,12 +50,6 @@ def version_weights(version: int, weights: Weights) -> VersionWeights:
     return build.weights()
 
 
-def anchor_shards(weights: Weights, shard_bytes: int) -> list[bytes]:
-    """Return the files of an anchor."""
-    source = TensorSource.of(weights)
-    return [source.file(names) for names in safetensors.shards(source.sizes, shard_bytes)]
-
-
 class Chain:
     """Publishes versions into a store, as a trainer does.
 
@@ -78,7 +72,9 @@ class Chain:
         """Publish the next version; the first one always has an anchor."""
         version = len(self.signed_manifests)
         patch = encode(self.weights[-1], weights) if version else None
-        shards = anchor_shards(weights, 1 << 20) if anchor or patch is None else []
+        source = TensorSource.of(weights)
+        anchor_files = safetensors.shards(source.sizes, 1 << 20) if anchor or patch is None else []
+        shards = [source.file(names) for names in anchor_files]
         parts = split_parts(patch, self.part_bytes) if patch else ()
         manifest = Manifest(
             run=self._run_id,

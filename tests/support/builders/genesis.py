@@ -13,7 +13,7 @@ BF16, the dtype of the result, so that the same seed gives the same file.
 import argparse
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol import environments
 from roles.policy.sequences import PaddedBatch, pad
 
-_SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
+SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
 _PAD, _EOS = 0, 1
 _CHARACTERS: Final = "0123456789+-*/=()> "
 _VOCABULARY: Final = 32  # more than the characters above need
@@ -89,14 +89,18 @@ class Recipe:
         }
 
 
-def tokenizer() -> str:
-    """Return tokenizer.json: one token for each character that the environments write."""
-    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_CHARACTERS))}
-    tokens = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokens.pre_tokenizer = Split(Regex("."), "isolated")
-    tokens.decoder = Fuse()
-    tokens.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    return str(tokens.to_str(pretty=False))
+def tokenizer(tokens: Iterable[str] = _CHARACTERS, pattern: str = ".") -> str:
+    """Return tokenizer.json: the special tokens, and one for each character that the environments write.
+
+    Args:
+        tokens: in place of these characters; pattern: of the pieces into which text is split.
+    """
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *tokens))}
+    model = _Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    model.pre_tokenizer = Split(Regex(pattern), "isolated")
+    model.decoder = Fuse()
+    model.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    return str(model.to_str(pretty=False))
 
 
 def carryless_sum(a: int, b: int) -> int:

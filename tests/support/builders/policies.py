@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 
 from grailnode.calibration import proof_file
@@ -42,12 +38,15 @@ def random_weights(model: CausalModel, seed: int = 0) -> dict[str, Tensor]:
 
 def write_policy(directory: Path, **changes: Any) -> Policy:
     """Write a policy directory with random weights; `changes` are keys of config.json."""
-    config = RECIPE.config() | changes
-    directory.mkdir(parents=True, exist_ok=True)
-    genesis.save(directory, config, genesis.tokenizer(), {})
-    weights = random_weights(build(Policy.load(directory)))
-    genesis.save(directory, config, genesis.tokenizer(), weights)
+    _write_random_policy(directory, genesis.tokenizer(), RECIPE.config() | changes)
     return Policy.load(directory)
+
+
+def _write_random_policy(directory: Path, tokenizer: str, config: dict[str, Any]) -> dict[str, Tensor]:
+    genesis.save(directory, config, tokenizer, {})
+    weights = random_weights(build(Policy.load(directory)))
+    genesis.save(directory, config, tokenizer, weights)
+    return weights
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -81,7 +80,6 @@ def requests_of_many_lengths(count: int = 24) -> list[Request]:
     ]
 
 
-_SPECIAL = ("<pad>", "<eos>", "<unk>")
 _CHARACTERS = ("\n", *map(chr, range(32, 127)))
 _PUSH = 4.0  # of every embedding in one direction, which the layers do not change
 _QUIET = 0.05  # scale of what the layers add, so that the push remains larger
@@ -95,22 +93,19 @@ def write_speaking_policy(directory: Path, phrases: Sequence[str], chat_template
         phrases: all different, of two characters or more.
         chat_template: of its tokenizer, whose first token is <pad> and whose last is <eos>; empty for none.
     """
-    tokens = (*_SPECIAL, *_CHARACTERS, *phrases)
-    tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    config_changes = {"vocab_size": len(tokens), "max_position_embeddings": 2048, "tie_word_embeddings": False}
-    config = RECIPE.config() | config_changes
-    genesis.save(directory, config, tokenizer.to_str(), {})
-    weights = random_weights(build(Policy.load(directory)))
+    tokens = (*_CHARACTERS, *phrases)
+    tokenizer = genesis.tokenizer(tokens, r"[\s\S]")
+    vocabulary = len(genesis.SPECIAL) + len(tokens)
+    changes = {"vocab_size": vocabulary, "max_position_embeddings": 2048, "tie_word_embeddings": False}
+    config = RECIPE.config() | changes
+    weights = _write_random_policy(directory, tokenizer, config)
     weights["model.embed_tokens.weight"][:, 0] = _PUSH
     for name, tensor in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor.mul_(_QUIET)[0] = 0.0
     weights["lm_head.weight"][:, 0] = 0.0
     weights["lm_head.weight"][-len(phrases) :, 0] = _LOUDNESS
-    genesis.save(directory, config, tokenizer.to_str(), weights)
+    genesis.save(directory, config, tokenizer, weights)
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)  # one engine at work is as far from itself on any policy
     if chat_template:
         special_tokens = {"bos_token": "<pad>", "eos_token": {"content": "<eos>"}}

@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -49,6 +50,7 @@ BEACON_KEY = bytes.fromhex(
     "83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c8c4b450b6a0a6c3ac6a5776a2d1064510d1fec758c921cc22b0e17e63aaf4bcb"
     "5ed66304de9cf809bd274ca73bab4af5a6e9c76a4bc09e76eae8991ef5ece45a"
 )
+Sample = TypeVar("Sample")
 TABLE: tuple[TensorRow, ...] = (("a", "BF16", (2, 3)), ("b", "F32", ()))
 
 
@@ -69,41 +71,48 @@ def seeds(count: int, name: str = "seed") -> list[bytes]:
 
 TRAINER, MINER, VALIDATOR, ROOT = key("trainer"), key("miner"), key("validator"), key("root")
 RUN_ID = digest("run")
+OF_WINDOW: dict[str, Any] = {"run": RUN_ID, "window": 7, "version": 3}
+OF_MINER = OF_WINDOW | {"miner": MINER.public}
 SCORING = ScoringSpec(
-    penalty=10 * GROUP, shortfall=GROUP, miss_price=GROUP // 2, deposit=8 * GROUP, cap=SHARE // 2, windows=100,
+    penalty=10 * GROUP,
+    shortfall=GROUP,
+    miss_price=GROUP // 2,
+    deposit=8 * GROUP,
+    cap=SHARE // 2,
+    windows=100,
     decay=986_232_704,
-)  # fmt: skip
+)
 
 
-def schedule(**changes: Any) -> Schedule:
-    fields = {
-        "first_round": 100,
-        "rounds": 10,
-        "commit_rounds": 6,
-        "audit_rounds": 8,
-        "seal_rounds": 20,
-        "verdict_rounds": 30,
-        "lead": 1,
-        "max_lag": 2,
-    }
-    return Schedule(**(fields | changes))
+def sample_of(kind: Callable[..., Sample], **fields: Any) -> Callable[..., Sample]:
+    """Return a function that makes an object with these fields, of which its arguments replace some."""
+    return lambda **changes: kind(**(fields | changes))
 
 
-def admission(**changes: Any) -> Admission:
-    return Admission(**(OPEN.model_dump() | changes))
+schedule = sample_of(
+    Schedule,
+    first_round=100,
+    rounds=10,
+    commit_rounds=6,
+    audit_rounds=8,
+    seal_rounds=20,
+    verdict_rounds=30,
+    lead=1,
+    max_lag=2,
+)
 
+admission = sample_of(Admission, **OPEN.model_dump())
 
-def authority(**changes: Any) -> Authority:
-    fields: dict[str, Any] = {
-        "roots": (ROOT.public,),
-        "root_threshold": 1,
-        "trainers": (TRAINER.public,),
-        "validators": (VALIDATOR.public,),
-        "quorum": 1,
-        "admission": admission(),
-        "revoked": (),
-    }
-    return Authority(**(fields | changes))
+authority = sample_of(
+    Authority,
+    roots=(ROOT.public,),
+    root_threshold=1,
+    trainers=(TRAINER.public,),
+    validators=(VALIDATOR.public,),
+    quorum=1,
+    admission=admission(),
+    revoked=(),
+)
 
 
 def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revision:
@@ -119,49 +128,46 @@ def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revis
     return Revision(**(fields | changes))
 
 
-def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[float, ...], **changes: Any) -> Table:
+def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[float, ...]) -> Table:
     """Return a table with the least growth of each alternative.
 
     Args:
         rates: as probabilities; of `luck`, odds / 1000.
         scores: of each alternative, in decades.
     """
-    alternatives = []
-    for decades in scores:
-        gains = (
-            rate * (10**score - 10**before) for rate, score, before in zip(rates, decades, (0, *decades), strict=False)
-        )
-        growth = math.ceil(math.log10(1 + sum(gains)) * DECADE)
-        alternatives.append(Alternative(scores=tuple(round(score * DECADE) for score in decades), growth=growth))
     whole_rates = tuple(round(rate * RATE_UNIT) for rate in rates)
-    fields: dict[str, Any] = {"beyond": beyond, "rates": whole_rates, "alternatives": tuple(alternatives)}
-    return Table(**(fields | changes))
+    alternatives = tuple(_alternative(rates, tuple(round(score * DECADE) for score in decades)) for decades in scores)
+    return Table(beyond=beyond, rates=whole_rates, alternatives=alternatives)
+
+
+def _alternative(rates: tuple[float, ...], scores: tuple[int, ...]) -> Alternative:
+    powers = [10 ** (score / DECADE) for score in (0, *scores)]
+    gains = (rate * (power - before) for rate, before, power in zip(rates, powers, powers[1:], strict=False))
+    return Alternative(scores=scores, growth=max(1, math.ceil(math.log10(1 + sum(gains)) * DECADE)))
 
 
 _SCORES = ((0.5, 0.5, 0.5), (1.5, 1.5, 1.5), (0.0, 4.0, 4.0), (0.0, 0.0, 12.0))
 
 
-def thresholds(**changes: Any) -> Thresholds:
-    """Return a row by which a trial that reaches the last step refuses its group, and honest trials reach the first
-    step once in 1000 (stops: 100), at the level 1e-9.
-    """
-    fields: dict[str, Any] = {
-        "miner": "torch-float32",
-        "validator": "torch-float32",
-        "sketch": table((32, 64, 96), (1e-3, 1e-6, 1e-15), *_SCORES),
-        "margin": table((10_000, 50_000, 250_000), (1e-3, 1e-6, 1e-15), *_SCORES),
-        "stop": table((10_000, 250_000), (1e-2, 1e-15), (0.5, 0.5), (0.0, 12.0)),
-        "luck": table((10_000,), (1.5e-3,), (0.3,), (0.6,)),
-        "threshold": math.ceil((9 + math.log10(12)) * DECADE),  # there are 12 alternatives
-        "logprob_tolerance": 50_000,
-        "logprob_bias": 1_000,
-        "confidence_ppm": 990_000,
-        "positions": 100_000,
-    }
-    return Thresholds(**(fields | changes))
+# By this row a trial that reaches the last step refuses its group, and honest trials reach the first step once in 1000
+# (stops: 100), at the level 1e-9.
+thresholds = sample_of(
+    Thresholds,
+    miner="torch-float32",
+    validator="torch-float32",
+    sketch=table((32, 64, 96), (1e-3, 1e-6, 1e-15), *_SCORES),
+    margin=table((10_000, 50_000, 250_000), (1e-3, 1e-6, 1e-15), *_SCORES),
+    stop=table((10_000, 250_000), (1e-2, 1e-15), (0.5, 0.5), (0.0, 12.0)),
+    luck=table((10_000,), (1.5e-3,), (0.3,), (0.6,)),
+    threshold=math.ceil((9 + math.log10(12)) * DECADE),  # there are 12 alternatives
+    logprob_tolerance=50_000,
+    logprob_bias=1_000,
+    confidence_ppm=990_000,
+    positions=100_000,
+)
 
 
-def counts(row: Thresholds | None = None, **tallies: tuple[int, ...]) -> Counts:
+def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Counts:
     """Return counts of groups that were judged by a row, by default the sample one.
 
     Args:
@@ -176,40 +182,39 @@ def counts(row: Thresholds | None = None, **tallies: tuple[int, ...]) -> Counts:
     return Counts(**fields)
 
 
-def run_manifest(**changes: Any) -> RunManifest:
-    fields: dict[str, Any] = {
-        "name": "sample",
-        "authority": authority(),
-        "model": ModelSpec(
-            files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
-        ),
-        "lora": None,
-        "precision": "bf16",
-        "environment": "addition",
-        "data": None,
-        "chat": None,
-        "sampling": SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
-        "evaluation": EvaluationSpec(problems=16, samples=0, pass_at=1),
-        "numerics": "calibrated",
-        "group_size": 2,
-        "groups": 16,
-        "spares": 1,
-        "schedule": schedule(),
-        "beacon": ChainInfo(
-            public_key=BEACON_KEY, period_ms=3000, genesis_ms=0, group_hash=digest("group"), beacon_id="default"
-        ),
-        "proof": ProofSpec(
-            sketch="projection",
-            miners=("torch-float32",),
-            table=(thresholds(),),
-            audit_ppm=250_000,
-            audit_floor_ppm=50_000,
-            audit_halving=8,
-        ),
-        "scoring": SCORING,
-        "head_ttl": 3600,
-    }
-    return RunManifest(**(fields | changes))
+run_manifest = sample_of(
+    RunManifest,
+    name="sample",
+    authority=authority(),
+    model=ModelSpec(
+        files=(FileRef(name="config.json", digest=digest("config"), size=10),), genesis=digest("weights 0")
+    ),
+    lora=None,
+    precision="bf16",
+    environment="addition",
+    data=None,
+    chat=None,
+    sampling=SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
+    evaluation=EvaluationSpec(problems=16, samples=0, pass_at=1),
+    numerics="calibrated",
+    group_size=2,
+    groups=16,
+    spares=1,
+    schedule=schedule(),
+    beacon=ChainInfo(
+        public_key=BEACON_KEY, period_ms=3000, genesis_ms=0, group_hash=digest("group"), beacon_id="default"
+    ),
+    proof=ProofSpec(
+        sketch="projection",
+        miners=("torch-float32",),
+        table=(thresholds(),),
+        audit_ppm=250_000,
+        audit_floor_ppm=50_000,
+        audit_halving=8,
+    ),
+    scoring=SCORING,
+    head_ttl=3600,
+)
 
 
 def manifest(version: int = 0, previous: bytes = b"", **changes: Any) -> Manifest:
@@ -230,31 +235,26 @@ def manifest(version: int = 0, previous: bytes = b"", **changes: Any) -> Manifes
     return Manifest(**(fields | changes))
 
 
-def head(**changes: Any) -> Head:
-    fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "epoch": 1,
-        "base": 0,
-        "manifests": (digest("manifest 0"), digest("manifest 1")),
-        "anchors": (0,),
-        "oldest_patch": 1,
-        "revision": 0,
-        "expires_ms": 4_000_000,
-    }
-    return Head(**(fields | changes))
+head = sample_of(
+    Head,
+    run=RUN_ID,
+    epoch=1,
+    base=0,
+    manifests=(digest("manifest 0"), digest("manifest 1")),
+    anchors=(0,),
+    oldest_patch=1,
+    revision=0,
+    expires_ms=4_000_000,
+)
 
 
 def commitment(groups: tuple[tuple[bytes, int], ...], **changes: Any) -> Commitment:
     fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "window": 7,
-        "version": 3,
-        "miner": MINER.public,
         "arithmetic": "torch-float32",
         "batch": digest("batch"),
         "groups": groups,
     }
-    return Commitment(**(fields | changes))
+    return Commitment(**(OF_MINER | fields | changes))
 
 
 def rollout(*tokens: int, reward: int = 500_000) -> Rollout:
@@ -263,15 +263,11 @@ def rollout(*tokens: int, reward: int = 500_000) -> Rollout:
 
 def group(index: int = 0, **changes: Any) -> Group:
     fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "window": 7,
-        "version": 3,
-        "miner": MINER.public,
         "index": index,
         "prompt": pack_tokens((5, 6, 7 + index)),
         "rollouts": (rollout(2, 3, 1), rollout(4, 1, reward=1_000_000)),
     }
-    return Group(**(fields | changes))
+    return Group(**(OF_MINER | fields | changes))
 
 
 def judgement(index: int = 0, **changes: Any) -> Judgement:
@@ -298,10 +294,6 @@ def rejected(index: int = 0, reason: str = "wrong-sketch", **changes: Any) -> Ju
 
 def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
     fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "window": 7,
-        "version": 3,
-        "miner": MINER.public,
         "validator": VALIDATOR.public,
         "commitment": digest("commitment"),
         "miner_arithmetic": "torch-float32",
@@ -312,7 +304,7 @@ def verdict(*judgements: Judgement, **changes: Any) -> Verdict:
         "judgements": judgements,
         "seen_ms": 123_456,
     }
-    return Verdict(**(fields | changes))
+    return Verdict(**(OF_MINER | fields | changes))
 
 
 def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
@@ -333,9 +325,6 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
 
 def summary(*rows: LedgerRow, **changes: Any) -> Summary:
     fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "window": 7,
-        "version": 3,
         "validator": VALIDATOR.public,
         "previous": digest("summary 6"),
         "salt": bytes(16),
@@ -351,45 +340,42 @@ def summary(*rows: LedgerRow, **changes: Any) -> Summary:
         "verify_ms": 20,
         "alarms": ("a head that goes back",),
     }
-    return Summary(**(fields | changes))
+    return Summary(**(OF_WINDOW | fields | changes))
 
 
-def report(**changes: Any) -> ValidatorReport:
-    disagreement = Disagreement(
-        miner=MINER.public,
-        index=3,
-        digest=digest("frame 3"),
-        about="verdict",
-        accepting=(VALIDATOR.public,),
-        rejecting=(key("other validator").public,),
-    )
-    canary_failure = CanaryFailure(
-        validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True, about="verdict"
-    )
-    fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "window": 7,
-        "trainer": TRAINER.public,
-        "disagreements": (disagreement,),
-        "canary_failures": (canary_failure,),
-    }
-    return ValidatorReport(**(fields | changes))
+report = sample_of(
+    ValidatorReport,
+    run=RUN_ID,
+    window=7,
+    trainer=TRAINER.public,
+    disagreements=(
+        Disagreement(
+            miner=MINER.public,
+            index=3,
+            digest=digest("frame 3"),
+            about="verdict",
+            accepting=(VALIDATOR.public,),
+            rejecting=(key("other validator").public,),
+        ),
+    ),
+    canary_failures=(
+        CanaryFailure(validator=VALIDATOR.public, canary=key("canary").public, index=1, accepted=True, about="verdict"),
+    ),
+)
 
-
-def announcement(**changes: Any) -> Announcement:
-    fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "key": MINER.public,
-        "role": "miner",
-        "name": "north 1",
-        "space": "https://north.example.org/run",
-        "groups": 16,
-        "version": 3,
-        "arithmetic": "torch-float32",
-        "expires_ms": 99,
-        "credential": b"",
-    }
-    return Announcement(**(fields | changes))
+announcement = sample_of(
+    Announcement,
+    run=RUN_ID,
+    key=MINER.public,
+    role="miner",
+    name="north 1",
+    space="https://north.example.org/run",
+    groups=16,
+    version=3,
+    arithmetic="torch-float32",
+    expires_ms=99,
+    credential=b"",
+)
 
 
 def outer_state(step: int = 0, **changes: Any) -> OuterState:
@@ -401,21 +387,20 @@ def outer_state(step: int = 0, **changes: Any) -> OuterState:
     return OuterState(**(fields | changes))
 
 
-def round_rules(**changes: Any) -> RoundRules:
-    fields: dict[str, Any] = {
-        "values": "grid",
-        "fraction": 3,
-        "chosen": 0,
-        "feedback_decay": 1.0,
-        "frozen_steps": 0,
-        "momentum": 0.9,
-        "outer_rate": 0.7,
-        "local_steps": 8,
-        "quorum": 1,
-        "delay": 0,
-        "streams": 1,
-    }
-    return RoundRules(**(fields | changes))
+round_rules = sample_of(
+    RoundRules,
+    values="grid",
+    fraction=3,
+    chosen=0,
+    feedback_decay=1.0,
+    frozen_steps=0,
+    momentum=0.9,
+    outer_rate=0.7,
+    local_steps=8,
+    quorum=1,
+    delay=0,
+    streams=1,
+)
 
 
 WORKERS = tuple(sorted((MINER.public, VALIDATOR.public)))
@@ -470,17 +455,16 @@ def round_manifest(number: int = 0, previous: bytes | None = None, **changes: An
     return RoundManifest(**(fields | changes))
 
 
-def round_pointer(**changes: Any) -> RoundPointer:
-    fields: dict[str, Any] = {
-        "run": RUN_ID,
-        "trainer": TRAINER.public,
-        "epoch": 1,
-        "newest": 3,
-        "digest": digest("round 3"),
-        "state_number": 2,
-        "shards": (ObjectRef(digest=digest("shard"), size=800),),
-    }
-    return RoundPointer(**(fields | changes))
+round_pointer = sample_of(
+    RoundPointer,
+    run=RUN_ID,
+    trainer=TRAINER.public,
+    epoch=1,
+    newest=3,
+    digest=digest("round 3"),
+    state_number=2,
+    shards=(ObjectRef(digest=digest("shard"), size=800),),
+)
 
 
 def every_record() -> list[Record]:

@@ -8,7 +8,7 @@ import pytest
 
 import grailnode
 from grailnode.sandbox import BubblewrapSandbox
-from protocol.environments.base import ProgramResult, ProgramTests, SandboxError
+from protocol.environments.base import ProgramLimits, ProgramResult, ProgramTests, SandboxError
 
 _DATA: Final = Path(grailnode.__file__).parent / "data" / "environments"
 MATH: Final = (_DATA / "math.jsonl").read_bytes()
@@ -33,9 +33,9 @@ OWN: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
 """The version of this Python, as environments of programs name it."""
 
 
-def open_sandbox() -> BubblewrapSandbox:
+def open_sandbox(*limits: ProgramLimits) -> BubblewrapSandbox:
     """Return a sandbox, or skip the test that asks where this machine cannot create one."""
     try:
-        return BubblewrapSandbox.open(OWN)
+        return BubblewrapSandbox.open(OWN, *limits)
     except SandboxError as error:
         pytest.skip(str(error))

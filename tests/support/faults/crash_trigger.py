@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import trio
+
 from roles.ports import ObjectStore
 from tests.support.faults.decorated_store import DecoratedStore
 
@@ -15,13 +17,18 @@ class CrashTrigger:
         matches: (operation, path) -> whether the operation counts; operations are 'put', 'get', 'list' and 'delete'.
         remaining: counting operations before the crash.
         after: whether to crash after the operation takes effect, and not before.
-        crash: ends the process, and never returns.
+        crash: ends the process, and never returns; it may be set later.
     """
 
     matches: Callable[[str, str], bool]
     remaining: int
     after: bool
-    crash: Callable[[], Awaitable[None]]
+    crash: Callable[[], Awaitable[None]] = trio.sleep_forever
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether the process has crashed."""
+        return self.remaining < 0
 
     def fires(self, operation: str, path: str) -> bool:
         """Count an operation, and return whether the process crashes at it."""
@@ -29,6 +36,21 @@ class CrashTrigger:
             return False
         self.remaining -= 1
         return self.remaining == -1
+
+
+def changes(operation: str, path: str) -> bool:
+    """Match every operation that changes something."""
+    return operation in ("put", "delete")
+
+
+def cancelling(scope: trio.CancelScope) -> Callable[[], Awaitable[None]]:
+    """Return a crash that cancels the scope in which the process runs."""
+
+    async def crash() -> None:
+        scope.cancel()
+        await trio.sleep_forever()
+
+    return crash
 
 
 class CrashingStore(DecoratedStore):

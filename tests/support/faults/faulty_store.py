@@ -6,10 +6,10 @@ nodes' views of one store share a `PutHistory`, so that a stale answer to one no
 
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -38,6 +38,8 @@ class Fault(Enum):
     LIST_BROKEN = "a listing that breaks off with an error"
     LIST_ENDLESS = "a listing that never ends"
 
+
+Entry = TypeVar("Entry")
 
 _any: Final = (Fault.ERROR, Fault.DELAY, Fault.HANG)
 _write: Final = (*_any, Fault.LOST_ANSWER, Fault.LOST_WRITE, Fault.DUPLICATE_WRITE)
@@ -93,12 +95,8 @@ def alter_bytes(data: bytes, fault: Fault | None, rng: random.Random) -> bytes:
     return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
 
 
-def alter_listing(
-    infos: Sequence[ObjectInfo], fault: Fault, recent_paths: Container[str], rng: random.Random
-) -> Sequence[ObjectInfo]:
-    """Return a listing after a fault; a stale one lacks `recent_paths`."""
-    if fault is Fault.LIST_STALE:
-        return [info for info in infos if info.path not in recent_paths]
+def alter_listing(infos: Sequence[Entry], fault: Fault, rng: random.Random) -> Sequence[Entry]:
+    """Return the entries of a listing after a fault other than a stale one."""
     if fault is Fault.LIST_GAPS:
         return [info for info in infos if rng.random() < 0.7]
     if fault is Fault.LIST_TWICE:
@@ -163,21 +161,10 @@ class FaultyStore:
         self._pending_duplicates.clear()
 
     async def put(self, path: str, data: bytes) -> None:
-        fault = await self._start("put", path)
-        if fault is not Fault.LOST_WRITE:
-            await self._store.put(path, data)
-            self._history.record_put(path, data)
-        if fault is Fault.DUPLICATE_WRITE:
-            self._pending_duplicates.append((path, data))
-        await self._finish("put", path, fault)
+        await self._write("put", path, data)
 
     async def delete(self, path: str) -> None:
-        fault = await self._start("delete", path)
-        if fault is not Fault.LOST_WRITE:
-            await self._store.delete(path)
-        if fault is Fault.DUPLICATE_WRITE:
-            self._pending_duplicates.append((path, None))
-        await self._finish("delete", path, fault)
+        await self._write("delete", path, None)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get, faults aside; no answer is longer than `max_bytes`."""
@@ -204,7 +191,9 @@ class FaultyStore:
                 yield info
             return
         honest = [info async for info in self._store.list(prefix, after=after)]
-        infos = alter_listing(honest, fault, self._history.recent_paths, self._rng)
+        if fault is Fault.LIST_STALE:
+            honest = [info for info in honest if info.path not in self._history.recent_paths]
+        infos = alter_listing(honest, fault, self._rng)
         for info in infos:
             yield info
         if fault is Fault.LIST_BROKEN:
@@ -212,6 +201,20 @@ class FaultyStore:
         while fault is Fault.LIST_ENDLESS and infos:
             await trio.lowlevel.checkpoint()
             yield infos[-1]
+
+    async def _write(self, operation: str, path: str, data: bytes | None) -> None:
+        """Put the data, or delete what is there; faults aside."""
+        fault = await self._start(operation, path)
+        if fault is not Fault.LOST_WRITE:
+            await self._write_through(path, data)
+            if data is not None:
+                self._history.record_put(path, data)
+        if fault is Fault.DUPLICATE_WRITE:
+            self._pending_duplicates.append((path, data))
+        await self._finish(operation, path, fault)
+
+    async def _write_through(self, path: str, data: bytes | None) -> None:
+        await (self._store.delete(path) if data is None else self._store.put(path, data))
 
     async def _start(self, operation: str, path: str) -> Fault | None:
         """Choose the operation's fault, and raise it if it happens before the operation takes effect."""
@@ -243,11 +246,8 @@ class FaultyStore:
     async def _deliver_duplicate(self) -> None:
         """Deliver the duplicate of an earlier write, with probability one half."""
         if self._pending_duplicates and self._rng.random() < 0.5:
-            path, data = self._pending_duplicates.pop(self._rng.randrange(len(self._pending_duplicates)))
-            if data is None:
-                await self._store.delete(path)
-            else:
-                await self._store.put(path, data)
+            place = self._rng.randrange(len(self._pending_duplicates))
+            await self._write_through(*self._pending_duplicates.pop(place))
 
     def _choose(self, operation: str) -> Fault | None:
         for number, (plan_operation, fault) in enumerate(self._plans):

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.support.processes.command_line import run_command
 from tests.support.processes.programs import ROOT, Program, eventually, logged_events
-from tests.support.processes.separate_buckets import AUTH_OPTIONS, CREDENTIALS, PUBLIC_OPTIONS
+from tests.support.processes.separate_buckets import AUTH_OPTIONS, PUBLIC_OPTIONS, write_credentials
 from tests.support.servers.rclone import serving
 
 Moments = Callable[[str], None]
@@ -96,12 +96,8 @@ class Deployment:
         return program
 
     def store_credentials(self, owner: str, *names: str) -> None:
-        """Write files of credentials, as an operator does with `install` and an editor."""
-        keys = f"aws_access_key_id={CREDENTIALS.access_key}\naws_secret_access_key={CREDENTIALS.secret_key}\n"
         for name in names:
-            file = self.home(owner) / name
-            file.touch(0o600)
-            file.write_text(f"[default]\n{keys}")
+            write_credentials(self.home(owner) / name)
 
 
 @contextmanager

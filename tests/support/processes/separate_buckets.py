@@ -53,6 +53,14 @@ def make_buckets(directory: Path, names: Iterable[str]) -> None:
         (directory / name).mkdir(parents=True)
 
 
+def write_credentials(file: Path) -> None:
+    """Write a file of credentials, as an operator does with `install` and an editor."""
+    file.touch(0o600)
+    file.write_text(
+        f"[default]\naws_access_key_id={CREDENTIALS.access_key}\naws_secret_access_key={CREDENTIALS.secret_key}\n"
+    )
+
+
 @contextmanager
 def serving_buckets(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Serve a bucket for each name and the meeting point; yield the URLs for writing and for reading."""
@@ -104,11 +112,7 @@ class Machines:
         trainer = name == "trainer"
         for key in (name, "beacon") if trainer else (name,):
             shutil.copy(self.workspace.directory / "keys" / f"{key}.key", home / "keys")
-        secret = home / "s3.credentials"
-        secret.touch(0o600)
-        secret.write_text(
-            f"[default]\naws_access_key_id={CREDENTIALS.access_key}\naws_secret_access_key={CREDENTIALS.secret_key}\n"
-        )
+        write_credentials(home / "s3.credentials")
         if trainer:  # the founder has the manifest as a file; its node publishes it
             shutil.copy(self.workspace.directory / "run.manifest", home)
         manifest = "run.manifest" if trainer else self.manifest

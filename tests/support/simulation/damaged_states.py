@@ -28,7 +28,7 @@ from tests.support.simulation.virtual_clock import running
 LEARNABLE: Final = RULES.changed(group_size=8)
 """Most groups have right and wrong rollouts, so a trainer makes steps within five windows."""
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 NODES: Final = ("trainer", "validator-0", "miner-1")
 
@@ -85,18 +85,6 @@ def files_by_kind(networks: Sequence[DiskNetwork]) -> list[StateFile]:
     return [files[place] for place in sorted(files)]
 
 
-def _cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def _zeros(file: Path) -> None:
-    file.write_bytes(bytes(file.stat().st_size))
-
-
-def _empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
 def data_of_file(contents: bytes) -> bytes:
     """Return the data of a whole file, checked against its envelope, whichever object it is."""
     head = envelope.decode(contents, len(contents))
@@ -131,9 +119,9 @@ def bend(place: int) -> Damage:
 
 
 DAMAGES: Final[dict[str, Damage]] = {
-    "cut in half": _cut,
-    "empty": _empty,
-    "zeros": _zeros,
+    "cut in half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
     "old form": _without_envelope,
     "missing": Path.unlink,
     "a folder": _folder,
@@ -204,7 +192,7 @@ async def outcome(network: DiskNetwork, name: str, windows: int = 2) -> Outcome:
 
 async def _wrong(network: DiskNetwork) -> AsyncIterator[str]:
     """Yield what is wrong with what was published."""
-    node = network.spectator()
+    node = network.node("spectator")
     await refresh_authority(node)
     try:
         await verify_chain(node, lambda line: None)

@@ -9,9 +9,8 @@ import trio
 
 from grailnode.run.rules import Rules
 from grailnode.store.state.state_store import StateStore
-from roles.node.identity import Node
 from roles.ports import ObjectStore
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import Network
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import TrioClock, running
@@ -33,14 +32,10 @@ class Death:
     def trigger(self, scope: trio.CancelScope) -> CrashTrigger:
         """Return a trigger that cancels a scope."""
 
-        async def crash() -> None:
-            scope.cancel()
-            await trio.sleep_forever()
-
         def matches(operation: str, path: str) -> bool:
             return operation == self.operation and path.startswith(self.prefix)
 
-        return CrashTrigger(matches, self.count, False, crash)
+        return CrashTrigger(matches, self.count, False, cancelling(scope))
 
 
 class DiskNetwork(Network):
@@ -68,15 +63,12 @@ class DiskNetwork(Network):
         with trio.CancelScope() as scope:
             if death is not None:
                 self._triggers[name] = death.trigger(scope)
-            await self._role(name)
-
-    async def _role(self, name: str) -> None:
-        if name == "trainer":
-            await self.run_trainer()
-        elif name.startswith("validator"):
-            await self.run_validator(name)
-        else:
-            await self.run_miner(name)
+            if name == "trainer":
+                await self.run_trainer()
+            elif name.startswith("validator"):
+                await self.run_validator(name)
+            else:
+                await self.run_miner(name)
 
     async def live(
         self, until_window: int, names: Sequence[str], deaths: Mapping[str, Death] | None = None, seconds: float = 0.0
@@ -101,7 +93,3 @@ class DiskNetwork(Network):
         other.store = self.store.copy()
         shutil.copytree(self.root, root)
         return other
-
-    def spectator(self) -> Node:
-        """A node that sees the store and has a state in memory."""
-        return self.node("spectator")

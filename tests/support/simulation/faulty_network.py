@@ -8,13 +8,13 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Final
 
 import trio
 
 from grailnode.beacon.relays import StoreBeacon
-from grailnode.node.wiring import run_collector, run_publisher, run_training
 from grailnode.store.decorators.limiting import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.state.waiting_state import WaitingState
@@ -23,12 +23,12 @@ from roles.node.identity import Node
 from roles.node.retries import Pause
 from roles.ports import Clock, ObjectStore, StoreError
 from tests.support.builders.recipes import demo_rules
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.faults.faulty_store import Fault, FaultyStore, Link, PutHistory
 from tests.support.faults.full_disk import DiskFill, DiskStore, NodeDisk
 from tests.support.simulation import small_policy
 from tests.support.simulation.network import BEACON_KEY, BEGIN, Log, Network
-from tests.support.simulation.recording_store import AcknowledgementRecorder, Acknowledgements, RecordingStore
+from tests.support.simulation.recording_store import AcknowledgementRecorder, RecordingStore
 
 FAULTY_WINDOWS: Final = 3
 WINDOWS: Final = 7
@@ -86,14 +86,14 @@ class FaultSchedule:
         beacon_is_false: whether false rounds are published in the outage, until the right ones replace them.
     """
 
-    seed: int
-    miners: int
-    validators: int
-    quorum: int
-    anchor_interval: int
-    keep_patches: int
-    rates: dict[Fault, float]
-    state_rates: dict[Fault, float]
+    seed: int = 1
+    miners: int = 1
+    validators: int = 1
+    quorum: int = 1
+    anchor_interval: int = 2
+    keep_patches: int = 4
+    rates: dict[Fault, float] = field(default_factory=dict)
+    state_rates: dict[Fault, float] = field(default_factory=dict)
     cuts: tuple[LinkCut, ...] = ()
     crashes: tuple[ProcessCrash, ...] = ()
     jumps: tuple[ClockJump, ...] = ()
@@ -101,6 +101,18 @@ class FaultSchedule:
     beacon_outage: float = 0.0
     beacon_is_false: bool = False
     spares: int = MAX_KEYS
+
+    def __add__(self, other: "FaultSchedule") -> "FaultSchedule":
+        """Return the schedule with the scenarios of both."""
+        return replace(
+            self,
+            rates=self.rates | other.rates,
+            state_rates=self.state_rates | other.state_rates,
+            cuts=self.cuts + other.cuts,
+            jumps=self.jumps + other.jumps,
+            beacon_outage=max(self.beacon_outage, other.beacon_outage),
+            beacon_is_false=self.beacon_is_false or other.beacon_is_false,
+        )
 
     @classmethod
     def of(cls, seed: int, *, dealing: bool = False) -> "FaultSchedule":
@@ -111,7 +123,8 @@ class FaultSchedule:
         """
         rng = random.Random(f"weather {seed}")
         miners, validators = (2, 4) if dealing else rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
-        processes = [*TRAINER, *(f"miner-{n}" for n in range(1, miners + 1)), *validator_names(validators)]
+        processes = [*TRAINER, *(f"miner-{n}" for n in range(1, miners + 1))]
+        processes += [f"validator-{n}" for n in range(validators)]
         faults = rng.sample(list(Fault), rng.choice([0, 1, 1, 2, 3]))
         end = (FAULTY_WINDOWS - 0.5) * 2.0
         return cls(
@@ -151,10 +164,6 @@ class FaultSchedule:
         )
 
 
-def validator_names(validators: int) -> list[str]:
-    return [f"validator-{number}" for number in range(validators)]
-
-
 class WrongClock:
     """A machine's clock, which may be wrong. A sleeper reads it every quarter of a second, as with the real one."""
 
@@ -174,14 +183,18 @@ class WrongClock:
 
 @dataclass
 class ProcessContext:
-    """The stores and the crashes of one process: its view of the shared store, and of its node's state."""
+    """The stores and the crashes of one process: its view of the shared store, and of its node's state.
 
-    acknowledgements: Acknowledgements
+    Attributes:
+        acknowledgements: by path, the virtual seconds at which the shared store first acknowledged a put.
+    """
+
     shared_store: FaultyStore
     disk: FaultyStore
     state: DiskStore
     trigger: CrashTrigger | None = None
     crashes: list[ProcessCrash] = field(default_factory=list)
+    acknowledgements: dict[str, float] = field(default_factory=dict)
 
 
 class FaultyNetwork(Network):
@@ -240,7 +253,6 @@ class FaultyNetwork(Network):
                 [fill for fill in fault_schedule.fills if fill.process == process],
             )
             self.contexts[process] = ProcessContext(
-                acknowledgements=Acknowledgements(),
                 shared_store=FaultyStore(self.store, rng, fault_schedule.rates, delay=0.5, history=self._put_history),
                 disk=FaultyStore(state, rng, fault_schedule.state_rates),
                 state=state,
@@ -274,7 +286,9 @@ class FaultyNetwork(Network):
             with trio.CancelScope() as scope:
                 if context.crashes:
                     process_crash = context.crashes.pop(0)
-                    context.trigger = _crash_trigger(process_crash, scope)
+                    context.trigger = CrashTrigger(
+                        lambda operation, path: True, process_crash.operation, process_crash.after, cancelling(scope)
+                    )
                     outage += process_crash.outage
                 try:
                     await main()
@@ -291,21 +305,14 @@ class FaultyNetwork(Network):
         settings = self.trainer_settings(
             groups_per_step=2, anchor_interval=fault_schedule.anchor_interval, keep_patches=fault_schedule.keep_patches
         )
-        trainer: dict[str, Callable[[], Awaitable[None]]] = {
-            "trainer/training": lambda: run_training(
-                self.node("trainer", "/training"), lambda: self.weights, self.compute, settings
-            ),
-            "trainer/upload": lambda: run_publisher(self.node("trainer", "/upload"), settings.publisher),
-            "trainer/download": lambda: run_collector(self.node("trainer", "/download"), settings.collector),
-        }
         nursery.start_soon(self.run_beacon)
-        for process, main in trainer.items():
-            nursery.start_soon(self.supervise, process, main)
+        for process, main in self.trainer_processes(settings).items():
+            nursery.start_soon(self.supervise, "trainer" + process, main)
         for name in self.validators:
-            nursery.start_soon(self.supervise, name, _bind(self.run_validator, name))
+            nursery.start_soon(self.supervise, name, partial(self.run_validator, name))
         for number in range(1, fault_schedule.miners + 1):
             name = f"miner-{number}"
-            nursery.start_soon(self.supervise, name, _bind(self.run_miner, name, RULES.groups))
+            nursery.start_soon(self.supervise, name, partial(self.run_miner, name, RULES.groups))
         for cut in fault_schedule.cuts:
             nursery.start_soon(self._cut, cut)
         for jump in fault_schedule.jumps:
@@ -343,18 +350,6 @@ class FaultyNetwork(Network):
         for name, log in sorted(self.logs.items()):
             digest.update(repr((name, log.events)).encode())
         return digest.hexdigest()
-
-
-def _bind(function: Callable[..., Awaitable[None]], *arguments: object) -> Callable[[], Awaitable[None]]:
-    return lambda: function(*arguments)
-
-
-def _crash_trigger(process_crash: ProcessCrash, scope: trio.CancelScope) -> CrashTrigger:
-    async def crash() -> None:
-        scope.cancel()
-        await trio.sleep_forever()
-
-    return CrashTrigger(lambda operation, path: True, process_crash.operation, process_crash.after, crash)
 
 
 async def run_network(fault_schedule: FaultSchedule) -> FaultyNetwork:

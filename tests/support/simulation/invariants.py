@@ -20,6 +20,7 @@ from roles.ports import StoreError
 from roles.trainer.spool import INBOX, OUTCOMES
 from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
 from tests.support.builders.snapshots import snapshot_views
+from tests.support.faults.faulty_store import Fault
 from tests.support.simulation.faulty_network import CHECKER, FAULTY_WINDOWS, WINDOWS, FaultyNetwork
 from tests.support.simulation.network import BEGIN, key, randomness
 from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions, trained_groups
@@ -30,15 +31,16 @@ _TRAINER = key("trainer").public
 async def violations(network: FaultyNetwork) -> list[str]:
     """Return a line for each violation of an invariant."""
     views, lines = _views(network)
+    may_lose_puts = Fault.LOST_WRITE in network.fault_schedule.rates  # then followers wait for the next anchor
     lines += [*_bit_identical(network, views), *_trust_never_goes_back(network)]
-    if not _storage_lost_something(network):
+    if not may_lose_puts:
         lines += _chain_in_order(network, views)
     lines += [*_verified_before_trained(network), *_trained_once(network), *_accounted_for(network)]
     lines += [*_honest_work_is_accepted(network), *_recovered(network)]
     try:
         await verify_chain(network.node(CHECKER), lambda line: None)
     except (ProtocolError, StoreError) as error:
-        if not _storage_lost_something(network):
+        if not may_lose_puts:
             lines.append(f"chain: the published chain does not hold: {error}")
     return lines
 
@@ -79,10 +81,11 @@ def _chain_in_order(network: FaultyNetwork, views: dict[int, bytes]) -> Iterator
         if version and (previous is None or previous.digest != signed.record.previous):
             yield f"chain: version {version} was published before its predecessor, or has another one"
     newest = (0, -1)
-    acknowledgement_times = network.context("trainer/upload").acknowledgements.times
+    repeats_puts = Fault.DUPLICATE_WRITE in network.fault_schedule.rates  # which shows an old head to all nodes
+    acknowledgement_times = network.context("trainer/upload").acknowledgements
     for put in network.store.under(paths.head(_TRAINER)):
         head = open_signed(put.data, Head, network.run.authority.trainers).record
-        if (head.epoch, head.version) < newest and not _repeats(network):
+        if (head.epoch, head.version) < newest and not repeats_puts:
             yield f"chain: the head went from (epoch, version) {newest} to {(head.epoch, head.version)}"
         newest = max(newest, (head.epoch, head.version))
         for version in range(head.base, head.version + 1):
@@ -98,11 +101,6 @@ def _chain_in_order(network: FaultyNetwork, views: dict[int, bytes]) -> Iterator
             early = [path for path in object_paths if acknowledgement_times.get(path, math.inf) > put.moment]
             if early:
                 yield f"chain: a head shows version {version} before {early[0]} was stored"
-
-
-def _repeats(network: FaultyNetwork) -> bool:
-    """Return whether storage delivers old puts again, which shows an old head to all nodes."""
-    return any(fault.name == "DUPLICATE_WRITE" for fault in network.fault_schedule.rates)
 
 
 def _trust_never_goes_back(network: FaultyNetwork) -> Iterator[str]:
@@ -213,7 +211,7 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
         outcome_logs[outcome_log.window, outcome_log.miner] = outcome_log
     schedule = network.run.schedule
     open_windows = -(-schedule.verdict_rounds // schedule.rounds)
-    acknowledged_paths = set().union(*(network.context(name).acknowledgements.times for name in network.validators))
+    acknowledged_paths = set().union(*(network.context(name).acknowledgements for name in network.validators))
     exclusions = Exclusions(
         network.events("trainer/download", "validator-excluded"),
         network.events("trainer/download", "validator-sealed-again"),
@@ -256,8 +254,3 @@ def _recovered(network: FaultyNetwork) -> Iterator[str]:
             yield f"recovery: {name} judged nothing after the faults"
     if not any(event["window"] >= first_calm_window for event in network.events("trainer/download", "collected")):
         yield "recovery: the trainer collected nothing after the faults"
-
-
-def _storage_lost_something(network: FaultyNetwork) -> bool:
-    """Return whether storage may lose acknowledged puts, after which followers wait for the next anchor."""
-    return any(fault.name == "LOST_WRITE" for fault in network.fault_schedule.rates)

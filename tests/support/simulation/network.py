@@ -5,7 +5,7 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.canary import CanaryProducer
+from grailnode.node.canary_audit import CanaryAudit
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
@@ -36,7 +37,7 @@ from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
-from roles.ports import ObjectStore
+from roles.ports import Engine, ObjectStore
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.optimizer_settings import AdamWSettings
@@ -102,6 +103,11 @@ def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLIC
     )
 
 
+def miner_settings(groups: int, chunk: int = 2) -> MinerSettings:
+    """Return the settings of a simulated miner."""
+    return MinerSettings(groups=groups, chunk=chunk, share=0.7, poll_seconds=0.2)
+
+
 class Network:
     """A run, its store, and its nodes."""
 
@@ -123,6 +129,7 @@ class Network:
         self.data = rules.data.read_bytes() if rules.data else None
         self.sandbox = sandbox
         self.checkpoint_versions = 1
+        self.learning_rate = 2e-5
         self.compute = self.training_compute = Compute(models.build(self.policy))
         self.computes: dict[str, Compute] = {}  # of miners and validators that compute otherwise
         self.validators = [f"validator-{number}" for number in range(validators)]
@@ -175,38 +182,49 @@ class Network:
             training=TrainingSettings(
                 groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
             ),
-            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=2e-5, warmup_steps=0)),
+            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=self.learning_rate, warmup_steps=0)),
             publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
         )
+
+    def trainer_processes(
+        self, settings: TrainerSettings, name: str = "trainer"
+    ) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Return the trainer's three processes by name; each call starts one."""
+        compute = self.training_compute
+        return {
+            "/training": lambda: run_training(self.node(name, "/training"), lambda: self.weights, compute, settings),
+            "/upload": lambda: run_publisher(self.node(name, "/upload"), settings.publisher),
+            "/download": lambda: run_collector(self.node(name, "/download"), settings.collector),
+        }
 
     async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
         """Run the trainer's three processes as tasks."""
         settings = self.trainer_settings(canaries=canaries, **publisher)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                run_training, self.node(name, "/training"), lambda: self.weights, self.training_compute, settings
-            )
-            nursery.start_soon(run_publisher, self.node(name, "/upload"), settings.publisher)
-            nursery.start_soon(run_collector, self.node(name, "/download"), settings.collector)
+            for main in self.trainer_processes(settings, name).values():
+                nursery.start_soon(main)
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
-        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
-        node = self.node(name)
+        settings, node = miner_settings(groups), self.node(name)
         await run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
 
-    async def run_cheat(self, name: str = "cheat", groups: int = 2) -> None:
-        settings = MinerSettings(groups=groups, chunk=2, share=0.7, poll_seconds=0.2)
+    async def run_cheat(self, name: str = "cheat") -> None:
         node = self.node(name)
-        await run_cheater(node, self.task(node), self.compute, settings)
+        await run_cheater(node, self.task(node), self.compute, miner_settings(groups=2))
 
     async def run_canary(self, number: int = 0) -> None:
         """Run the trainer's canary of a number, as the trainer's own node does."""
         node = replace(self.node(f"canary-{number}"), key=canary_key(key("trainer"), number))
-        settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
+        settings = miner_settings(groups=4, chunk=4)
         state = self.node("trainer").state
         producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
-        await run_miner(node, self.task(node), self.compute, settings, producer)
+        task = self.task(node)
+
+        async def audit(engine: Engine) -> None:
+            await CanaryAudit(node, task, engine, key("trainer"), state).run()
+
+        await run_miner(node, task, self.compute, settings, producer, audit)
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)

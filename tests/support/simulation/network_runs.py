@@ -1,21 +1,24 @@
 """Runs the nodes of a simulated network, and reads the records that they have published."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 import trio
 
-from protocol import limits, paths
-from protocol.identity.signing import SigningKey, open_signed
+from protocol import paths
+from protocol.identity.signing import PublishedRecord, SigningKey
 from protocol.judging.ledger import Summary
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import NotFoundError
+from roles.records import fetch_record
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 
 RULES = demo_rules(groups=4, group_size=8)
+Kind = TypeVar("Kind", bound=PublishedRecord)
 
 
 @asynccontextmanager
@@ -27,17 +30,21 @@ async def run_nodes(network: Network, **options: int) -> AsyncIterator[trio.Nurs
         nursery.cancel_scope.cancel()
 
 
-async def verdicts(network: Network, miner: str | SigningKey, windows: range) -> dict[int, Verdict]:
-    """Return the first validator's verdicts on a miner, by window."""
-    validator = key("validator-0").public
-    miner_key = miner if isinstance(miner, SigningKey) else key(miner)
-    verdicts_by_window = {}
+async def records(network: Network, kind: type[Kind], windows: range, path_of: Callable[[int], str]) -> dict[int, Kind]:
+    """Return the published records at the path of each window, by window."""
+    found = {}
     for window in windows:
-        path = paths.verdict(validator, window, miner_key.public)
-        if [item.path async for item in network.store.list(path)]:
-            data = await network.store.get(path, limits.MAX_VERDICT_BYTES)
-            verdicts_by_window[window] = open_signed(data, Verdict, [validator]).record
-    return verdicts_by_window
+        with suppress(NotFoundError):
+            found[window] = (await fetch_record(network.node("reader"), kind, path_of(window))).record
+    return found
+
+
+async def verdicts(
+    network: Network, miner: str | SigningKey, windows: range, name: str = "validator-0"
+) -> dict[int, Verdict]:
+    """Return a validator's verdicts on a miner, by window."""
+    judge, judged = key(name).public, (miner if isinstance(miner, SigningKey) else key(miner)).public
+    return await records(network, Verdict, windows, lambda window: paths.verdict(judge, window, judged))
 
 
 async def check_accepted(network: Network, miner: str, windows: range, at_least: int = 0) -> None:
@@ -47,15 +54,17 @@ async def check_accepted(network: Network, miner: str, windows: range, at_least:
     assert all(item.accepted for verdict in verdicts_by_window.values() for item in verdict.judgements)
 
 
+def newest_published(network: Network) -> int:
+    """Return the newest version that the trainer has published, and check that it has published all before it."""
+    versions = [event["version"] for event in network.events("trainer/upload", "published")]
+    assert sorted(set(versions)) == list(range(versions[-1] + 1))
+    newest: int = versions[-1]
+    return newest
+
+
 async def summaries(network: Network, validator: str, windows: range) -> list[Summary]:
-    entries = []
-    for window in windows:
-        try:
-            data = await network.store.get(paths.summary(key(validator).public, window), Summary.max_bytes)
-            entries.append(open_signed(data, Summary, [key(validator).public]).record)
-        except NotFoundError:
-            continue
-    return entries
+    public = key(validator).public
+    return [*(await records(network, Summary, windows, lambda window: paths.summary(public, window))).values()]
 
 
 def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> dict[int, int]:
@@ -68,6 +77,12 @@ def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> di
     }
 
 
+def with_sketches(group: Group, alter: Callable[[bytes], bytes], count: int | None = None) -> Group:
+    """Return a group with other sketches of its first rollouts, by default of all."""
+    altered = [item.model_copy(update={"sketch": alter(item.sketch)}) for item in group.rollouts[:count]]
+    return group.model_copy(update={"rollouts": (*altered, *group.rollouts[len(altered) :])})
+
+
 class FalseSketches(HonestProducer):
     """Sends sketches of zeros from one window on."""
 
@@ -77,11 +92,4 @@ class FalseSketches(HonestProducer):
         groups = await super().produce(mining_window, indices)
         if mining_window.window < self.first_false_window:
             return groups
-        false_rollouts = [
-            tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
-            for group in groups
-        ]
-        return [
-            group.model_copy(update={"rollouts": rollouts})
-            for group, rollouts in zip(groups, false_rollouts, strict=True)
-        ]
+        return [with_sketches(group, lambda sketch: bytes(len(sketch))) for group in groups]

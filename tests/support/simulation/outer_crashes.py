@@ -13,21 +13,16 @@ from protocol.outer.shared_state import SharedState
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
-from tests.support.faults.crash_trigger import CrashTrigger
+from tests.support.faults.crash_trigger import CrashTrigger, changes
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import OuterTestbed, first_weights
-from tests.support.simulation.virtual_clock import running
+from tests.support.simulation.virtual_clock import running, simulate
 
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
 DELAYED = RULES.model_copy(update={"delay": 1})
 STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
-
-
-async def never() -> None:
-    """Stand in for a crash until the testbed sets one."""
-    raise AssertionError
 
 
 @dataclass
@@ -38,23 +33,30 @@ class Operations:
 
     def matches(self, operation: str, path: str) -> bool:
         """Note an operation that changes something; say that it counts."""
-        if operation not in ("put", "delete") or path.startswith(INBOX):
+        if not changes(operation, path) or path.startswith(INBOX):
             return False
         self.seen.append((operation, path))
         return True
 
 
-async def run(
-    victim: str, place: int, *, after: bool, rules: RoundRules = RULES, seed: int = 0
-) -> list[tuple[str, str]]:
+def operations_of(victim: str, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
+    """Return the operations of a process in some rounds without a crash."""
+    return kill(victim, 1 << 30, after=False, rules=rules, seed=seed)
+
+
+def kill(victim: str, place: int, *, after: bool, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
     """Run some rounds in which one process is killed at its operation of a number; check what the rest has.
 
     Returns:
         The operations of the victim up to the crash.
     """
+    return simulate(_run, victim, place, after, rules, seed)
+
+
+async def _run(victim: str, place: int, after: bool, rules: RoundRules, seed: int) -> list[tuple[str, str]]:
     testbed = OuterTestbed(3, rules, seed=seed)
     operations = Operations()
-    trigger = CrashTrigger(operations.matches, place, after, never)
+    trigger = CrashTrigger(operations.matches, place, after)
     async with running(testbed.feed) as nursery:
         for name in testbed.names:
             if name != victim:
@@ -82,9 +84,7 @@ async def check(testbed: OuterTestbed, victim: str) -> None:
     used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
     assert len(used) == len(set(used))
     snapshots = [name.version for name in await list_snapshots(testbed.coordinator_state)]
-    assert snapshots == list(range(manifests[ROUNDS].version + 1)) or snapshots == list(
-        range(manifests[-1].version + 1)
-    )
+    assert snapshots in [list(range(manifest.version + 1)) for manifest in (manifests[ROUNDS], manifests[-1])]
     incomplete = [manifest for manifest in manifests[1:] if len(manifest.counted) < 3]
     assert len(incomplete) <= 1, "more than the round of the crash was lost"
     for name in testbed.names:

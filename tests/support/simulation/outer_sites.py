@@ -27,7 +27,8 @@ from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.builders.samples import round_rules
-from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger
+from tests.support.builders.verified_batches import make_group
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.virtual_clock import TrioClock, running
 
@@ -36,21 +37,19 @@ ROUND_SECONDS = 5.0  # 20 beacon rounds of 250 ms
 SITE_SETTINGS = SiteSettings(groups_per_step=1, upload_seconds=1.0, poll_seconds=0.25)
 
 
+def random_weights(seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    random = np.random.default_rng(seed)
+    return {name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(dtype) for name, shape in SHAPES.items()}
+
+
 def first_weights() -> dict[str, Tensor]:
     """Return the policy with which a simulated run begins: BF16."""
-    random = np.random.default_rng(0)
-    return {
-        name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(torch.bfloat16)
-        for name, shape in SHAPES.items()
-    }
+    return random_weights(0, torch.bfloat16)
 
 
 def target_weights() -> dict[str, Tensor]:
     """Return the weights at which the loss of `SmallLearner` is zero."""
-    random = np.random.default_rng(1)
-    return {
-        name: torch.from_numpy(random.standard_normal(shape) * 0.05).to(torch.float32) for name, shape in SHAPES.items()
-    }
+    return random_weights(1, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -117,18 +116,9 @@ def loss(weights: Weights) -> float:
 
 def groups(number: int, count: int, version: int = 0, seed: int = 0) -> VerifiedBatch:
     """Return a batch of groups whose digests depend on the number and the seed."""
-
-    def group(place: int) -> VerifiedGroup:
-        return VerifiedGroup(
-            digest=hashlib.sha256(f"group {seed} {number} {place}".encode()).digest(),
-            version=version,
-            prompt=bytes(4),
-            completions=(bytes(4), bytes(4)),
-            logprobs=bytes(8),
-            rewards=(1.0, 0.0),
-        )
-
-    return VerifiedBatch(window=number, miner=bytes(32), groups=tuple(group(place) for place in range(count)))
+    digests = [hashlib.sha256(f"group {seed} {number} {place}".encode()).digest() for place in range(count)]
+    made = [make_group(digest, version, [0], [[0], [0]], [torch.zeros(1)] * 2, [1.0, 0.0]) for digest in digests]
+    return VerifiedBatch(window=number, miner=bytes(32), groups=tuple(made))
 
 
 class WatchedStore(MemoryStore):
@@ -198,24 +188,12 @@ class OuterTestbed:
         self.handles = {name: self.handle(name) for name in self.names}
         self._batches = 0
 
-    def set_rules(self, rules: RoundRules) -> None:
-        """Give the coordinator other rules, which it has after its next start."""
-        self.settings = replace(self.settings, rules=rules)
-
     def handle(self, name: str) -> SiteHandle:
         """Return a new site, which has an empty state."""
         return SiteHandle(name, MemoryStore(), Log(name), SmallLearner())
 
     def node(self, log: Log, state: ObjectStore, signing_key: SigningKey, store: ObjectStore | None = None) -> Node:
-        return make_node(
-            self.run_id,
-            self.run,
-            store or self.store,
-            state,
-            log,
-            signing_key,
-            clock=self.clock,
-        )
+        return make_node(self.run_id, self.run, store or self.store, state, log, signing_key, clock=self.clock)
 
     async def run_coordinator(self, state: ObjectStore | None = None, store: ObjectStore | None = None) -> None:
 
@@ -239,12 +217,7 @@ class OuterTestbed:
             run: takes the process's state and the shared store.
         """
         with trio.CancelScope() as scope:
-
-            async def crash() -> None:
-                scope.cancel()
-                await trio.sleep_forever()
-
-            trigger.crash = crash
+            trigger.crash = cancelling(scope)
             await run(CrashingStore(state, trigger), CrashingStore(self.store, trigger))
         await trio.sleep(0.5)
         await run(state, self.store)
@@ -272,10 +245,16 @@ class OuterTestbed:
             await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
 
     @asynccontextmanager
-    async def running(self, names: Sequence[str] | None = None) -> AsyncIterator[trio.Nursery]:
-        """Run the coordinator, the source of groups and some of the sites (by default all) until the end of a block."""
-        async with running(self.feed) as nursery:
-            nursery.start_soon(self.run_coordinator)
+    async def running(
+        self, names: Sequence[str] | None = None, *, store: ObjectStore | None = None, per_second: int = 8
+    ) -> AsyncIterator[trio.Nursery]:
+        """Run the coordinator, the source of groups and some of the sites (by default all) until the end of a block.
+
+        Args:
+            store: as the coordinator sees it; per_second: new groups.
+        """
+        async with running(self.feed, per_second) as nursery:
+            nursery.start_soon(self.run_coordinator, None, store)
             for name in self.names if names is None else names:
                 nursery.start_soon(self.run_site, self.handles[name])
             yield nursery

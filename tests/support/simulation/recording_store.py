@@ -1,12 +1,13 @@
 """Stores that record puts, for the checks after a simulation."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
 from grailnode.store.memory import MemoryStore
 from roles.ports import ObjectStore
+from tests.support.faults.decorated_store import DecoratedStore
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,17 @@ class RecordingStore(MemoryStore):
         return digest.digest()
 
 
-@dataclass
-class Acknowledgements:
-    """The puts that the store has acknowledged to one process.
+class AcknowledgementRecorder(DecoratedStore):
+    """Decorates the store of a process, with its faults, and records the acknowledgements to the process.
 
-    Attributes:
-        times: by path, the virtual seconds of the first acknowledgement.
+    Args:
+        acknowledgements: by path, the virtual seconds of the first acknowledgement.
     """
 
-    times: dict[str, float] = field(default_factory=dict)
-
-
-class AcknowledgementRecorder:
-    """Decorates the store of a process, with its faults, and records the acknowledgements to the process."""
-
-    def __init__(self, store: ObjectStore, acknowledgements: Acknowledgements) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, acknowledgements: dict[str, float]) -> None:
+        super().__init__(store)
         self._acknowledgements = acknowledgements
-        self.get, self.list, self.delete = store.get, store.list, store.delete
 
     async def put(self, path: str, data: bytes) -> None:
-        await self._store.put(path, data)
-        self._acknowledgements.times.setdefault(path, trio.current_time())
+        await super().put(path, data)
+        self._acknowledgements.setdefault(path, trio.current_time())
