@@ -62,7 +62,9 @@ def _linear(x: Tensor, weight: Int8Matrix, bias: Tensor | None = None) -> Tensor
     if codes.is_cuda and len(codes) < _CUDA_ROWS:
         codes = functional.pad(codes, (0, 0, 0, _CUDA_ROWS - len(codes)))
     sums: Tensor = torch._int_mm(codes, weight.codes.t())[: len(states)]
-    result = (sums * (largest / _LARGEST)).mul_(weight.scales).to(x.dtype).view(*x.shape[:-1], len(weight.scales))
+    result: Tensor = (
+        (sums * (largest / _LARGEST)).mul_(weight.scales).to(x.dtype).view(*x.shape[:-1], len(weight.scales))
+    )
     return result if bias is None else result + bias
 
 
