@@ -8,6 +8,7 @@ import trio
 from grailnode.observe.recheck import GroupReference, recheck
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
+from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
@@ -132,7 +133,9 @@ async def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_
     path = paths.commitment(miner.public, window)
     commitment = open_signed(await network.store.get(path, limits.MAX_RECORD_BYTES), Commitment, [miner.public])
     groups = await committed_groups(network, commitment.record)
-    rollouts = tuple(rollout.model_copy(update={"reward": 1.0 - rollout.reward}) for rollout in groups[0].rollouts)
+    rollouts = tuple(
+        rollout.model_copy(update={"reward": REWARD_UNIT - rollout.reward}) for rollout in groups[0].rollouts
+    )
     false = groups[0].model_copy(update={"rollouts": rollouts})
     batch, second = assemble([false, *groups[1:]], "torch-float32")
     await network.store.put(paths.batch(miner.public, window, second.batch), batch)

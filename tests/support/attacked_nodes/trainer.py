@@ -19,6 +19,7 @@ from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
+from tests.support.builders.proofs import FLOAT32
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock
 
@@ -71,6 +72,7 @@ class AttackedTrainer:
         group = self.groups[min(index, 1)]
         fields: dict[str, Any] = {
             "digest": content_digest(group.to_frame()),
+            "counts": samples.counts(self.run.proof.row(*FLOAT32), sketch=(5,), margin=(5,), stop=(2,)),
             "rewards": tuple(rollout.reward for rollout in group.rollouts),
             "logprobs": np.full(5, -0.5, "<f4").tobytes(),
         }
