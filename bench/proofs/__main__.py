@@ -2,16 +2,15 @@
 
     honest           how often honest work is refused, over pairs of honest engines
     adversaries      in how many windows each adversary is refused, and by which window at the latest
-    roc              the smallest change of a policy that is detected, and after how many tokens
+    power            after how many tokens a changed policy is refused, and by which statistic
     sketch           bits of evidence in a sketch against forged ones
-    speed            generation, prefill and verification on one core
-    gain             what a planned cheat gains at every rate
-    withheld         how far a miner that withholds windows of its keys shifts what is trained on
-    bfloat16         the same where both sides compute in bfloat16, and with errors as GPUs have them
     resolution       how far hidden states differ, beside the unit of a sketch
+    speed            generation, prefill and verification on one core
     keys             how many windows of one group an adversary gets accepted with each new key
     false-accepts    how many groups of a changed policy are accepted
+    gain             what a planned cheat gains at every rate, and what keys earn that share work
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
+    withheld         how far a miner that withholds windows of its keys shifts what is trained on
 
 `false-accepts`, `keys`, `dealing` and `speed` take minutes, the other tables up to some hours of one core with the
 settings of docs/benchmarks/proofs.md. All need the `test` extra. Except for `keys`, `dealing` and `false-accepts`, they
@@ -27,15 +26,14 @@ import trio
 
 from bench.proofs import (
     adversaries,
-    bfloat16,
     dealing,
     false_accepts,
     gain,
     honest,
     information,
     keys,
+    power,
     resolution,
-    roc,
     speed,
     withheld,
 )
@@ -43,8 +41,8 @@ from bench.proofs.setting import Setting
 from bench.proofs.trained_policy import CACHE
 
 TABLES = (
-    "honest", "adversaries", "roc", "sketch", "speed", "bfloat16", "resolution", "keys", "false-accepts", "gain",
-    "withheld", "dealing",
+    "honest", "adversaries", "power", "sketch", "resolution", "speed", "keys", "false-accepts", "gain", "dealing",
+    "withheld",
 )  # fmt: skip
 
 
@@ -59,13 +57,13 @@ def main() -> None:
         "--groups",
         type=int,
         default=0,
-        help="groups of each profile for honest, else of each copy; windows of each copy for false-accepts",
+        help="groups of each pair for honest, else of each copy; windows of each copy for false-accepts",
     )
     parser.add_argument("--tries", type=int, default=100, help="windows of each adversary, or its keys for keys")
     parser.add_argument("--only", default="", help="run only adversaries, or rows of dealing, whose names contain this")
     parser.add_argument("--profile", default="", help="run only the profiles whose names contain this")
-    parser.add_argument("--rollouts", type=int, default=600, help="rollouts for sketch")
-    parser.add_argument("--projections", type=int, default=10_000, help="projections for sketch")
+    parser.add_argument("--rollouts", type=int, default=120, help="rollouts for sketch")
+    parser.add_argument("--projections", type=int, default=1000, help="projections for sketch")
     parser.add_argument("--without", default="", help="names of pairs to leave out, separated by commas")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of speed")
     parser.add_argument("--tokens", type=int, help="length of each completion for speed; default: up to its end token")
@@ -74,13 +72,11 @@ def main() -> None:
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
     match options.table:
         case "honest":
-            trio.run(honest.table, setting, options.groups or 2560, options.profile)
+            trio.run(honest.table, setting, options.groups or 256, options.profile)
         case "adversaries":
             trio.run(adversaries.table, setting, options.tries, options.only, options.profile)
-        case "roc":
-            trio.run(roc.table, setting, options.groups or 32, options.profile)
-        case "bfloat16":
-            trio.run(bfloat16.table, setting, options.groups or 64, options.profile)
+        case "power":
+            trio.run(power.table, setting, options.groups or 128, options.profile)
         case "resolution":
             trio.run(resolution.table, setting, options.groups or 6, options.profile)
         case "keys":

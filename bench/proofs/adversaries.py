@@ -11,13 +11,12 @@ from typing import Any
 
 from bench.proofs.profiles import PROFILES, Profile, select
 from bench.proofs.setting import Setting
-from protocol.judging.evidence import Counts, history_surprisal, surprisal_threshold
+from protocol.judging.evidence import NO_EVIDENCE, Counts, advance, exceeded
 from protocol.proof import Thresholds
 from protocol.rollout.batch import Commitment, assemble
 from roles.gather import gather
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
-from tests.support.builders.proofs import windows_of
 
 GROUPS = 2
 SPARSE_GROUPS = 13  # 104 rollouts, of which 1% is one rollout
@@ -80,7 +79,7 @@ async def _judge_windows(harness: TrialHarness, adversary: Adversary, windows: l
 
 
 def _as_json(outcome: TrialOutcome) -> dict[str, Any]:
-    counts = list(vars(outcome.counts).values())
+    counts = outcome.counts.model_dump(mode="json")
     return {"reasons": dict(outcome.reasons), "accepted": outcome.accepted, "tokens": outcome.tokens, "counts": counts}
 
 
@@ -93,10 +92,10 @@ def _read_lines(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 def _first_refused_window(lines: list[dict[str, Any]], thresholds: Thresholds) -> str:
     """Return the number of the first refused window of one miner that has all windows, from 1 on, or a dash."""
-    history: list[Counts] = []
+    evidence = NO_EVIDENCE
     for number, line in enumerate(lines, 1):
-        history.append(Counts(*line["counts"]))
-        if line["reasons"] or history_surprisal(windows_of(history, thresholds)) > surprisal_threshold(thresholds):
+        evidence = advance(evidence, Counts.model_validate_json(json.dumps(line["counts"])), thresholds)
+        if line["reasons"] or exceeded(evidence, thresholds):
             return str(number)
     return "-"
 

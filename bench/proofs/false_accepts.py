@@ -1,4 +1,4 @@
-"""Table (g): how many groups of a changed policy pass the tests of a group, and how many those of a window as well.
+"""Table (h): how many groups of a changed policy pass the tests of a group, and how many those of a window as well.
 
 The policy is the packaged one, with its own thresholds. Its groups have 8 rollouts of about 3 tokens, so one group
 shows little.
@@ -7,18 +7,17 @@ shows little.
 import itertools
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
-from bench.proofs.honest import describe
+from bench.proofs.power import describe, perturbed
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask
-from grailnode.calibration.thresholds import is_refused
 from grailnode.calibration.variants import Variant, run_pairs
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
-from protocol.judging.evidence import surprisal_threshold, window_surprisal
+from protocol.judging.evidence import NO_EVIDENCE, is_improbable
+from protocol.judging.verdict import own_rejection
 from protocol.rollout.sampling import SamplingParams
 from tests.support.adversaries.key_histories import MAX_TOKENS
 from tests.support.builders.proofs import packaged_thresholds
@@ -27,21 +26,12 @@ from tests.support.measuring.pair_measurements import measure_pair
 _WINDOW_GROUPS = 16  # groups
 
 
-def _perturbed(weights: Weights, share: float, seed: int) -> dict[str, Tensor]:
-    """Return weights of which each one is off by a normally distributed share of itself."""
-    noise = torch.Generator().manual_seed(seed)
-    return {
-        name: (tensor * (1.0 + share * torch.randn(tensor.shape, generator=noise))).to(tensor.dtype)
-        for name, tensor in weights.items()
-    }
-
-
 def _copies(weights: Weights) -> Iterator[tuple[str, dict[str, Tensor]]]:
     yield "honest", dict(weights)
     for bits in (8, 4, 3):
         yield f"{bits}-bit weights", quantized(weights, bits)
     for share, seed in itertools.product((0.01, 0.02, 0.05), range(4)):
-        yield f"weights off by {share:.0%}, {seed}", _perturbed(weights, share, seed)
+        yield f"weights off by {share:.0%}, {seed}", perturbed(weights, share, seed)
 
 
 async def table(windows: int) -> None:
@@ -60,15 +50,11 @@ async def table(windows: int) -> None:
     print(describe(proof))
     print(f"{'copy':22} {'groups':>6}  {'pass alone':>10}  {'accepted':>8}")
     for name, copy in _copies(weights):
-        evidences = [
-            group.weigh(proof) async for group in measure_pair(task, pair, weights, windows * _WINDOW_GROUPS, copy=copy)
-        ]
-        single_pass_count = accepted_count = 0
-        for start in range(0, len(evidences), _WINDOW_GROUPS):
-            window = evidences[start : start + _WINDOW_GROUPS]
-            pass_count = sum(not is_refused(evidence, proof) for evidence in window)
-            single_pass_count += pass_count
-            accepted_count += pass_count * (
-                window_surprisal([evidence.counts for evidence in window], proof) <= surprisal_threshold(proof)
-            )
-        print(f"{name:22} {len(evidences):6}  {single_pass_count:10}  {accepted_count:8}", flush=True)
+        groups = measure_pair(task, pair, weights, windows * _WINDOW_GROUPS, copy=copy)
+        counts = [group.counts(proof) async for group in groups]
+        passing, accepted = [own_rejection(item, proof) is None for item in counts], 0
+        for start in range(0, len(counts), _WINDOW_GROUPS):
+            window = slice(start, start + _WINDOW_GROUPS)
+            if not is_improbable(NO_EVIDENCE, counts[window], proof):
+                accepted += sum(passing[window])
+        print(f"{name:22} {len(counts):6}  {sum(passing):10}  {accepted:8}", flush=True)

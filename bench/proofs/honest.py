@@ -1,90 +1,98 @@
 """Table (a): how often honest work is refused, over pairs of honest engines.
 
-Thresholds are measured on groups of one seed, and the table on groups of another. There are three kinds of refusals:
-of a group by itself, of a window of 16 groups, and of a miner's history. For the last one, all groups of the pair are
-windows of one miner, and its history is tested after each of them.
+Thresholds are measured on groups of one seed, and the table on groups of another. All groups of a pair are those of one
+miner, which is judged group by group. A line has how many of them are refused, and the largest evidence of each
+statistic, in decades.
+
+The last columns have false alarms: groups that are refused of 1,000 histories of 1,000 groups, drawn with replacement
+from the measured ones, whose evidence begins anew after a refusal. They are judged by the row of the profile and by one
+with a headroom of 1, with thresholds for higher levels: of N groups, no more than N times the level should be refused.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from bench.proofs.profiles import Profile, select
+from bench.proofs.power import describe
+from bench.proofs.profiles import PROFILES, group_counts, select
+from bench.proofs.runs_of_evidence import added_by_groups
 from bench.proofs.setting import TEST_SEED, Setting
-from bench.proofs.sides import Pair
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.thresholds import beyond, is_refused
-from protocol.judging.evidence import history_surprisal, surprisal_threshold, window_surprisal
-from protocol.proof import Thresholds
-from tests.support.builders.proofs import windows_of
+from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded
+from protocol.proof import DECADE, STATISTICS, StatisticName, Thresholds
 
-WINDOW_GROUPS = 16
-MAX_GROUPS_ALONE = 112
+_LEVELS: Final = (1e-2, 1e-4)
+_HISTORIES: Final = 1000
+_GROUPS: Final = 1000  # of a history
 
 
-def refusals(groups: list[GroupMeasurement], spec: Thresholds) -> tuple[int, int, int]:
-    """Return how many groups are refused by themselves, how many windows of 16 groups, and how many windows of one
-    group by the history.
+def refusals(groups: Sequence[GroupMeasurement], row: Thresholds) -> tuple[int, dict[StatisticName, int]]:
+    """Return how many groups of a miner are refused, and the largest evidence of each statistic."""
+    evidence, refused, largest = NO_EVIDENCE, 0, dict.fromkeys(STATISTICS, 0)
+    for group in groups:
+        evidence = advance(evidence, group.counts(row), row)
+        refused += exceeded(evidence, row) is not None
+        largest = {name: max(largest[name], *evidence[name]) for name in STATISTICS}
+    return refused, largest
+
+
+def false_alarms(added: np.ndarray, level: float) -> int:
+    """Return how many groups of random histories are refused at a level.
+
+    Args:
+        added: int64 [G, J], what each measured group adds to the evidence.
     """
-    evidences = [group.weigh(spec) for group in groups]
-    counts, threshold = [evidence.counts for evidence in evidences], surprisal_threshold(spec)
-    window_refusals = 0
-    for start in range(0, len(evidences), WINDOW_GROUPS):
-        window_refusals += window_surprisal(counts[start : start + WINDOW_GROUPS], spec) > threshold
-    history_refusals = sum(
-        history_surprisal(windows_of(counts[: end + 1], spec)) > threshold for end in range(len(counts))
-    )
-    return sum(is_refused(evidence, spec) for evidence in evidences), window_refusals, history_refusals
-
-
-def describe(spec: Thresholds) -> str:
-    """Return a line with the thresholds."""
-    return (
-        f"tolerance {spec.sketch_tolerance}, sketch rate {spec.sketch_rate:.2g}, median {spec.sketch_median}, margin "
-        f"{spec.margin:.2g}, margin rate {spec.margin_rate:.2g}, far margin {spec.far_margin:.2g}, far rate "
-        f"{spec.far_rate:.2g}, margin limit {spec.margin_limit:.2g}, level {spec.level:g}, from {spec.positions} "
-        "positions"
-    )
+    threshold = math.ceil(DECADE * math.log10(added.shape[1] / level))
+    generator, alarms = np.random.default_rng(0), 0
+    evidence = np.zeros((_HISTORIES, added.shape[1]), np.int64)
+    for _ in range(_GROUPS):
+        evidence = evidence.clip(min=0) + added[generator.integers(0, len(added), _HISTORIES)]
+        refused = (evidence > threshold).any(axis=1)
+        evidence[refused] = 0
+        alarms += int(refused.sum())
+    return alarms
 
 
 async def table(setting: Setting, groups: int, only: str) -> None:
     """Print the table for each profile whose name contains `only`.
 
     Args:
-        setting: the policy and the folder of results.
-        groups: groups of each profile, which its pairs share.
-        only: part of a profile's name; empty for all.
+        groups: groups of each pair.
     """
     for profile in select(only):
-        row = await profile.thresholds(setting)
-        print(f"{profile.name}: {describe(row)}")
-        await _rows(setting, profile, row, groups)
-
-
-def _group_counts(pairs: Mapping[str, Pair], groups: int) -> dict[str, int]:
-    """Return how many groups of each pair are measured: fewer if it computes every sequence alone, which takes long."""
-    alone = [name for name in pairs if "alone" in name]
-    others = -(-(groups - MAX_GROUPS_ALONE * len(alone)) // (len(pairs) - len(alone)))
-    return {name: MAX_GROUPS_ALONE if name in alone else others for name in pairs}
-
-
-async def _rows(setting: Setting, profile: Profile, row: Thresholds, groups: int) -> None:
-    totals = [0, 0, 0, 0, 0]
-    print(
-        "pair                      rollouts    tokens  refused: groups windows histories  "
-        "off sketch  off margin  worst margin"
-    )
-    pairs = profile.pairs(setting)
-    measurements = await setting.measure(profile.name, pairs, _group_counts(pairs, groups), TEST_SEED)
-    for name, measured in measurements.items():
-        distances = np.concatenate([group.fresh for group in measured])
-        margins = np.concatenate([group.margins for group in measured])
-        counts = (sum(len(group.lengths) for group in measured), len(margins), *refusals(measured, row))
+        rows = await profile.thresholds(setting), await profile.thresholds(setting, 1.0)
+        print(f"{profile.name}: {describe(rows[0])}")
+        alarms = "".join(f"  {f'{level:g}, {name}':>15}" for name in ("headroom 4", "headroom 1") for level in _LEVELS)
         print(
-            f"{name:24} {counts[0]:9} {counts[1]:9}  {counts[2]:15} {counts[3]:7} {counts[4]:9}  "
-            f"{beyond(distances, row.sketch_tolerance).mean():10.2e}  {beyond(margins, row.margin).mean():10.2e}  "
-            f"{margins.max():12.2e}",
+            f"{'pair':24}{'rollouts':>9}{'tokens':>9}{'refused':>9}"
+            + "".join(f"{name:>8}" for name in STATISTICS)
+            + alarms
+        )
+        pairs = profile.pairs(setting)
+        _print_rows(await setting.measure(profile.name, pairs, group_counts(pairs, groups), TEST_SEED), rows)
+        for other in PROFILES:
+            if other.dtype == profile.dtype and other != profile:
+                same = {"same": other.pairs(setting)["same"]}
+                measured = await setting.measure(other.name, same, {"same": groups}, TEST_SEED)
+                _print_rows({f"same of {other.name}": measured["same"]}, rows)
+        bounds = "".join(f"  {_HISTORIES * _GROUPS * level:15g}" for _ in rows for level in _LEVELS)
+        print(f"{'at most':83}{bounds}\n", flush=True)
+
+
+def _print_rows(measurements: Mapping[str, Sequence[GroupMeasurement]], rows: Sequence[Thresholds]) -> None:
+    for name, measured in measurements.items():
+        refused, largest = refusals(measured, rows[0])
+        rollouts, tokens = (sum(map(count, (group.lengths for group in measured))) for count in (len, sum))
+        evidence = "".join(f"{value / DECADE:8.2f}" for value in largest.values())
+        alarms = [
+            false_alarms(added, level)
+            for row in rows
+            for added in [added_by_groups(measured, row)]
+            for level in _LEVELS
+        ]
+        print(
+            f"{name:24}{rollouts:9}{tokens:9}{refused:9}{evidence}" + "".join(f"  {count:15}" for count in alarms),
             flush=True,
         )
-        totals = [total + count for total, count in zip(totals, counts, strict=True)]
-    print(f"{'all':24} {totals[0]:9} {totals[1]:9}  {totals[2]:15} {totals[3]:7} {totals[4]:9}\n", flush=True)

@@ -1,15 +1,14 @@
 """Table (d): the bits of evidence in a sketch, for each position, against a miner without the hidden states.
 
-Over many projections a forged value agrees at a position with some probability: nearly 0 at most positions, more where
-the state hardly depends on the text. A rollout of T positions may miss k of them, where k is the least number that
-honest rollouts exceed with a probability below 1e-4. The evidence is -log2(P(at least T - k agree)) / T, if positions
-are independent; a position without any agreement counts as if it had agreed once. Tolerance and k are those that give
-most evidence against the constant. The forged values are the sketch of one fixed state, the best of some, and those of
-states that the predictors of tests/support/adversaries/sketch_predictors.py have learned from honest ones.
+A forged value agrees if it is within the distance that 99% of the honest positions are within. The four values of a
+position have independent coefficients. So a position agrees with the fourth power of the share of single values that
+agree, over many projections; a share of 0 counts as one agreement. The bits are -log2 of the mean over the positions.
+The forged values are the sketch of one fixed state, the best of some, and those of states that the predictors of
+tests/support/adversaries/sketch_predictors.py have learned from honest ones.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,18 +18,16 @@ from torch import Tensor
 
 from bench.proofs.published_sketches import BucketSketch, Toploc
 from bench.proofs.setting import Setting
-from bench.proofs.sketch_worth import max_misses, worth
 from bench.proofs.trading_task import TradingTask
 from bench.proofs.trained_policy import PARAMS
-from grailnode.calibration.rates import rate_bound
 from grailnode.calibration.variants import DType, Variant
 from protocol.rollout import challenge, sketch
 from roles.ports import Request
 from tests.support.adversaries import sketch_predictors
 
 _CONSTANTS: Final = 40
-_TOLERANCES: Final = 12
-_ROLLOUTS: Final = 6
+_TRIALS: Final = 20  # projections by which the best constant and the honest distance are found
+_ROLLOUTS: Final = 24  # of this project's sketches
 _WINDOWS: Final = 20
 
 
@@ -61,11 +58,6 @@ class States:
         """Return candidates for the best constant: about `count` states at regular distances, and the mean state."""
         return [*self.expected_states[:: max(1, len(self.expected_states) // count)], self.expected_states.mean(dim=0)]
 
-    def mean(self, value: Callable[[np.ndarray], float], agreement: "Agreement", tolerance: int) -> float:
-        """Return the mean over rollouts of a function of the positions' probabilities of agreement."""
-        parts = np.split(agreement.lower_bounded_shares[tolerance], np.cumsum(self.lengths)[:-1])
-        return float(np.mean([value(part) for part in parts]))
-
 
 async def measure_states(setting: Setting, dtype: DType, rollouts: int) -> States:
     """Return the states of rollouts that one engine has generated and another has checked.
@@ -89,7 +81,7 @@ async def _rollouts(
     setting: Setting, dtype: DType, rollouts: int, part: int
 ) -> tuple[tuple[int, ...], Tensor, Tensor, list[Tensor]]:
     generating_engine = await Variant(dtype=dtype).serve(setting.policy, setting.weights)
-    checking_engine = await Variant().serve(setting.policy, setting.weights)
+    checking_engine = await Variant(dtype=dtype, attention="eager").serve(setting.policy, setting.weights)
     environment, tokenizer, embedding = (
         TradingTask(),
         setting.policy.tokenizer,
@@ -113,82 +105,38 @@ async def _rollouts(
     return tuple(lengths), torch.cat(generated_states), torch.cat(expected_states), inputs
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How often a claim agrees with the expected sketch.
-
-    Attributes:
-        shares: float64 [tolerances, positions], the share of projections in which it agrees.
-        projections: number of projections.
-    """
-
-    shares: np.ndarray
-    projections: int
-
-    @property
-    def lower_bounded_shares(self) -> np.ndarray:
-        """The shares, but at least that of one agreement."""
-        lower_bounded_shares: np.ndarray = np.maximum(self.shares, 1.0 / self.projections)
-        return lower_bounded_shares
-
-
 def print_project_sketch(kind: sketch.SketchKind, states: States, projections: int) -> None:
-    """Print the rows of one kind of this project's sketches."""
-    sample = states.sample(_ROLLOUTS)
-    trial_agreements = _agreements(
-        kind,
-        sample.expected_states,
-        [value.expand_as(sample.expected_states) for value in sample.constants(_CONSTANTS)],
-        100,
-        1 << 32,
-    )
-    best = max(
-        range(len(trial_agreements)),
-        key=lambda place: float(np.log(trial_agreements[place].lower_bounded_shares).mean()),
-    )
-    constant_state = sample.constants(_CONSTANTS)[best].expand_as(sample.expected_states)
+    """Print the row of one kind of this project's sketches."""
+    states = states.sample(_ROLLOUTS)
+    expected = states.expected_states
+    honest = _values(kind, [states.generated_states], expected, range(_TRIALS))[0]
+    within = int(np.quantile(honest.max(axis=-1), 0.99, method="higher"))
+    constants = [state.expand_as(expected) for state in states.constants(_CONSTANTS)]
+    trials = [(values <= within).sum() for values in _values(kind, constants, expected, range(_TRIALS))]
     claims = {
-        "honest": sample.generated_states,
-        "constant": constant_state,
-        "ridge": sample.ridge,
-        "network": sample.network,
+        "constant": constants[int(np.argmax(trials))],
+        "ridge": states.ridge,
+        "network": states.network,
     }
-    agreements = dict(
-        zip(claims, _agreements(kind, sample.expected_states, list(claims.values()), projections, 0), strict=True)
-    )
-    length = round(float(np.mean(sample.lengths)))
-    rates = [rate_bound(round((1 - share) * 1e6), 10**6, 0.99) for share in agreements["honest"].shares.mean(axis=1)]
-    rules = [(tolerance, max_misses(rate, length)) for tolerance, rate in enumerate(rates)]
-    tolerance, misses = max(
-        rules, key=lambda rule: sample.mean(lambda p: worth(p, rule[1]), agreements["constant"], rule[0])
-    )
-    for name in ("constant", "ridge", "network"):
-        shares = agreements[name].shares[tolerance]
-        bits = sample.mean(lambda p: worth(p, misses), agreements[name], tolerance)
-        never_share = float((shares == 0.0).mean())
-        print(
-            f"{kind:10} tolerance {tolerance}, {misses} of {length} may miss   "
-            f"{name:9} {bits:6.2f} bits a position; agrees at "
-            f"{shares.mean():.2e} of the positions, never in {projections} projections at {never_share:.2f} of them",
-            flush=True,
-        )
+    agreeing = np.zeros((len(claims), len(expected)))
+    for number in range(_TRIALS, _TRIALS + projections):
+        distances = _values(kind, list(claims.values()), expected, [number])
+        agreeing += (distances <= within).sum(axis=2)
+    shares = np.maximum(agreeing, 1.0) / (4 * projections)
+    bits = -np.log2((shares**4).mean(axis=1))
+    cells = "".join(f"  {name} {value:5.2f}" for name, value in zip(claims, bits, strict=True))
+    uniform = -4 * math.log2((2 * within + 1) / 256)
+    print(f"{kind:10} honest within {within:2}: bits{cells}; any value as likely as another {uniform:5.2f}", flush=True)
 
 
-def _agreements(
-    kind: sketch.SketchKind, expected_states: Tensor, claims: list[Tensor], projections: int, first: int
-) -> list[Agreement]:
-    """Return how often each claim's states agree with the expected ones, over projections from number `first` on."""
-    counts = np.zeros((len(claims), _TOLERANCES, len(expected_states)))
-    all_states = torch.cat([expected_states, *claims])
-    tolerances = np.arange(_TOLERANCES)[:, None]
-    for number in range(first, first + projections):
+def _values(kind: sketch.SketchKind, claims: list[Tensor], expected: Tensor, numbers: Sequence[int]) -> np.ndarray:
+    """Return the distances of all values of claims, by some projections: uint8 [claims, projections * T, 4]."""
+    parts = []
+    for number in numbers:
         seed = challenge.stream(number.to_bytes(32, "little"), "bench", 32)
-        values = np.frombuffer(sketch.commit(kind, all_states, seed), np.int8).reshape(
-            len(claims) + 1, len(expected_states), 4
-        )
-        distances = np.abs(values[1:].astype(np.int16) - values[0]).max(axis=2)
-        counts += distances[:, None, :] <= tolerances
-    return [Agreement(count / projections, projections) for count in counts]
+        sketches = [np.frombuffer(sketch.commit(kind, states, seed), np.uint8) for states in (expected, *claims)]
+        parts.append(np.stack([np.minimum(values - sketches[0], sketches[0] - values) for values in sketches[1:]]))
+    return np.concatenate(parts, axis=1).reshape(len(claims), -1, 4)
 
 
 def print_bucketed_rule(states: States, windows: int) -> None:
@@ -255,7 +203,7 @@ def _toploc_constant(rule: Toploc, chunks: list[Tensor]) -> bytes:
 
 
 async def table(setting: Setting, rollouts: int, projections: int) -> None:
-    """Print the table for an honest pair in float32 and for one that generates in bfloat16."""
+    """Print the table for honest pairs in float32 and in bfloat16, which compute attention in two ways."""
     dtypes: tuple[DType, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
         states = await measure_states(setting, dtype, rollouts)
@@ -268,12 +216,12 @@ async def table(setting: Setting, rollouts: int, projections: int) -> None:
             for guess in (states.ridge, states.network)
         ]
         print(
-            f"generated in {dtype}, checked in float32: {len(states.expected_states)} positions; "
+            f"{dtype}: {len(states.expected_states)} positions; "
             f"the ridge regression explains {explained_variances[0]:.3f} of the variance, "
             f"the network {explained_variances[1]:.3f}"
         )
         print_project_sketch("projection", states, projections)
-        print_project_sketch("topk", states, projections // 5)
+        print_project_sketch("topk", states, projections)
         print_bucketed_rule(states, _WINDOWS)
         print_toploc(states)
         print(flush=True)

@@ -1,4 +1,4 @@
-"""Table (f): how many windows of one group an adversary gets accepted before its history refuses it, with each new key.
+"""Table (g): how many windows of one group an adversary gets accepted before its history refuses it, with each new key.
 
 The policy is the packaged one; a window has one group of 8 rollouts of about 3 tokens, and therefore shows little. This
 is the worst case. The table is printed for nodes that compute in float32, and for nodes in bfloat16. A key earns
@@ -10,8 +10,9 @@ from collections import Counter
 
 import numpy as np
 
-from bench.proofs.honest import describe
-from grailnode.run.creation import SCORING
+from bench.proofs.power import describe
+from bench.proofs.setting import SCORING
+from protocol.judging.ledger import GROUP
 from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
 from tests.support.adversaries.key_histories import (
@@ -31,7 +32,7 @@ async def table(keys: int) -> None:
     Args:
         keys: how many keys each adversary uses, one after another.
     """
-    print(f"deposit: {SCORING.deposit:g} groups; windows of one group")
+    print(f"deposit: {SCORING.deposit / GROUP:g} groups; windows of one group")
     for profile, arithmetics in (("float32", FLOAT32), ("bfloat16", BFLOAT16)):
         print(f"{profile}: {describe(packaged_thresholds(*arithmetics))}")
         await _rows(packaged_policy_harness(arithmetics), keys)
@@ -43,7 +44,7 @@ async def _rows(harness: TrialHarness, keys: int) -> None:
     producers |= {f"one token in {number}": CarelessProducer(harness, 1.0 / number) for number in (20, 100)}
     print(f"{'miner':20} {'keys':>4}  {'accepted before: median':>23} {'most':>5}  reasons")
     for name, producer in producers.items():
-        await _row(harness, name, producer, keys, round(2 * SCORING.deposit))
+        await _row(harness, name, producer, keys, 2 * SCORING.deposit // GROUP)
     await _row(harness, "honest", CachedHonestProducer(harness), max(1, keys // 8), HONEST_WINDOWS)
 
 

@@ -1,10 +1,9 @@
 """The kinds of nodes of the tables: each has its honest pairs, and a row of thresholds that was measured on them.
 
-`float32` and `bfloat16` are this machine's kernels. In the others miner and validator add independent errors to the
+`float32` and `bfloat16` are this machine's kernels. In the third one miner and validator add independent errors to the
 values of bfloat16, which is what other kernels and GPUs do.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,7 +21,8 @@ from roles.policy.causal_model import CausalModel
 from tests.support.adversaries.harness import TrialHarness
 from tests.support.builders.proofs import proof_of
 
-COPY_GROUPS: Final = 64
+_GROUPS: Final = 256  # of each pair that calibration measures
+_COPY_GROUPS: Final = 64
 _OF_ERRORS: Final = ("same", "left-padding", "eager-checked")
 
 
@@ -33,14 +33,11 @@ class Profile:
     Attributes:
         name: of the profile.
         dtype: in which all its nodes compute.
-        calibration: groups of each pair on which the row is measured, half as many of those that compute every
-            sequence alone, which take long.
         errors: of all its nodes.
     """
 
     name: str
     dtype: DType
-    calibration: int
     errors: RoundingErrors | None = None
 
     @property
@@ -66,28 +63,18 @@ class Profile:
             return {name: pairs[name] for name in _OF_ERRORS}
         return {name: pair for name, pair in pairs.items() if name not in setting.excluded_pairs}
 
-    def group_counts(self, pairs: Mapping[str, Pair]) -> dict[str, int]:
-        """Return how many groups of each pair calibration measures."""
-        return {name: self.calibration // 2 if "alone" in name else self.calibration for name in pairs}
-
     async def thresholds(self, setting: Setting, headroom: float | None = None) -> Thresholds:
-        """Return the row of the profile, measured or loaded.
+        """Return the row of the profile, from stored measurements if there are any.
 
         Args:
             headroom: instead of that by default.
         """
         demands = ThresholdDemands() if headroom is None else ThresholdDemands(headroom=headroom)
         pairs = self.pairs(setting)
-        counts = self.group_counts(pairs)
-        measured = hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest()[:8]
-        path = setting.cache / f"row-{self.name.replace(' ', '-')}-{demands.headroom:g}-{measured}.json"
-        if not path.is_file():
-            honest = await setting.measure(self.name, pairs, counts, CALIBRATION_SEED)
-            copy = {"4-bit copy": Pair(replace(self.plain, weights=lambda weights: quantized(weights, 4)), self.plain)}
-            copies = await setting.measure(self.name, copy, {"4-bit copy": COPY_GROUPS}, CALIBRATION_SEED)
-            row = choose_thresholds(honest, list(copies.values()), self.arithmetics, demands)
-            path.write_text(row.model_dump_json())
-        return Thresholds.model_validate_json(path.read_text())
+        honest = await setting.measure(self.name, pairs, group_counts(pairs, _GROUPS), CALIBRATION_SEED)
+        copy = {"4-bit copy": Pair(replace(self.plain, weights=lambda weights: quantized(weights, 4)), self.plain)}
+        copies = await setting.measure(self.name, copy, {"4-bit copy": _COPY_GROUPS}, CALIBRATION_SEED)
+        return choose_thresholds(honest, list(copies.values()), self.arithmetics, demands)
 
     def harness(self, setting: Setting, thresholds: Thresholds, groups: int) -> TrialHarness:
         """Return the harness of a run of such nodes, whose concurrent windows share batches.
@@ -103,11 +90,17 @@ class Profile:
         return replace(harness, proof=proof_of(thresholds), dtype=getattr(torch, self.dtype), change=change)
 
 
+def group_counts(pairs: Mapping[str, Pair], groups: int) -> dict[str, int]:
+    """Return how many groups of each pair are measured: a quarter of those that compute every sequence alone, which
+    takes long.
+    """
+    return {name: groups // 4 if "alone" in name else groups for name in pairs}
+
+
 PROFILES: Final = (
-    Profile("float32", "float32", 256),
-    Profile("bfloat16", "bfloat16", 1024),
-    Profile("errors of 0.02", "bfloat16", 1024, RoundingErrors(hidden=2.0**-8, logits=0.02)),
-    Profile("errors of 0.05", "bfloat16", 1024, RoundingErrors(hidden=2.0**-8, logits=0.05)),
+    Profile("float32", "float32"),
+    Profile("bfloat16", "bfloat16"),
+    Profile("errors of 0.02", "bfloat16", RoundingErrors(hidden=2.0**-8, logits=0.02)),
 )
 
 

@@ -1,7 +1,7 @@
-"""Table (j): how far hidden states of honest nodes and of cheats differ, beside the unit of a sketch.
+"""Table (e): how far hidden states of honest nodes and of cheats differ, beside the unit of a sketch.
 
 A difference is that of two states of one position, relative to their length. The difference of one value of a
-`projection` sketch is a normal variable whose standard deviation is 32 units times this. A line has the quantiles over
+`projection` sketch is a normal variable whose standard deviation is 512 units times this. A line has the quantiles over
 the positions of some groups.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from bench.proofs.bfloat16 import Cheats
+from bench.proofs.power import cheats
 from bench.proofs.profiles import Profile, select
 from bench.proofs.setting import GROUP_SIZE, TEST_SEED, Setting
 from bench.proofs.sides import Side
@@ -20,7 +20,7 @@ from protocol.rollout import challenge
 from roles.ports import Request
 
 _QUANTILES: Final = (0.1, 0.5, 0.9, 0.99, 1.0)
-_UNIT: Final = 1.0 / 32.0
+_UNIT: Final = 1.0 / 512.0
 
 
 async def table(setting: Setting, groups: int, part: str) -> None:
@@ -34,7 +34,7 @@ async def table(setting: Setting, groups: int, part: str) -> None:
             "small batches": replace(plain, variant=replace(plain.variant, batch_tokens=512)),
             "attention by the formula": replace(plain, variant=replace(plain.variant, attention="eager")),
         }
-        for name, side in chain(honest.items(), Cheats(setting, profile).sides()):
+        for name, side in chain(honest.items(), cheats(setting, plain)):
             differences = await _differences(setting, profile, side, groups)
             quantiles = np.quantile(differences, _QUANTILES)
             print(f"{profile.name:16}{name:26}" + "".join(f"{value:9.1e}" for value in quantiles), flush=True)

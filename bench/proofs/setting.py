@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from safetensors.torch import load_file
@@ -17,9 +17,15 @@ from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
-from protocol.rollout.sketch import SketchKind
+from grailnode.run import creation
+from grailnode.run.rules import Rules
+from protocol.encoding import REWARD_UNIT
+from protocol.judging.ledger import GROUP
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
+
+SCORING: Final = creation.SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
+"""The scoring of a run that is created with the default rules."""
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0
@@ -90,10 +96,17 @@ class Setting:
             batched=concurrent,
         )
 
-    def task(self, seed: int, kind: SketchKind = "projection") -> CalibrationTask:
+    def task(self, seed: int) -> CalibrationTask:
         """Return the task on which pairs are measured."""
+        params, environment, text = trained_policy.PARAMS, TradingTask(), self.policy.tokenizer
+
+        def rewards(data: bytes, completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
+            problem = environment.problem(data)
+            stories = [text.decode(params.without_stop(tuple(tokens))) for tokens in completions]
+            return tuple(round(environment.reward(problem, story) * REWARD_UNIT) for story in stories)
+
         return CalibrationTask(
-            self.policy, trained_policy.PARAMS, GROUP_SIZE, lambda data: TradingTask().problem(data).prompt, kind, seed
+            self.policy, params, GROUP_SIZE, lambda data: environment.problem(data).prompt, seed=seed, rewards=rewards
         )
 
     def model(self) -> Qwen3:
@@ -150,19 +163,19 @@ def _load_version(directory: Path, number: int) -> dict[str, Tensor]:
     return trained_policy.load_version(directory, number)
 
 
-def _columns() -> list[str]:
-    """Return the names of the arrays of a GroupMeasurement that have a value for each position."""
-    return [column.name for column in fields(GroupMeasurement) if column.name != "lengths"]
+def columns_of(part: Literal["rollouts", "positions"]) -> list[str]:
+    """Return the names of the fields of a GroupMeasurement that have a value for each rollout, or for each position."""
+    of_rollouts = ("lengths", "rewards")
+    return [item.name for item in fields(GroupMeasurement) if (item.name in of_rollouts) == (part == "rollouts")]
 
 
 def _save(path: Path, measurements: Sequence[GroupMeasurement]) -> None:
     partial = path.with_suffix(".tmp.npz")
-    arrays = {name: np.concatenate([getattr(item, name) for item in measurements]) for name in _columns()}
-    sizes, lengths = (
-        [len(item.lengths) for item in measurements],
-        [length for item in measurements for length in item.lengths],
-    )
-    np.savez(partial, allow_pickle=False, sizes=np.array(sizes), lengths=np.array(lengths), **arrays)
+    arrays = {
+        item.name: np.concatenate([getattr(group, item.name) for group in measurements])
+        for item in fields(GroupMeasurement)
+    }
+    np.savez(partial, allow_pickle=False, sizes=np.array([len(item.lengths) for item in measurements]), **arrays)
     partial.rename(path)
 
 
@@ -171,7 +184,9 @@ def _load(path: Path) -> Iterator[GroupMeasurement]:
         data = {name: file[name] for name in file.files}
     rollout = position = 0
     for size in data["sizes"].tolist():
-        lengths = tuple(data["lengths"][rollout : rollout + size].tolist())
-        part = slice(position, position + sum(lengths))
-        yield GroupMeasurement(lengths, **{name: data[name][part] for name in _columns()})
-        rollout, position = rollout + size, part.stop
+        rollouts = slice(rollout, rollout + size)
+        positions = slice(position, position + int(data["lengths"][rollouts].sum()))
+        values: dict[str, Any] = {name: data[name][positions] for name in columns_of("positions")}
+        values |= {name: tuple(data[name][rollouts].tolist()) for name in columns_of("rollouts")}
+        yield GroupMeasurement(**values)
+        rollout, position = rollouts.stop, positions.stop

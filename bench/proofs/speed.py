@@ -1,4 +1,4 @@
-"""Table (e): generation, a bare prefill and verification of the same rollouts on one core, and the time of each part.
+"""Table (f): generation, a bare prefill and verification of the same rollouts on one core, and the time of each part.
 
 Figures are CPU seconds of this process, so other programs on the machine do not count. Each is the minimum of several
 runs.
@@ -13,7 +13,7 @@ import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
 from grailnode.engine.torch_engine import TorchEngine
-from protocol.judging.evidence import compute_evidence
+from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, repeated_positions
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
@@ -157,14 +157,12 @@ async def _print_parts(harness: TrialHarness, engine: Engine, honest_groups: lis
         sampling.log_probabilities(logits, tokens_tensor, 1.0)
 
     async def evidence() -> None:
+        row = proof.table[0]
         for start in range(0, len(lengths), GROUP_SIZE):
-            group_lengths = lengths[start : start + GROUP_SIZE]
-            compute_evidence(
-                np.zeros(sum(group_lengths), np.int16),
-                np.zeros(sum(group_lengths), np.float32),
-                group_lengths,
-                proof.table[0],
-            )
+            part = slice(start, start + GROUP_SIZE)
+            zeros = np.zeros(sum(lengths[part]), np.int64)
+            repeats = repeated_positions(completions[part])
+            advance(NO_EVIDENCE, count_group(zeros, zeros, zeros > 0, lengths[part], row, repeats), row)
 
     async def rewards() -> None:
         for item, group in zip(assignments, honest_groups, strict=True):

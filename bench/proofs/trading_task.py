@@ -125,7 +125,11 @@ class TradingTask:
         good = _draw_word(rng, _words("good", _GOODS))
         first_stock, second_stock = rng.randrange(6, 36), rng.randrange(20)
         accounts = f"{first_person} has {first_stock} {good} . {second_person} has {second_stock} {good} ."
-        prompt = f"{accounts} tell of their trades ."
+        return self.problem_of(f"{accounts} tell of their trades .")
+
+    def problem_of(self, prompt: str) -> Problem:
+        """Return the problem that has a prompt."""
+        first_person, _, first_stock, good, _, second_person, _, second_stock, *_ = prompt.split()
         return Problem(prompt, f"{first_person} {second_person} {good} {first_stock} {second_stock}")
 
     def reward(self, problem: Problem, completion: str) -> float:

@@ -59,7 +59,7 @@ class Recipe:
     pairs: int = 2
     head_size: int = 32
     feed_forward: int = 352
-    steps: int = 3600
+    steps: int = 1500
     batch: int = 8
     learning_rate: float = 2e-3
     warmup: int = 100

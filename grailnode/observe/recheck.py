@@ -9,7 +9,7 @@ from protocol import paths
 from protocol.encoding import REWARD_UNIT
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
-from protocol.judging.evidence import NO_EVIDENCE, SHARE_UNIT, Tally, advance
+from protocol.judging.evidence import SHARE_UNIT, Tally, weigh
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.proof import DECADE, STATISTICS, StatisticName, Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
@@ -171,7 +171,7 @@ def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[St
     """Return a line for each statistic, if the check came as far, between the reason and the rewards."""
     lines = [Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted)]
     if judgement.counts.computed:
-        evidence = advance(NO_EVIDENCE, judgement.counts, row)
+        evidence = weigh(judgement.counts, row)
         for name in STATISTICS:
             decades, limit = max(evidence[name]) / DECADE, row.threshold / DECADE
             value = _counts_text(name, getattr(judgement.counts, name), row.table(name).beyond)

@@ -15,9 +15,9 @@ from grailnode.run.rules import Rules
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
-from protocol.errors import ProtocolError, SignatureError
+from protocol.errors import MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Authority
-from protocol.identity.signing import Signed, SigningKey, open_announced, open_signed, sign
+from protocol.identity.signing import Signed, SigningKey, claimed_signers, open_signed, sign
 from protocol.judging.ledger import GROUP, SHARE
 from protocol.proof import EXACT_PROOF
 from protocol.quantization import quantize
@@ -183,7 +183,12 @@ def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
     Raises:
         ProtocolError: it is not such a manifest, or another run's.
     """
-    manifest = open_announced(data, RunManifest)
+    signers = claimed_signers(data, RunManifest)
+    try:
+        manifest = open_signed(data, RunManifest, signers)
+    except MalformedError as error:  # what was signed is no manifest, or one of another form
+        text = f"not a run of this version of grailnode ({error}): create the run again, or use the version that did"
+        raise MalformedError(text, "run manifest") from error
     authority = manifest.record.authority
     if not set(manifest.signers) <= set(authority.roots) or len(manifest.signers) < authority.root_threshold:
         raise SignatureError(f"not signed by {authority.root_threshold} of its own roots", "run manifest")

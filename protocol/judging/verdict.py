@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits, paths
 from protocol.encoding import Record, Reward, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import NO_EVIDENCE, SHARE_UNIT, Counts, Evidence, advance, exceeded, is_improbable
+from protocol.judging.evidence import SHARE_UNIT, Counts, Evidence, exceeded, is_improbable, weigh
 from protocol.proof import STATISTICS, Arithmetic, StatisticName, Thresholds
 
 
@@ -158,7 +158,7 @@ class ReauditVerdict(Verdict):
 
 def own_rejection(counts: Counts, thresholds: Thresholds) -> Reason | None:
     """Return the reason to reject a group for its own statistics, or None."""
-    statistic = exceeded(advance(NO_EVIDENCE, counts, thresholds), thresholds)
+    statistic = exceeded(weigh(counts, thresholds), thresholds)
     return None if statistic is None else OWN_REASONS[statistic]
 
 

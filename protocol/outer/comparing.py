@@ -11,17 +11,18 @@ What is computed from the projections of many rounds is in protocol/outer/drift.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.kernels.inner_products import Matrix, inner_products
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import decode
 
-Matrix = NDArray[np.float64]
 Projections = NDArray[np.float32]
 
 PROJECTED: Final = 1 << 14
@@ -62,6 +63,12 @@ class SentRound:
     refused: frozenset[bytes] = frozenset()
     stream: int = 0
 
+    @cached_property
+    def products(self) -> tuple[Matrix, Matrix]:
+        """Inner products of the projections with each other, and those of their squares: float64 [R, R]."""
+        rows = self.projections.astype(np.float64)
+        return inner_products(rows), inner_products(rows * rows)
+
 
 def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes) -> Comparison:
     """Compare the contributions of a round.
@@ -81,9 +88,9 @@ def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, se
         bits = np.frombuffer(np.random.Generator(random).bytes(-(-size // 8)), np.uint8)
         for begin, end in pairwise([*range(0, size, PROJECTED), size]):
             block = np.array([values[begin:end] for _, values in rows], np.float64)
-            products += block @ block.T
-            signs = np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin]
-            projections[:, : end - begin] += np.where(signs, block, -block)
+            products += inner_products(block)
+            signs = 2.0 * np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin] - 1.0
+            projections[:, : end - begin] += signs * block
     return Comparison(products, projections, number_of_stream)
 
 

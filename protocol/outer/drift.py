@@ -15,6 +15,7 @@ same probability (protocol/outer/comparing.py). A drift counts only as far as it
 deviations.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +23,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.outer.comparing import Matrix, SentRound
+from protocol.kernels.inner_products import Matrix, dot, inner_products
+from protocol.outer.comparing import SentRound
 
 SETTLED: Final = 8
 """Contributions of a site before they are compared over the rounds."""
@@ -74,17 +76,17 @@ def drift_cosine(rounds: Sequence[SentRound], worker: bytes, excluded: Collectio
     projected = _project(rounds, worker, excluded)
     if projected is None:
         return None
-    squares = projected.weights**2
-    agreement = float(squares @ projected.agreement)
-    if agreement <= CERTAINTY * float(np.sqrt(squares**2 @ projected.variance)):
+    squares = projected.weights * projected.weights
+    agreement = dot(squares, projected.agreement)
+    if agreement <= CERTAINTY * math.sqrt(dot(squares * squares, projected.variance)):
         return None
-    common = max(0.0, float(squares @ (projected.own * projected.others).sum(axis=1)))
+    common = max(0.0, dot(squares[:, None] * projected.own, projected.others))
     scale = common / agreement
     drift = _least_drift(projected.weights, projected.own - scale * projected.others, projected.streams)
-    common_square = scale * common / float(squares.sum())
+    common_square = scale * common / dot(projected.weights, projected.weights)
     if drift + common_square <= 0:
         return None
-    return float(np.sqrt(common_square / (common_square + drift)))
+    return math.sqrt(common_square / (common_square + drift))
 
 
 def _project(rounds: Sequence[SentRound], worker: bytes, excluded: Collection[bytes]) -> _Projected | None:
@@ -107,9 +109,9 @@ def _project(rounds: Sequence[SentRound], worker: bytes, excluded: Collection[by
     rows.reverse()
     agreements = np.array([_agreement(sent, places) for sent, _, places in rows])
     return _Projected(
-        weights=DECAY ** np.arange(len(rows) - 1, -1, -1.0),
+        weights=np.multiply.accumulate([1.0, *[DECAY] * (len(rows) - 1)])[::-1],
         own=np.array([sent.projections[place] for sent, place, _ in rows], np.float64),
-        others=np.array([sent.projections[places].mean(axis=0, dtype=np.float64) for sent, _, places in rows]),
+        others=np.array([sum(sent.projections[places].astype(np.float64)) / len(places) for sent, _, places in rows]),
         streams=np.array([sent.stream for sent, _, _ in rows]),
         agreement=agreements[:, 0],
         variance=agreements[:, 1],
@@ -118,8 +120,8 @@ def _project(rounds: Sequence[SentRound], worker: bytes, excluded: Collection[by
 
 def _agreement(sent: SentRound, places: Sequence[int]) -> tuple[float, float]:
     """Return the mean product of two of some contributions, and its variance if they agreed by chance."""
-    chosen = sent.projections[places].astype(np.float64)
-    return _mean_of_pairs(chosen @ chosen.T), _mean_of_pairs(chosen**2 @ (chosen**2).T) / _pairs(len(places))
+    products, square_products = (matrix[np.ix_(places, places)] for matrix in sent.products)
+    return _mean_of_pairs(products), _mean_of_pairs(square_products) / _pairs(len(places))
 
 
 def _pairs(count: int) -> float:
@@ -128,7 +130,7 @@ def _pairs(count: int) -> float:
 
 def _mean_of_pairs(products: Matrix) -> float:
     """Return the mean of those products in a matrix that are not of something with itself."""
-    return float(products.sum() - np.trace(products)) / (2 * _pairs(len(products)))
+    return dot(products, np.triu(np.ones_like(products), 1)) / _pairs(len(products))
 
 
 def _least_drift(weights: Matrix, rests: Matrix, streams: NDArray[np.int64]) -> float:
@@ -142,7 +144,6 @@ def _least_drift(weights: Matrix, rests: Matrix, streams: NDArray[np.int64]) -> 
     pairs: Any = np.outer(weights, weights) * (apart & (streams[:, None] == streams))
     if not pairs.any():
         return 0.0
-    estimate = (pairs * (rests @ rests.T)).sum()
-    squares = rests**2
-    deviation = np.sqrt(2 * (pairs**2 * (squares @ squares.T)).sum())  # each pair is there twice
-    return max(0.0, float(estimate - CERTAINTY * deviation)) / float(pairs.sum())
+    estimate = dot(pairs, inner_products(rests))
+    variance = 2 * dot(pairs * pairs, inner_products(rests * rests))  # each pair is there twice
+    return max(0.0, estimate - CERTAINTY * math.sqrt(variance)) / dot(pairs, np.ones_like(pairs))

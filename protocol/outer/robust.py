@@ -1,7 +1,8 @@
 """With which factors the contributions of a round count, and which are refused as poisoned.
 
-Only the coordinator computes this, and the round manifest has the result, so order and precision are free here. Four
-bounds apply, one after the other:
+Only the coordinator computes this, and the round manifest has the result. Every sum has a fixed order, or is
+rounded once (`fsum`), so the result is the same on every processor, bit for bit. Four bounds apply, one after the
+other:
 
 1. A contribution that is longer than the median is scaled down to it, so that no site counts for its length.
 2. A contribution must agree with the others: the cosine between it and the sum of the others (leave one out) is
@@ -17,6 +18,7 @@ direction is chance, and all that it can do is to make the step smaller by its s
 than an unnoticed drift.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
@@ -24,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from protocol.outer.comparing import Comparison, Matrix, SentRound, SentRounds
+from protocol.kernels.inner_products import Matrix, row_products
+from protocol.outer.comparing import Comparison, SentRound, SentRounds
 from protocol.outer.drift import drift_cosine
 
 
@@ -150,13 +153,14 @@ def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) 
     scale: Any = np.zeros(len(factors))
     scale[list(active)] = np.asarray(factors)[list(active)]
     scaled = products * scale[:, None] * scale[None, :]
-    total = float(scaled.sum())
+    sums = row_products(scaled, np.ones(len(factors))).tolist()  # of the products with all active ones
+    total = math.fsum(sums)
     result = {}
     for place in active:
-        own, with_all = float(scaled[place, place]), float(scaled[place].sum())
+        own, with_all = float(scaled[place, place]), sums[place]
         others = total - 2 * with_all + own
-        length = np.sqrt(max(own, 0.0) * max(others, 0.0))
-        result[place] = (with_all - own) / float(length) if length > 0 else 0.0
+        length = math.sqrt(max(own, 0.0) * max(others, 0.0))
+        result[place] = (with_all - own) / length if length > 0 else 0.0
     return result
 
 
@@ -190,7 +194,7 @@ def _limit_shares(factors: list[float], lengths: Sequence[float], active: Sequen
     scaled = sorted((factors[place] * lengths[place] for place in active), reverse=True)
     bound = scaled[0]
     for count in range(1, len(scaled)):
-        rest = sum(scaled[count:])
+        rest = math.fsum(scaled[count:])
         if share * count >= 1:
             break
         bound = share * rest / (1 - share * count)

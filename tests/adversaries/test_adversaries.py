@@ -8,14 +8,14 @@ import torch
 import trio
 
 from grailnode.store.memory import MemoryStore
-from protocol.judging.evidence import compute_evidence
-from protocol.proof import Step
+from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, exceeded, whole_margins
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
 from tests.support.builders.proofs import packaged_thresholds, with_thresholds
-from tests.support.builders.samples import seeds
+from tests.support.builders.samples import seeds, table
 
 WINDOWS = range(2)
 DETECTABLE = [adversary for adversary in ADVERSARIES.values() if not adversary.within_noise]
@@ -63,13 +63,12 @@ SAMPLING_ADVERSARIES = [
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize("margin", [0.0, 0.1], ids=["float32", "mixed"])
+@pytest.mark.parametrize("is_wide", [False, True], ids=["float32", "mixed"])
 def test_a_filter_changes_neither_acceptance_nor_refusal(
-    harness: TrialHarness, filters: Filters, margin: float
+    harness: TrialHarness, filters: Filters, is_wide: bool
 ) -> None:
-    steps = (Step(beyond=margin, rate=1e-4, points=29),)
-    wide = with_thresholds(harness.proof, margin=margin, margin_steps=steps, far_margin=7.2, margin_limit=7.2)
-    proof = harness.proof if not margin else wide
+    wide = table(tuple(round(beyond / NOISE_UNIT) for beyond in (0.1, 7.2)), (1e-4, 1e-15), (2.0, 12.0))
+    proof = with_thresholds(harness.proof, margin=wide) if is_wide else harness.proof
     filtered_harness = replace(
         harness, filters=filters, proof=proof, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
     )
@@ -86,7 +85,7 @@ def test_a_filter_changes_neither_acceptance_nor_refusal(
 
 
 def test_the_registry_is_complete() -> None:
-    assert len(ADVERSARIES) >= 34
+    assert len(ADVERSARIES) >= 36
     assert all(adversary.expected_reasons for adversary in ADVERSARIES.values())
 
 
@@ -99,15 +98,15 @@ _VOCABULARY = 20_000
 
 def _misses(count: int) -> tuple[int, bool]:
     """Return the margin misses of a group whose miner samples among `count` tokens, and whether it is rejected."""
-    tokens = sum(_LENGTHS)
+    tokens, row = sum(_LENGTHS), packaged_thresholds()
     logits = torch.randn(tokens, _VOCABULARY, generator=torch.Generator().manual_seed(1)) * 1.5
     words = sampling.seed_words(seeds(2)).repeat_interleave(torch.tensor(_LENGTHS), dim=0)
     positions = torch.cat([torch.arange(length) for length in _LENGTHS])
     choice = sampling.choose(logits, words, positions, 1.0, Filters(top_k=count))
-    margins = sampling.batch_margins(logits, choice, seeds(2), _LENGTHS, 1.0).numpy()
-    proof = packaged_thresholds()
-    evidence = compute_evidence(np.zeros(tokens, np.int16), margins, _LENGTHS, proof)
-    return evidence.margin_misses, evidence.wrong_sampling(proof)
+    margins = whole_margins(sampling.batch_margins(logits, choice, seeds(2), _LENGTHS, 1.0).numpy(), NOISE_UNIT)
+    nowhere, exact = np.zeros(tokens, dtype=bool), np.zeros(tokens, np.uint8)
+    counts = count_group(exact, margins, nowhere, _LENGTHS, row, nowhere)
+    return int((margins > 0).sum()), exceeded(advance(NO_EVIDENCE, counts, row), row) == "margin"
 
 
 def test_a_miner_that_samples_among_the_1024_most_likely_tokens_is_refused() -> None:

@@ -1,9 +1,9 @@
-"""Windows too small to show an adversary: its history refuses it before its key has worked off the deposit."""
+"""Windows too small to show an adversary: they refuse it together before its key has worked off the deposit."""
 
 import pytest
 import trio
 
-from grailnode.run.creation import SCORING
+from grailnode.run.rules import Rules
 from protocol.judging.verdict import Reason
 from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
@@ -15,7 +15,7 @@ from tests.support.adversaries.key_histories import (
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import BFLOAT16
 
-DEPOSIT = round(SCORING.deposit)
+DEPOSIT = round(Rules().deposit)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,11 @@ def test_replaced_tokens_are_refused_by_how_far_they_fall_short(harness: TrialHa
     assert any(reasons == {Reason.SAMPLING.value} for _, reasons in outcomes)
 
 
-def test_an_adversary_is_refused_by_its_history_before_it_earns(harness: TrialHarness) -> None:
-    """Some keys are refused by a group alone; where none of its groups shows it, the history of a key does."""
+def test_an_adversary_is_refused_by_all_its_windows_before_it_earns(harness: TrialHarness) -> None:
+    """Some keys are refused by a group alone; where none of its groups shows it, the windows of a key do."""
     outcomes = [windows_until_refusal(harness, "4-bit weights", number=number) for number in range(8)]
     assert all(accepted < DEPOSIT for accepted, _ in outcomes)
-    assert any(accepted > 0 and reasons == {Reason.HISTORY.value} for accepted, reasons in outcomes)
+    assert any(accepted > 0 and reasons == {Reason.WINDOW.value} for accepted, reasons in outcomes)
 
 
 def test_honest_work_is_never_refused(harness: TrialHarness) -> None:

@@ -9,7 +9,7 @@ from grailnode.engine.compute import make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.store.memory import MemoryStore
 from protocol.errors import ProtocolError
-from protocol.judging.ledger import LedgerRow, balances, clean_windows, histories
+from protocol.judging.ledger import LedgerRow, balances, clean_windows, evidence_of
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
 from roles.miner.miner import Miner
@@ -140,7 +140,7 @@ async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledg
     assert await testbed.pledges.read(versions=ALLOWED) == {MINER.public: Pledge(2, 6, "torch-float32")}
 
 
-def test_a_lapsed_window_changes_no_score_and_no_history() -> None:
+def test_a_lapsed_window_changes_no_score_and_no_evidence() -> None:
     lapsed = LedgerRow.of(samples.verdict(*(samples.rejected(index, Reason.LAPSED) for index in range(16))))
     assert (lapsed.submitted, lapsed.audited, lapsed.rejected) == (16, 0, 0)
     short = LedgerRow.of(samples.verdict(samples.rejected(0, Reason.LAPSED), submitted=1))
@@ -150,8 +150,9 @@ def test_a_lapsed_window_changes_no_score_and_no_history() -> None:
         without = samples.summary(window=7)
         assert balances([before, after], scoring, proof) == balances([before, without], scoring, proof)
         assert clean_windows([before, after]) == clean_windows([before])
-        assert histories([before, after], proof) == histories([before], proof)
-        assert balances([after], scoring, proof) == {samples.MINER.public: 0.0}
+        miner = samples.MINER.public, "torch-float32"
+        assert evidence_of([before, after], proof, *miner) == evidence_of([before], proof, *miner)
+        assert balances([after], scoring, proof) == {samples.MINER.public: 0}
 
 
 def test_a_verdict_does_not_call_some_groups_lapsed_and_judge_others() -> None:

@@ -1,6 +1,6 @@
 """Miners that declare another arithmetic than theirs, or change what they declare, to be judged by wider thresholds."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,108 +12,96 @@ from grailnode.calibration.copies import quantized
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from protocol import environments
-from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold
-from protocol.judging.ledger import balances
-from protocol.proof import Arithmetic, Thresholds
+from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, advance, exceeded, is_improbable
+from protocol.judging.ledger import GROUP, SHARE, balances, evidence_of
+from protocol.proof import DECADE, RATE_UNIT, Arithmetic
 from roles.miner.produce import HonestProducer
-from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, decide
+from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, LogprobRule, decide
 from roles.trainer.verified_batch import USED
 from roles.validator.window_cases import Pledge, read_window_cases
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
-from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
-from tests.support.builders.samples import judgement, row, summary, thresholds, verdict
+from tests.support.builders.samples import MINER, counts, judgement, row, summary, table, thresholds, verdict
 from tests.support.simulation.network import inline
 from tests.support.simulation.virtual_clock import simulated
 
-NARROW = thresholds(margin_rate=1e-4, sketch_rate=1e-4)
-WIDE = thresholds(miner="torch-bfloat16", margin_rate=1.2e-3, sketch_rate=1e-3, logprob_tolerance=0.5)
+NARROW = thresholds()
+WIDE = thresholds(
+    miner="torch-bfloat16", margin=table((10_000,), (1.2e-2,), (1.0,), (2.0,)), logprob_tolerance=500_000
+)  # fmt: skip
 MIXED = proof_of(NARROW, WIDE)
-THRESHOLD = surprisal_threshold(NARROW)
-TINY = Counts(24, 24, 0, 1)  # a window of one short group with one miss
-CLEAN = Counts(400, 400, 0, 0)
+ROWS = {item.miner: item for item in (NARROW, WIDE)}
+MISS, CLEAN = counts(margin=(24, 1)), counts(margin=(400,))
+
+Windows = list[tuple[Arithmetic, Counts]]
 
 
-def windows(counts: Counts, number: int, declared: Thresholds) -> list[CountedWindow]:
-    return [CountedWindow(counts, declared)] * number
+def evidence_after(windows: Windows, declared: Arithmetic) -> Evidence:
+    """Return the evidence under a declaration after accepted windows, each with its own declaration."""
+    entries = [
+        summary(row(arithmetic=own, counts=counted), window=window) for window, (own, counted) in enumerate(windows)
+    ]
+    return evidence_of(entries, MIXED, MINER.public, declared)
 
 
-def windows_until_refusal(before: list[CountedWindow], declared: Thresholds) -> int:
-    """Return after how many windows with misses the history refuses the miner."""
-    return next(n for n in range(100) if history_surprisal([*before, *windows(TINY, n, declared)]) > THRESHOLD)
-
-
-def almost_refused(declared: Thresholds) -> list[CountedWindow]:
-    """Return windows with misses, one before the history refuses the miner."""
-    return windows(TINY, windows_until_refusal([], declared) - 1, declared)
-
-
-def test_a_new_declaration_does_not_empty_the_history() -> None:
-    evidence = almost_refused(NARROW)
-    assert 1 <= windows_until_refusal(evidence, WIDE) <= windows_until_refusal([], WIDE) / 2
-    assert windows_until_refusal(evidence, NARROW) == 1
+def windows_until_refusal(before: Windows, declared: Arithmetic) -> int:
+    """Return at which of further windows with a miss the miner is refused."""
+    evidence = evidence_after(before, declared)
+    return next(n for n in range(1, 100) if is_improbable(evidence, [MISS] * n, ROWS[declared]))
 
 
 def test_clean_windows_under_wide_thresholds_do_not_lower_the_evidence_under_narrow_ones() -> None:
-    evidence = almost_refused(NARROW)
-    washed = [*evidence, *windows(CLEAN, 40, WIDE)]
-    assert windows_until_refusal(washed, NARROW) <= 2
-    same_declaration = WIDE.model_copy(update={"miner": "torch-float32"})  # as if it were all one declaration
-    washed = [*evidence, *windows(CLEAN, 40, same_declaration)]
-    assert windows_until_refusal(washed, NARROW) == len(evidence) + 1  # nothing is left of the evidence
-
-
-def test_the_surprisal_of_two_declarations_follows_its_formula() -> None:
-    history = [(NARROW, 40, 2), (WIDE, 60, 1), (NARROW, 24, 3)]
-    k = np.arange(1, 11)
-
-    def statistic(part: Sequence[tuple[Thresholds, int, int]]) -> float:
-        R = np.zeros(10)
-        for declared, t, x in part:
-            R = (1.0 + R) * 2.0 ** (k * x) / (1.0 + declared.margin_rate * (2.0**k - 1.0)) ** t
-        return float(R.mean())
-
-    S = (statistic(history) + statistic([history[0], history[2]]) + statistic(history[1:2])) / 2
-    counted = [CountedWindow(Counts(t, t, 0, x), declared) for declared, t, x in history]
-    assert history_surprisal(counted) == pytest.approx(np.log10(S))
+    alone = windows_until_refusal([], "torch-float32")
+    misses: Windows = [("torch-float32", MISS)] * (alone - 1)
+    assert alone > 2
+    assert windows_until_refusal(misses, "torch-float32") == 1
+    assert windows_until_refusal([*misses, *[("torch-bfloat16", CLEAN)] * 40], "torch-float32") == 1
+    assert windows_until_refusal([*misses, *[("torch-float32", CLEAN)] * 40], "torch-float32") == alone
+    # Each declaration begins with no evidence: a miner gains one threshold for each arithmetic that the run admits.
+    assert windows_until_refusal(misses, "torch-bfloat16") == windows_until_refusal([], "torch-bfloat16")
 
 
 def test_the_false_rejection_rate_is_bounded_whatever_honest_miners_declare() -> None:
-    level, n, miners = 0.005, 20, 150
+    level, windows, miners = 0.005, 20, 150
+    rows = [item.model_copy(update={"threshold": math.ceil(DECADE * math.log10(12 / level))}) for item in ROWS.values()]
     rejections = 0
     for seed in range(miners):
         generator = np.random.default_rng(seed)
-        declared = [(NARROW, WIDE)[number] for number in generator.integers(0, 2, n)]
-        counts = [Counts(400, 400, 0, int(generator.binomial(400, item.margin_rate))) for item in declared]
-        history = [CountedWindow(item, rates) for item, rates in zip(counts, declared, strict=True)]
-        rejections += any(history_surprisal(history[:end]) > -np.log10(level) for end in range(1, n + 1))
-    assert rejections <= miners * n * level
+        evidence = {item.miner: NO_EVIDENCE for item in rows}
+        refused = False
+        for choice in generator.integers(0, 2, windows).tolist():
+            declared = rows[choice]
+            rates = np.array([1.0, *(rate / RATE_UNIT for rate in declared.margin.rates), 0.0])
+            steps = generator.multinomial(400, -np.diff(rates))[1:].tolist()
+            after = advance(evidence[declared.miner], counts(declared, margin=(400, *steps)), declared)
+            evidence[declared.miner] = after
+            refused |= exceeded(after, declared) is not None
+        rejections += refused
+    assert rejections <= miners * windows * level
 
 
 def test_honest_misses_that_one_declaration_allows_do_not_pay_for_another_one() -> None:
-    scoring = samples.SCORING.model_copy(update={"miss_price": 1.0, "half_life": 1e6})
+    scoring = samples.SCORING.model_copy(update={"miss_price": GROUP, "decay": SHARE})
 
     def balance(*ledger_rows: tuple[Arithmetic, int]) -> float:
-        """Return the balance of windows of 1,000 tokens, each with its declaration and misses."""
+        """Return the balance, in groups, of windows of 1,000 tokens, each with its declaration and misses."""
         ledger = [
             summary(
-                row(arithmetic=declared, audited=16, accepted=16, tokens=1000, positions=0, sketch_misses=0,
-                    margin_misses=misses),
+                row(arithmetic=declared, audited=16, accepted=16, counts=counts(ROWS[declared], margin=(1000, misses))),
                 window=window,
             )
             for window, (declared, misses) in enumerate(ledger_rows)
-        ]  # fmt: skip
+        ]
         (result,) = balances(ledger, scoring, MIXED).values()
-        return result
+        return result / GROUP
 
-    clean = balance(("torch-float32", 0), ("torch-bfloat16", 0))
-    assert clean == pytest.approx(32, abs=0.01)
-    assert balance(("torch-bfloat16", 1), ("torch-bfloat16", 1)) == pytest.approx(32, abs=0.01)  # 1.2 are allowed
-    assert balance(("torch-float32", 2), ("torch-bfloat16", 0)) == pytest.approx(32 - 1.9, abs=0.01)
-    assert balance(("torch-float32", 2), ("torch-float32", 0)) == pytest.approx(32 - 1.8, abs=0.01)
+    assert balance(("torch-float32", 0), ("torch-bfloat16", 0)) == 32
+    assert balance(("torch-bfloat16", 12), ("torch-bfloat16", 12)) == 32  # as many are allowed
+    assert balance(("torch-float32", 2), ("torch-bfloat16", 0)) == 32 - 1
+    assert balance(("torch-float32", 2), ("torch-float32", 0)) == 32
 
 
 @simulated
@@ -170,8 +158,8 @@ async def test_a_verdict_in_another_arithmetic_than_its_summary_is_ignored() -> 
 
 def test_validators_are_compared_by_the_tolerance_of_their_own_arithmetics() -> None:
     proof = proof_of(
-        NARROW, WIDE, thresholds(validator="torch-bfloat16", logprob_tolerance=0.4),
-        thresholds(miner="torch-bfloat16", validator="torch-bfloat16", logprob_tolerance=0.3),
+        NARROW, WIDE, thresholds(validator="torch-bfloat16", logprob_tolerance=400_000),
+        thresholds(miner="torch-bfloat16", validator="torch-bfloat16", logprob_tolerance=300_000),
     )  # fmt: skip
     values = np.linspace(-3.0, -0.5, 5, dtype="<f4")
 
@@ -183,7 +171,7 @@ def test_validators_are_compared_by_the_tolerance_of_their_own_arithmetics() -> 
             for number, (arithmetic, change) in enumerate(validators)
         ]  # fmt: skip
         paying = {item.validator for item in verdicts}
-        (decision,) = decide(verdicts, 2, set(), proof.logprob_tolerance, paying, lambda group: paying)
+        (decision,) = decide(verdicts, 2, set(), LogprobRule(proof), paying, lambda group: paying)
         return decision.reason
 
     for change, agree in ((0.04, True), (0.2, False)):
@@ -230,7 +218,6 @@ def test_a_copy_with_4_bits_is_refused_in_its_first_window_whatever_is_declared(
 
 def test_a_miner_in_bfloat16_is_accepted_if_it_says_so(harness: TrialHarness) -> None:
     async def scenario(declared: Arithmetic, window: int) -> TrialOutcome:
-
         engine = TorchEngine(harness.model(), dtype=torch.bfloat16, run_sync=inline)
         await engine.stage(0, load_weights(PACKAGED_POLICY))
         await engine.commit()

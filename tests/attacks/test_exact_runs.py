@@ -12,7 +12,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
 from protocol.judging.verdict import Reason
-from protocol.proof import EXACT_PROOF
+from protocol.proof import DECADE, EXACT_PROOF
 from protocol.rollout.batch import Group, assemble
 from roles.miner.produce import MiningWindow
 from roles.policy.sequences import Tokens
@@ -127,11 +127,11 @@ def test_an_8_bit_decode_with_a_right_prefill_passes_only_with_the_right_tokens(
 def test_honest_work_is_accepted_whole(harness: TrialHarness) -> None:
     _, outcome = judge(harness, TrialHarness.honest_groups)
     assert (outcome.accepted, outcome.reasons) == (harness.groups, {})
-    assert (outcome.counts.sketch_misses, outcome.counts.margin_misses) == (0, 0)
+    assert outcome.counts.sketch.steps == outcome.counts.margin.steps == (0,)
 
 
-@pytest.mark.parametrize("change", [{"margin_limit": 1e-9}, {"sketch_tolerance": 1}, {"logprob_tolerance": 1e-6}])
-def test_an_exact_run_that_tolerates_something_is_no_run(harness: TrialHarness, change: dict[str, float]) -> None:
+@pytest.mark.parametrize("change", [{"threshold": 10 * DECADE}, {"logprob_tolerance": 1}])
+def test_an_exact_run_that_tolerates_something_is_no_run(harness: TrialHarness, change: dict[str, int]) -> None:
     run = harness.task.run
     with pytest.raises(ValidationError, match="tolerate something"):
         type(run)(**(dict(run) | {"proof": with_thresholds(run.proof, **change)}))

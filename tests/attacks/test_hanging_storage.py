@@ -10,6 +10,7 @@ from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.judging.ledger import SHARE
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Reason
 from roles.authority_updates import poll_authority
@@ -151,7 +152,7 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
     store.hangs = lambda path: path.startswith(tuple(key.public.hex() for key in hanging))
     testbed = AttackedTrainer(store=store)
     verdicts = sorted((testbed.verdict(FIRST, miner=key.public) for key in hanging), key=lambda verdict: verdict.miner)
-    scores = tuple(sorted((key.public, 1.0) for key in [*hanging, MINER]))
+    scores = tuple(sorted((key.public, SHARE) for key in [*hanging, MINER]))
     summary = testbed.summary(FIRST, *verdicts, scores=scores)
     await testbed.seal(FIRST, summary)
     for verdict in verdicts:

@@ -1,7 +1,6 @@
 """What observers find and what they do not blame: false ledgers (`grailnode verify --ledger`), reports and verdicts."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, sign
+from protocol.judging.evidence import NO_COUNTS, Counts
 from protocol.judging.ledger import Amendment, Summary, scores
 from protocol.judging.report import ValidatorReport
 from roles.ports import NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.builders.samples import VALIDATOR, rejected
+from tests.support.builders.samples import VALIDATOR, counts, rejected
 from tests.support.simulation.virtual_clock import simulated
 
 
@@ -26,15 +26,15 @@ async def write_ledger(
     testbed: AttackedTrainer,
     windows: int,
     amendments: Mapping[int, tuple[Amendment, ...]] | None = None,
-    round_scores: Callable[[float], float] = float,
+    more_score: int = 0,
     **changes: Any,
 ) -> None:
     """Publish a ledger of some windows, each with one accepted group.
 
     Args:
         amendments: by window.
-        round_scores: from the score that this machine computes to the one that the validator signs.
-        changes: other numbers of each judgement.
+        more_score: what the validator adds to each score.
+        changes: other fields of each judgement.
     """
     amendments = amendments or {}
     ledger: list[Summary] = []
@@ -44,7 +44,7 @@ async def write_ledger(
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
         entry = testbed.summary(FIRST, verdict, **fields)
         computed = scores([*ledger, entry], testbed.run.scoring, testbed.run.proof)
-        stated = tuple((miner, round_scores(score)) for miner, score in computed)
+        stated = tuple((miner, score + more_score) for miner, score in computed)
         entry = entry.model_copy(update={"scores": stated})
         await testbed.seal_and_reveal(FIRST, entry, verdict)
         ledger.append(entry)
@@ -58,40 +58,38 @@ async def test_an_honest_ledger_holds():
     assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 12
 
 
-@pytest.mark.parametrize("towards", [0.0, 1.0])
 @simulated
-async def test_scores_of_a_machine_that_rounds_powers_otherwise_are_no_lie(towards: float) -> None:
+async def test_a_score_that_is_a_billionth_too_low_is_found():
     testbed = AttackedTrainer()
-    await write_ledger(testbed, 3, round_scores=lambda score: min(1.0, math.nextafter(score, towards)))
-    assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 3
-
-
-@simulated
-async def test_a_score_that_does_not_follow_from_the_rows_is_found():
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 3, round_scores=lambda score: score - 1e-6)
+    await write_ledger(testbed, 3, more_score=-1)
     with pytest.raises(ProtocolError, match="the scores do not follow from the rows"):
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
 @pytest.mark.parametrize(
-    ("windows", "changes", "why"),
+    ("windows", "stated", "why"),
     [
-        (1, {"surprisal": 300.0}, "a threshold of a group"),
-        (1, {"sketch_median": 254.0}, "a threshold of a group"),
-        (1, {"worst_margin": 1e6}, "a threshold of a group"),
-        (1, {"margin_misses": 5}, "improbable-window"),
-        (12, {"margin_misses": 1}, "improbable-history"),
-        (1, {"margin_points": 160}, "improbable-window"),
-        (12, {"margin_points": 32}, "improbable-history"),
-        (1, {"far_rollouts": 1}, "improbable-window"),
+        (1, counts(sketch=(5, 0, 0, 1), margin=(5,), stop=(2,)), r"accepts group 0 of miner .* \(wrong-sketch"),
+        (1, counts(sketch=(5,), margin=(5, 0, 0, 1), stop=(2,)), r"accepts group 0 of miner .* \(wrong-sampling"),
+        (1, counts(sketch=(5,), margin=(5,), stop=(2, 0, 1)), r"accepts group 0 of miner .* \(wrong-stop"),
+        (1, NO_COUNTS, "accepts group 0 of miner .* without counting the steps of its thresholds"),
+        (4, counts(sketch=(5, 2), margin=(5,)), r"window 3 .* accepts miner .* \(improbable-window"),
+        (9, counts(sketch=(5,), margin=(5, 1)), r"window 7 .* accepts miner .* \(improbable-window"),
     ],
 )
 @simulated
-async def test_an_acceptance_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
+async def test_an_acceptance_against_its_own_numbers_is_found(windows: int, stated: Counts, why: str) -> None:
     testbed = AttackedTrainer()
-    await write_ledger(testbed, windows, **changes)
-    with pytest.raises(ProtocolError, match=f"accepts miner .* against its own numbers .{why}"):
+    await write_ledger(testbed, windows, counts=stated)
+    with pytest.raises(ProtocolError, match=why):
+        await verify_ledger(testbed.node, FIRST.public, lambda line: None)
+
+
+@simulated
+async def test_a_refusal_against_its_own_numbers_is_found():
+    testbed = AttackedTrainer()
+    await write_ledger(testbed, 1, reason="wrong-stop", rewards=(), logprobs=b"")
+    with pytest.raises(ProtocolError, match=r"refuses group 0 of miner .* \(wrong-stop\) against .* \(accepted"):
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trio
@@ -14,9 +15,9 @@ from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
 from grailnode.calibration.variants import Variant
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
-from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold, window_surprisal
+from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, exceeded, is_improbable
 from protocol.proof import Thresholds
-from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, Tokens
 from tests.support.measuring.pair_measurements import measure
 
@@ -56,12 +57,12 @@ def judged(generating: Any, groups: int = GROUPS) -> list[GroupMeasurement]:
 
 
 def tokens_until_refusal(groups: Sequence[GroupMeasurement], row: Thresholds) -> int | None:
-    """Return the tokens after which the history of windows of one group refuses the miner; None if it never does."""
-    counts = [group.weigh(row).counts for group in groups]
-    for number in range(1, len(counts) + 1):
-        history = [CountedWindow(item, row) for item in counts[:number]]
-        if history_surprisal(history) > surprisal_threshold(row):
-            return sum(item.tokens for item in counts[:number])
+    """Return the tokens after which windows of one group refuse the miner; None if they never do."""
+    evidence, tokens = NO_EVIDENCE, 0
+    for counts in (group.counts(row) for group in groups):
+        evidence, tokens = advance(evidence, counts, row), tokens + counts.margin.trials
+        if exceeded(evidence, row):
+            return tokens
     return None
 
 
@@ -73,20 +74,6 @@ def test_a_4_bit_decode_with_right_sketches_in_bfloat16_is_refused(row: Threshol
 
 def test_honest_work_in_bfloat16_is_accepted(row: Thresholds) -> None:
     assert tokens_until_refusal(judged(dict(load_weights(PACKAGED_POLICY))), row) is None
-
-
-def test_a_miner_that_puts_few_tokens_in_the_place_of_others_is_refused(row: Thresholds) -> None:
-    """One token of 6,000 is short by 3, far below the margin limit: three in a window refuse it, or one in each of some
-    windows; without far margins neither does.
-    """
-    points = max(step.points for step in row.margin_steps)
-    assert row.far_margin < 3.0 < row.margin_limit
-    few, one = (Counts(6000, 6000, 0, number, 0, number * points, number) for number in (3, 1))
-    assert window_surprisal([few], row) > surprisal_threshold(row)
-    assert history_surprisal([CountedWindow(one, row)] * 8) > surprisal_threshold(row)
-    uncounted = [replace(counts, far_rollouts=0) for counts in (few, one)]
-    assert window_surprisal(uncounted[:1], row) < surprisal_threshold(row)
-    assert history_surprisal([CountedWindow(uncounted[1], row)] * 100) < surprisal_threshold(row)
 
 
 def right_answer(prompt: Tokens, completion: Tokens) -> int | None:
@@ -104,14 +91,14 @@ def test_a_miner_that_decides_the_near_ties_of_its_answers_is_refused(row: Thres
     assert tokens_until_refusal(groups, row) is not None
 
 
-@pytest.mark.parametrize(("shortfall", "most"), [(0.3, 10), (1.0, 10)])
-def test_a_window_has_a_budget_for_near_ties_that_are_decided(row: Thresholds, shortfall: float, most: int) -> None:
+@pytest.mark.parametrize("shortfall", [0.3, 1.0])
+def test_a_window_has_a_budget_for_near_ties_that_are_decided(row: Thresholds, shortfall: float) -> None:
     """400 tokens, the others of which are without any margin: the best case for the miner."""
-    points = max((step.points for step in row.margin_steps if step.beyond < shortfall), default=0)
+    zeros = np.zeros(400, dtype=np.uint8)
 
     def refused(decided: int) -> bool:
-        misses = decided if shortfall > row.margin else 0
-        window = Counts(400, 400, 0, misses, 0, decided * points)
-        return window_surprisal([window], row) > surprisal_threshold(row)
+        margins = np.where(np.arange(400) < decided, round(shortfall / NOISE_UNIT), 0)
+        window = count_group(zeros, margins, zeros.astype(bool), [50] * 8, row, zeros.astype(bool))
+        return is_improbable(NO_EVIDENCE, [window], row)
 
-    assert next(number for number in range(1000) if refused(number)) <= most
+    assert next(number for number in range(400) if refused(number)) <= 10

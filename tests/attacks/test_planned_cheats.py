@@ -1,14 +1,13 @@
 """Miners that plan by the ledger's rules how rarely they cheat, or which of their many keys they show."""
 
-from typing import Any
-
 import pytest
 
-from grailnode.run.creation import SCORING
+from grailnode.run.creation import SCORING as _SCORING
+from grailnode.run.rules import Rules
 from protocol import paths
-from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold
-from protocol.judging.ledger import LedgerRow, Summary, histories
-from roles.trainer.collect.quorum import BELOW_DEPOSIT, decide
+from protocol.judging.evidence import NO_EVIDENCE, exceeded, is_improbable
+from protocol.judging.ledger import GROUP, SHARE, evidence_of
+from roles.trainer.collect.quorum import BELOW_DEPOSIT, LogprobRule, decide
 from roles.trainer.verified_batch import USED
 from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import (
@@ -22,14 +21,15 @@ from tests.support.adversaries.planned_cheats import (
 )
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
-from tests.support.builders.proofs import packaged_thresholds, proof_of
-from tests.support.builders.samples import judgement, rejected, row, verdict
+from tests.support.builders.proofs import BFLOAT16, packaged_thresholds, proof_of
+from tests.support.builders.samples import counts, judgement, rejected, row, summary, verdict
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulated
 
+SCORING = _SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
 THRESHOLDS = packaged_thresholds()
-MIXED = alter(THRESHOLDS, sketch_rate=0.016, margin_rate=0.0015)
+WIDE = alter(packaged_thresholds(*BFLOAT16), miner="torch-float32", validator="torch-float32")
 SUBTLE = next(plan for plan in PLANS if plan.groups == 1 and plan.tokens == 24 and not plan.sacrifice)
 
 
@@ -40,46 +40,29 @@ def test_a_planned_cheat_loses_at_every_rate(plan: PlannedCheat, rate: float) ->
 
 
 def test_a_cheat_too_small_to_be_refused_would_pay_without_a_price_for_misses() -> None:
-    free = SCORING.model_copy(update={"miss_price": 0.0})
-    assert gain(SUBTLE, 0.05, free, MIXED, 1.0, seed=1) > 0.0
-    assert gain(SUBTLE, 0.05, SCORING, MIXED, 1.0, seed=1) < 0.0
+    free = SCORING.model_copy(update={"miss_price": 0})
+    assert gain(SUBTLE, 0.05, free, WIDE, 1.0, seed=1) > 0.0
+    assert gain(SUBTLE, 0.05, SCORING, WIDE, 1.0, seed=1) < 0.0
 
 
 def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
-    """The miner shows little in each window, and a plainly false group just before its history would refuse it."""
-
-    def summary(result: LedgerRow) -> Summary:
-        return Summary.model_construct(
-            arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(result,), amendments=()
-        )
-
-    little: dict[str, Any] = {
-        "submitted": 1,
-        "audited": 1,
-        "pledged": 1,
-        "tokens": 24,
-        "positions": 24,
-        "sketch_misses": 0,
-    }
-    cheat = summary(row(**little, accepted=1, margin_misses=1))
-    none = little | {"tokens": 0, "positions": 0}
-    sacrifice = summary(row(**none, accepted=0, rejected=1, margin_misses=0))
-    (history,) = histories([*[cheat] * 5, sacrifice], proof_of(THRESHOLDS)).values()
-    threshold = surprisal_threshold(THRESHOLDS)
-    window = CountedWindow(Counts(24, 24, 0, 1), THRESHOLDS)
-    assert history_surprisal([window]) < threshold
-    assert history_surprisal([*history, window]) > threshold
+    """The miner shows little in each window, and a plainly false group just before it would be refused."""
+    little = counts(THRESHOLDS, margin=(24, 1))
+    windows = next(n for n in range(2, 100) if is_improbable(NO_EVIDENCE, [little] * n, THRESHOLDS)) - 1
+    cheat = row(MINER, submitted=1, audited=1, accepted=1, pledged=1, counts=little)
+    sacrifice = row(MINER, submitted=1, audited=1, accepted=0, rejected=1, pledged=1, counts=counts(THRESHOLDS))
+    ledger = [summary(item, window=window) for window, item in enumerate([cheat] * windows + [sacrifice])]
+    evidence = evidence_of(ledger, proof_of(THRESHOLDS), MINER.public, "torch-float32")
+    assert exceeded(evidence, THRESHOLDS) is None
+    assert is_improbable(evidence, [little], THRESHOLDS)
 
 
 # Miners with many keys that show only the keys whose rollouts they like: what earns nothing is not trained on
 
 
-PROOF = proof_of(packaged_thresholds())
-SCORED = ((MINER.public, 0.5),)
-
-
-def tolerance(one: str, other: str) -> float:
-    return 1.0
+PROOF = proof_of(THRESHOLDS)
+RULE = LogprobRule(PROOF)
+SCORED = ((MINER.public, SHARE // 2),)
 
 
 @simulated
@@ -87,25 +70,25 @@ async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
     testbed = AttackedTrainer()
     await testbed.deliver()
     verdict_on_miner = testbed.verdict(FIRST)
-    summary = testbed.summary(FIRST, verdict_on_miner, scores=((key("somebody else").public, 1.0),))
-    await testbed.seal_and_reveal(FIRST, summary, verdict_on_miner)
+    record = testbed.summary(FIRST, verdict_on_miner, scores=((key("somebody else").public, SHARE),))
+    await testbed.seal_and_reveal(FIRST, record, verdict_on_miner)
     await testbed.collect()
     assert await testbed.outcomes() == {BELOW_DEPOSIT}
 
 
 @pytest.mark.parametrize(("scores", "outcome"), [(SCORED, USED), ((), BELOW_DEPOSIT)])
 @simulated
-async def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, float], ...], outcome: str) -> None:
+async def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, int], ...], outcome: str) -> None:
     """One validator cannot buy a place in the training data by a score of its own invention."""
     testbed = AttackedTrainer(quorum=2)
     await testbed.deliver()
     entries = [(FIRST, SCORED), (SECOND, scores)]
     verdicts = {validator: testbed.verdict(validator) for validator, _ in entries}
     records = [(who, testbed.summary(who, verdicts[who], scores=own)) for who, own in entries]
-    for validator, summary in records:
-        await testbed.seal(validator, summary)
-    for validator, summary in records:
-        await testbed.reveal(validator, summary, verdicts[validator])
+    for validator, record in records:
+        await testbed.seal(validator, record)
+    for validator, record in records:
+        await testbed.reveal(validator, record, verdicts[validator])
     await testbed.collect()
     assert await testbed.outcomes() == {outcome}
 
@@ -113,18 +96,18 @@ async def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, flo
 def test_a_rejection_is_the_reason_where_there_is_one() -> None:
     accepting, rejecting = verdict(judgement(0)), verdict(rejected(0), validator=bytes(32))
     both = {accepting.validator, rejecting.validator}
-    (decision,) = decide([rejecting], 1, set(), tolerance, set(), lambda group: both)
+    (decision,) = decide([rejecting], 1, set(), RULE, set(), lambda group: both)
     assert decision.reason == "wrong-sketch"
-    (decision,) = decide([accepting], 1, {bytes(32)}, tolerance, set(), lambda group: both)
+    (decision,) = decide([accepting], 1, {bytes(32)}, RULE, set(), lambda group: both)
     assert (decision.reason, decision.pending) == ("", True)  # the other validator's ledger may pay the miner
-    (decision,) = decide([accepting], 1, set(), tolerance, {accepting.validator}, lambda group: both)
+    (decision,) = decide([accepting], 1, set(), RULE, {accepting.validator}, lambda group: both)
     assert (decision.reason, decision.pending) == ("", False)
 
 
 @simulated
 async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
     network = Network(RULES)
-    network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6.0}))
+    network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6 * GROUP}))
     async with run_nodes(network, miners=1):
         await network.until_window(8)
     miner = key("miner-1").public

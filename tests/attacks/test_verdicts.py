@@ -11,7 +11,7 @@ import trio
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
-from protocol.limits import MAX_POINTS
+from protocol.judging.evidence import Counts, Tally
 from protocol.rollout.batch import assemble
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE
 from tests.support.attacked_nodes.trainer import (
@@ -163,9 +163,9 @@ async def test_forged_log_probabilities_cost_the_group(quorum: int, value: float
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rewards": (1.0, 1.0)},
-        {"rewards": (0.5,)},
-        {"tokens": 4, "positions": 4, "logprobs": bytes(16)},
+        {"rewards": (1_000_000, 1_000_000)},
+        {"rewards": (500_000,)},
+        {"tokens": 4, "logprobs": bytes(16)},
     ],
     ids=str,
 )
@@ -208,16 +208,12 @@ def test_the_largest_verdict_of_a_run_fits_its_limit():
     run = trio.run(_run)
     assert run.verdict_bytes < limits.MAX_VERDICT_BYTES
     tokens = run.group_size * run.sampling.max_tokens
+    tally = Tally(trials=1000 * tokens, steps=(62 * tokens,) * limits.MAX_STEPS)
     largest = samples.judgement(
         4095,
         tokens=tokens,
-        positions=tokens,
-        sketch_misses=tokens,
-        margin_misses=tokens,
-        sketch_points=MAX_POINTS * tokens,
-        margin_points=MAX_POINTS * tokens,
-        far_rollouts=tokens,
-        rewards=(-1e6 / 3,) * run.group_size,
+        counts=Counts(sketch=tally, margin=tally, stop=tally, luck=tally),
+        rewards=(-limits.MAX_REWARD,) * run.group_size,
         logprobs=bytes(4 * tokens),
     )
     verdict = samples.verdict(largest, pledged=4096, submitted=4096)

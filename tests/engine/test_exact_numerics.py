@@ -96,9 +96,9 @@ def test_batch_padding_passes_and_threads_change_no_bit(
         assert equal(one.hidden, other.hidden)
         assert equal(one.hidden, forward.hidden)
     whole, seeds = join_forwards(forwards), [item.seed for item in items]
-    margins, logprobs = check_completions(whole, completions, seeds, PARAMS, MODEL.vocabulary)
-    assert not margins.any()
-    assert logprobs.tolist() == [value for item in alone for value in item.logprobs]
+    check = check_completions(whole, completions, seeds, PARAMS, MODEL.vocabulary)
+    assert not check.margins.any()
+    assert check.logprobs.tolist() == [value for item in alone for value in item.logprobs]
     own_sketch = b"".join(sketch.commit("projection", item.hidden, SEED) for item in alone)
     assert own_sketch == sketch.commit("projection", whole.hidden, SEED)
 

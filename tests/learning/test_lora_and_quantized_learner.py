@@ -28,7 +28,7 @@ from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
 from tests.learning.ranks import SETTINGS, assert_equal, assert_same_run, groups_of, read, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
-from tests.support.simulation.learning import Setup, Simulation
+from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.virtual_clock import simulated
 
 RANK = 4
@@ -130,11 +130,7 @@ def test_two_ranks_take_the_steps_of_one_process_bit_for_bit(policy: Path) -> No
 
 def test_adapters_of_the_packaged_policy_learn_to_add() -> None:
     setup = Setup(windows=3, groups=16, groups_per_step=8, held_out=64, lag=1, learning_rate=1e-3, lora_rank=8)
-    simulation = Simulation(setup)
-    simulation.serve(0)
-    first = simulation.pass_at_1()
-    rows = [simulation.window(number) for number in range(setup.windows)]
-    assert rows[-1]["pass_at_1"] > first + 0.1
+    assert run(setup, print)["rise"] > 0.1
 
 
 # Quantized weights
@@ -196,10 +192,6 @@ def test_masters_that_no_scale_can_represent_are_refused(model: CausalModel) -> 
 @pytest.mark.slow
 def test_the_demo_learns_in_a_quantized_run() -> None:
     """Steps that change no code add up in the masters until they change one. (`bench.quantized demo` has more.)"""
-    simulation = Simulation(Setup(precision="fp8", windows=10, learning_rate=2e-5, held_out=128))
-    simulation.serve(0)
-    first = simulation.pass_at_1()
-    for number in range(10):
-        last = simulation.window(number)["pass_at_1"]
-    assert min(simulation.sparsity) > 0.5
-    assert last > first + 0.15
+    summary = run(Setup(precision="fp8", windows=10, learning_rate=2e-5, held_out=128), print)
+    assert summary["sparsity_min"] > 0.5
+    assert summary["rise"] > 0.15

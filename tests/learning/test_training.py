@@ -96,8 +96,7 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
 @simulated
 async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
     """With a checkpoint every 3 versions: the first version and the fourth have one, and the sixth is the newest."""
-    network = Network(demo_rules())
-    state = MemoryStore()
+    network, state = Network(demo_rules()), MemoryStore()
     node = replace(network.node("trainer"), state=state)
     settings = TrainingSettings(groups_per_step=2, checkpoint_versions=3)
 
@@ -134,8 +133,7 @@ async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
 @simulated
 async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     """With 3 steps and a version every 2, the third step is a version too; what comes in later is deleted."""
-    network = Network(demo_rules())
-    state = MemoryStore()
+    network, state = Network(demo_rules()), MemoryStore()
     node = replace(network.node("trainer"), state=state)
     settings = TrainingSettings(groups_per_step=2, steps_per_version=2, training_steps=3)
 

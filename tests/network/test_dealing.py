@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from grailnode.engine.compute import Compute, make_engine
+from grailnode.engine.compute import make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.rollout_reader import read_verified_groups
@@ -18,8 +18,6 @@ from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, open_group
 from roles.authority_updates import run_under_authority
-from roles.node.identity import Node
-from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.records import fetch_record
 from roles.rosters import Rosters
@@ -37,17 +35,11 @@ from tests.support.simulation.virtual_clock import running, simulated
 class LyingValidator(Validator):
     """Accepts every group that is dealt to it, or every group at all.
 
-    Args:
+    Attributes:
         greedy: whether it accepts groups that are not dealt to it, and says that they are.
     """
 
-    def __init__(
-        self, node: Node, follower: Follower, compute: Compute, task: Task, ledger: Ledger, *, greedy: bool = False
-    ) -> None:
-        self._medium = node
-        self._greedy = greedy
-        engine = make_engine(compute, node.run_sync)
-        super().__init__(node, follower, engine, task, ledger, ValidatorSettings(evaluate=False, poll_seconds=0.2))
+    greedy = False
 
     async def _judge(
         self, cases: WindowCases, version: int, roster: Roster, opening: bytes, draw: bytes
@@ -58,11 +50,11 @@ class LyingValidator(Validator):
     async def _with_lies(self, verdict: Verdict, roster: Roster, draw: bytes) -> Verdict:
         if not any(item.rejected for item in verdict.judgements):
             return verdict
-        node, window, miner = self._medium, verdict.window, verdict.miner
+        node, window, miner = self._node, verdict.window, verdict.miner
         commitment = (await fetch_record(node, Commitment, paths.commitment(miner, window))).record
         dealt = (
             tuple(range(verdict.submitted))
-            if self._greedy
+            if self.greedy
             else roster.dealt_groups(
                 node.run_id, window, draw, miner, groups=verdict.submitted, validator=node.key.public
             )
@@ -74,7 +66,7 @@ class LyingValidator(Validator):
         judgements = []
         for index in dealt:
             offset, size = commitment.extent(index)
-            group = open_group(await self._medium.store.get(path, size, offset=offset, size=size), commitment, index)
+            group = open_group(await self._node.store.get(path, size, offset=offset, size=size), commitment, index)
             tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
             judgements.append(
                 judgement(
@@ -196,9 +188,12 @@ async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
     node = network.node(name)
 
     async def validate() -> None:
-        ledger = await Ledger.open(node.state, node.run)
-        follower = await Follower.open(node, keep=16)
-        await LyingValidator(node, follower, network.compute, network.task(node), ledger, greedy=greedy).run()
+        ledger, follower = await Ledger.open(node.state, node.run), await Follower.open(node, keep=16)
+        engine = make_engine(network.compute, node.run_sync)
+        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
+        liar = LyingValidator(node, follower, engine, network.task(node), ledger, settings)
+        liar.greedy = greedy
+        await liar.run()
 
     await run_under_authority(node, validate)
 

@@ -222,11 +222,9 @@ class OneClockBehind(Network):
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
         node = super().node(name, process, store)
-        return (
-            replace(node, clock=self.validator_clock, shared_revisions=node.revisions)
-            if name == "validator-0"
-            else node
-        )
+        if name != "validator-0":
+            return node
+        return replace(node, clock=self.validator_clock, shared_revisions=node.revisions)
 
 
 @simulated

@@ -17,7 +17,7 @@ from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
-from protocol.identity.signing import open_signed, sign
+from protocol.identity.signing import sign
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
@@ -32,7 +32,7 @@ from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, with_thresholds
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key, miner_settings
-from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts, with_sketches
 from tests.support.simulation.virtual_clock import running, simulated
 
 
@@ -134,12 +134,9 @@ class FewFalseSketches(Turncoat):
 
     async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
         groups = await super().produce(mining_window, indices)
-        return [self._with_false_sketches(group) for group in groups] if mining_window.window == self.window else groups
-
-    @staticmethod
-    def _with_false_sketches(group: Group) -> Group:
-        rollouts = [item.model_copy(update={"sketch": item.sketch[:-4] + bytes(4)}) for item in group.rollouts[:2]]
-        return group.model_copy(update={"rollouts": (*rollouts, *group.rollouts[2:])})
+        if mining_window.window != self.window:
+            return groups
+        return [with_sketches(group, lambda sketch: sketch[:-4] + bytes(4), 2) for group in groups]
 
 
 @simulated
@@ -173,8 +170,8 @@ async def copy_verdicts(network: Network) -> None:
             rows = []
             for row in original.rows:
                 if row.verdict:
-                    data = await network.store.get(paths.verdict(other, window, row.miner), 1 << 26)
-                    verdict = open_signed(data, Verdict, [other]).record
+                    path = paths.verdict(other, window, row.miner)
+                    verdict = (await fetch_record(network.node("reader"), Verdict, path)).record
                     copied_verdict = verdict.model_copy(update={"validator": own.public})
                     await network.store.put(paths.verdict(own.public, window, row.miner), sign(copied_verdict, own))
                     rows.append(LedgerRow.of(copied_verdict))

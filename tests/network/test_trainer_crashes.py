@@ -106,10 +106,9 @@ class Trainer(Network):
     async def supervise(self, main: Callable[[], Awaitable[None]], may_crash: bool) -> None:
         """Run a process, and start it again whenever it has died."""
         while True:
-            if not may_crash:
-                await main()
             with trio.CancelScope() as scope:
-                self.trigger.crash = cancelling(scope)
+                if may_crash:
+                    self.trigger.crash = cancelling(scope)
                 await main()
             await trio.sleep(0.05)
 

@@ -10,26 +10,14 @@ from grailnode.observe.recheck import GroupReference, recheck
 from protocol import paths
 from protocol.errors import PairError
 from protocol.identity.participant import Announcement
-from protocol.identity.signing import open_signed
-from protocol.proof import CALIBRATED, Step
-from tests.support.builders.proofs import packaged_thresholds, proof_of
+from protocol.proof import CALIBRATED
+from roles.records import fetch_record
+from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
-WIDE = {
-    "sketch_tolerance": 16,
-    "sketch_rate": 0.05,
-    "sketch_steps": (Step(beyond=16.0, rate=0.05, points=20),),
-    "sketch_median": 64,
-    "margin": 0.5,
-    "margin_rate": 0.05,
-    "margin_steps": (Step(beyond=0.5, rate=0.05, points=20),),
-    "far_margin": 100.0,
-    "far_rate": 0.05,
-    "margin_limit": 100.0,
-    "logprob_tolerance": 1.0,
-}
+WIDE = LENIENT | {"logprob_tolerance": 1_000_000}
 ADMITTED = ("torch-bfloat16", "torch-float32")
 
 
@@ -89,8 +77,8 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
     assert [row for entry in ledger for row in entry.rows] == []
     errors = {event["error"] for event in network.events("validator-0", "not-judged")}
     assert any("no thresholds for miners in torch-float32 and validators in torch-bfloat16" in line for line in errors)
-    data = await network.store.get(paths.participant(key("miner-1").public), 1 << 20)
-    assert open_signed(data, Announcement, [key("miner-1").public]).record.arithmetic in CALIBRATED
+    announcement = await fetch_record(network.node("reader"), Announcement, paths.participant(key("miner-1").public))
+    assert announcement.record.arithmetic in CALIBRATED
     with pytest.raises(PairError, match="validators in torch-bfloat16"):
         reference = GroupReference(key("miner-1").public.hex(), 2, 0)
         observer = network.node("observer")
@@ -106,17 +94,13 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
 @simulated
 async def test_in_an_exact_run_honest_work_is_trained_on():
     network = Network(RULES.changed(numerics="exact"), validators=2, quorum=2)
-    assert network.run.proof.logprob_tolerance("exact", "exact") == 0.0
+    assert network.run.proof.logprob_bounds("exact", "exact") == (0, 0)
     network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
     async with run_nodes(network, miners=1):
         await network.until_window(4)
-    rows = [
-        row
-        for name in ("validator-0", "validator-1")
-        for summary in await summaries(network, name, range(4))
-        for row in summary.rows
-    ]
+    entries = [entry for name in network.validators for entry in await summaries(network, name, range(4))]
+    rows = [row for entry in entries for row in entry.rows]
     assert sum(row.accepted for row in rows) > 0
-    assert [row for row in rows if row.rejected or row.sketch_misses or row.margin_misses] == []
+    assert [row for row in rows if row.rejected or any(row.counts.sketch.steps + row.counts.margin.steps)] == []
     assert network.events("trainer/training", "step")
     assert not network.events("trainer/download", "validators-disagree")

@@ -62,16 +62,16 @@ async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> 
 
 
 @simulated
-async def test_a_repair_takes_the_factors_that_a_machine_with_another_rounding_has_signed(
+async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def weigh_on_another_machine(*arguments: Any) -> Weighting:
+    def weigh_with_other_bounds(*arguments: Any) -> Weighting:
         weighting = weigh_round(*arguments)
         return replace(weighting, factors=tuple(math.nextafter(factor, 0.0) for factor in weighting.factors))
 
     testbed = OuterTestbed(3, state_interval=4)
     with monkeypatch.context() as patch:
-        patch.setattr(coordinator, "weigh_round", weigh_on_another_machine)
+        patch.setattr(coordinator, "weigh_round", weigh_with_other_bounds)
         before = await testbed.run_rounds(3)
     assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
     state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=STATES)
@@ -133,7 +133,7 @@ async def test_a_site_without_its_own_state_signs_no_second_contribution_and_tak
 
 def same_rounds(one: dict[int, SentRound], other: dict[int, SentRound]) -> bool:
     return one.keys() == other.keys() and all(
-        sent.workers == other[number].workers and np.allclose(sent.projections, other[number].projections)
+        sent.workers == other[number].workers and np.array_equal(sent.projections, other[number].projections)
         for number, sent in one.items()
     )
 

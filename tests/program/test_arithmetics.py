@@ -75,7 +75,7 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     packaged = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     lower, full = (proof.row(miner, "torch-float32") for miner in proof.miners)
     assert [lower, full] == [packaged.row(miner, "torch-float32") for miner in proof.miners]
-    assert lower.margin_limit > 100 * full.margin_limit
+    assert lower.margin.beyond[-1] > 100 * full.margin.beyond[-1]
 
 
 def test_an_exact_run_has_one_arithmetic(tmp_path: Path) -> None:
@@ -115,6 +115,14 @@ def test_another_engine_is_refused_at_the_start_in_one_line(tmp_path: Path, role
     line = str(error_info.value)
     assert "\n" not in line
     assert ("compute capability 8.0" in line) == ("vllm" in str(overrides))
+
+
+def test_an_exact_run_refuses_drafts_in_one_line(tmp_path: Path) -> None:
+    config = open_config(
+        str(workspace.create(tmp_path, demo_recipe(numerics="exact")).config), ("engine.draft='int8'",)
+    )
+    with pytest.raises(ConfigError, match=r"^engine\.draft: .*exact, and its engines do not draft$"):
+        check_start(config, "miner", "miner-1", print)
 
 
 def test_a_policy_that_exact_arithmetic_does_not_cover_is_refused() -> None:

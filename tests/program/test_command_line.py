@@ -3,11 +3,17 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import click
 import pytest
 
 from grailnode.cli.main import VERBS, cli
+from grailnode.run.creation import open_run
+from grailnode.run.key_files import read_or_create
+from protocol.encoding import Record
+from protocol.identity.signing import sign
+from protocol.run import RunManifest
 from tests.support.processes.command_line import fail, run_command, succeed
 from tests.support.processes.programs import run_program
 
@@ -115,6 +121,24 @@ def test_a_truncated_manifest_is_reported_by_its_path(tmp_path: Path, size: int)
     manifest = tmp_path / "run.manifest"
     manifest.write_bytes(manifest.read_bytes()[:size])
     assert fail("status", "--run", str(tmp_path / "run.toml")) == f"grailnode: {manifest}, byte {size}: cut off\n"
+
+
+class OldScoring(Record):
+    """How a run of another version of grailnode scores."""
+
+    kind: ClassVar[str] = "scoring"
+    exponent: float
+
+
+def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path):
+    assert run_command("init", str(tmp_path)).returncode == 0
+    path = tmp_path / "run.manifest"
+    old: RunManifest = open_run(path.read_bytes()).record.model_copy(update={"scoring": OldScoring(exponent=2.0)})
+    path.write_bytes(sign(old, read_or_create(tmp_path / "keys" / "root.key")))
+    assert fail("status", "--run", str(tmp_path / "run.toml")) == (
+        f"grailnode: {path}, run manifest: not a run of this version of grailnode (run.scoring.penalty: field "
+        "required): create the run again, or use the version that did\n"
+    )
 
 
 def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_path: Path):

@@ -206,10 +206,12 @@ def test_no_field_takes_a_value_of_another_type(record: Record) -> None:
             assert type(other) is type(value) or value is None or other is None, name
 
 
-def test_an_integer_is_no_float() -> None:
-    fields = unpack(samples.rollout(2, 1).to_bytes())
+@pytest.mark.parametrize(
+    ("record", "changes"), [(samples.contribution(), {"norm": 1}), (samples.rollout(2, 1), {"reward": 1.0})]
+)
+def test_an_integer_is_no_float_and_no_float_an_integer(record: Record, changes: dict[str, Any]) -> None:
     with pytest.raises(MalformedError):
-        type(samples.rollout(2, 1)).from_bytes(pack(fields | {"reward": 1}))
+        type(record).from_bytes(pack(unpack(record.to_bytes()) | changes))
 
 
 def test_an_error_names_the_field_and_stays_short() -> None:

@@ -90,7 +90,7 @@ def test_luck_does_not_grow_if_misses_know_nothing_of_rewards(weight: float) -> 
         margins = np.zeros(lengths.sum(), dtype=np.int64)
         missing = rng.random(8) < 0.5 * (lengths / lengths.max()) ** weight
         margins[(lengths.cumsum() - 1)[missing]] = ROW.luck.beyond[0] + 1
-        luck = count_luck(margins, lengths.tolist(), (rng.random(8) < 0.4).astype(int).tolist(), ROW)
+        luck = count_luck(margins, lengths.tolist(), (rng.random(8) < 0.4).astype(int).tolist(), ROW.luck.beyond)
         values.append(advance(NO_EVIDENCE, Counts(luck=luck), ROW)["luck"])
     assert (np.mean(10.0 ** (np.array(values) / DECADE), axis=0) <= 1.0).all()
 
@@ -264,10 +264,10 @@ def test_luck_is_the_share_of_the_rollouts_with_a_miss_that_have_the_higher_rewa
     margins = np.zeros(sum(lengths), np.int64)
     begins = np.cumsum([0, *lengths[:-1]])
     margins[begins[list(missing)]] = 10_001
-    result = count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW)
+    result = count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW.luck.beyond)
     assert (result.trials, *result.steps) == expected
     margins[margins > 0] = 10_000  # not beyond the step
-    assert count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW).trials == 0
+    assert count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW.luck.beyond).trials == 0
     assert SHARE_UNIT == 1000
 
 

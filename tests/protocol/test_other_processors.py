@@ -1,9 +1,9 @@
 """What two nodes must compute alike, compared with a process whose libraries leave out instruction sets.
 
-Scores, surprisals and factors contain powers, logarithms and sums of BLAS: they differ in their last bits, and only
-there. The state after a round is the same to the bit.
+Scores, evidence, what a coordinator weighs contributions by, and the state after a round are the same to the bit.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -16,22 +16,21 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.judging.evidence import Counts, history_surprisal, window_surprisal
-from protocol.judging.ledger import Summary, are_same_scores, scores
-from protocol.outer.comparing import PROJECTED, Comparison, SentRounds
+from protocol.judging.ledger import Summary, evidence_of, scores
+from protocol.outer.comparing import PROJECTED, SentRounds, compare
+from protocol.outer.drift import SETTLED
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, encode
 from tests.support.builders import samples
-from tests.support.builders.proofs import windows_of
-from tests.support.builders.samples import round_rules, row, summary
+from tests.support.builders.samples import counts, round_rules, row, summary
 from tests.support.processes.dispatches import DISPATCHES, environment, failures, observe_in
 from tests.support.processes.programs import ROOT
 
-LEDGERS, WINDOWS, MINERS, ROUNDS = 100, 3, 40, 20
-SCORING = samples.SCORING.model_copy(update={"exponent": 1.7, "half_life": 5.0})
+LEDGERS, WINDOWS, MINERS, SITES = 100, 3, 40, 5
+SCORING = samples.SCORING.model_copy(update={"decay": 870_550_563})
 PROOF = samples.run_manifest().proof
-THRESHOLDS = PROOF.row("torch-float32", "torch-float32")
+WEIGHED = "888a532c6a4f61be6d7d9160323f45eb0b6f275a509f5bc1fcc8af11e1d9ebcb"  # SHA-256 of what sites are weighed by
 KEYS = [samples.key(f"miner {number}") for number in range(MINERS)]
 
 
@@ -42,32 +41,40 @@ def _ledger(seed: int) -> list[Summary]:
     ]
 
 
-def _groups(draw: random.Random) -> dict[str, int]:
+def _groups(draw: random.Random) -> dict[str, Any]:
     accepted = draw.randrange(1, 17)
     rejected = draw.randrange(17 - accepted) if draw.random() < 0.1 else 0
-    return {"audited": accepted + rejected, "accepted": accepted, "rejected": rejected}
-
-
-def _surprisals(seed: int) -> list[float]:
-    draw = random.Random(seed)
     tokens = draw.randrange(1000, 5000)
-    counts = Counts(
-        tokens=tokens,
-        positions=tokens,
-        sketch_misses=draw.randrange(20),
-        margin_misses=draw.randrange(6),
-        sketch_points=draw.randrange(60),
-        margin_points=draw.randrange(60),
-        far_rollouts=draw.randrange(2),
-    )
-    return [window_surprisal([counts], THRESHOLDS), history_surprisal(windows_of([counts] * 4, THRESHOLDS))]
+    missed = counts(sketch=(tokens, draw.randrange(20)), margin=(tokens, draw.randrange(6), draw.randrange(2)))
+    return {"audited": accepted + rejected, "accepted": accepted, "rejected": rejected, "counts": missed}
 
 
-def _factors(seed: int) -> tuple[float, ...]:
-    sent = np.random.default_rng(seed).standard_normal((5, PROJECTED))
-    sent += sent[0] * np.random.default_rng(seed).uniform(0.2, 2.0, (5, 1))
-    comparison = Comparison(sent @ sent.T, sent)
-    return weigh_round([bytes([place]) for place in range(5)], comparison, SentRounds(), RobustSettings()).factors
+def _judged(seed: int) -> list[Any]:
+    """Return the scores of a ledger, and the evidence against its first miner."""
+    ledger = _ledger(seed)
+    shares = [[miner.hex(), score] for miner, score in scores(ledger, SCORING, PROOF)]
+    evidence = evidence_of(ledger, PROOF, KEYS[0].public, "torch-float32")
+    return [shares, {name: list(values) for name, values in evidence.items()}]
+
+
+def _weighed_rounds() -> list[Any]:
+    """Weigh the contributions to some rounds in which site 2 drifts and site 3 sends more than the others."""
+    draw, sent, weighed = np.random.default_rng(0), SentRounds(), list[Any]()
+    size, workers = PROJECTED + 100, [bytes([place]) for place in range(SITES)]
+    state, drift = SharedState.begin({"a": torch.zeros(size)}, has_momentum=False), draw.uniform(-0.7, 0.7, size)
+    for _ in range(SETTLED + 4):
+        updates = draw.uniform(-1, 1, size) + draw.uniform(-1, 1, (SITES, size))
+        updates[2] += drift
+        updates[3] *= draw.uniform(1, 2)
+        local = [{"a": torch.from_numpy(update.astype(np.float32))} for update in updates]
+        digest = state.digests.weights
+        payloads = [encode(state.weights, own, None, DILOCO.coding, digest).payload for own in local]
+        comparison = compare(state, payloads, round_rules(), bytes(32))
+        weighting = weigh_round(workers, comparison, sent, RobustSettings())
+        sent = sent.after(weighting.sent)
+        projections = hashlib.sha256(weighting.sent.projections.tobytes()).hexdigest()
+        weighed.append([weighting.factors, weighting.cosines, weighting.drift_cosines, projections])
+    return weighed
 
 
 def _state_after_a_round() -> str:
@@ -88,18 +95,22 @@ def _state_after_a_round() -> str:
 
 def results() -> dict[str, Any]:
     return {
-        "scores": [
-            [(miner.hex(), score) for miner, score in scores(_ledger(seed), SCORING, PROOF)] for seed in range(LEDGERS)
-        ],
-        "surprisals": [_surprisals(seed) for seed in range(100)],
-        "factors": [_factors(seed) for seed in range(ROUNDS)],
+        "judged": [_judged(seed) for seed in range(LEDGERS)],
+        "weighed": _weighed_rounds(),
         "state": _state_after_a_round(),
     }
 
 
+def test_a_coordinator_weighs_contributions_with_the_bits_of_every_other_one() -> None:
+    weighed = _weighed_rounds()
+    assert weighed[-1][0][2] == 0
+    assert 0 < weighed[-1][0][3] < 1
+    assert hashlib.sha256(json.dumps(weighed).encode()).hexdigest() == WEIGHED
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DISPATCHES)
-def test_other_instruction_sets_change_the_last_bits_of_floats_and_nothing_else(name: str) -> None:
+def test_other_instruction_sets_change_no_bit(name: str) -> None:
     script = "import json; from tests.protocol.test_other_processors import results; print(json.dumps(results()))"
     run = subprocess.run(
         [sys.executable, "-c", script],
@@ -110,15 +121,7 @@ def test_other_instruction_sets_change_the_last_bits_of_floats_and_nothing_else(
         cwd=ROOT,
     )
     assert run.returncode == 0, run.stderr
-    here, there = results(), json.loads(run.stdout)
-    for own, other in zip(here["scores"], there["scores"], strict=True):
-        assert are_same_scores(
-            [(bytes.fromhex(miner), score) for miner, score in own],
-            [(bytes.fromhex(miner), score) for miner, score in other],
-        )
-    for statistic in ("surprisals", "factors"):
-        np.testing.assert_allclose(here[statistic], there[statistic], rtol=1e-9)
-    assert here["state"] == there["state"]
+    assert json.loads(json.dumps(results())) == json.loads(run.stdout)
 
 
 @pytest.mark.slow

@@ -135,6 +135,26 @@ def test_the_check_considers_every_token(vocabulary: int, sharpness: float) -> N
     assert torch.equal(result, full)
 
 
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_stop_is_taken_or_drawn(first: int) -> None:
+    """Compared with the choice among all tokens; 5 tokens of the first completion came before."""
+    lengths, stops, temperature = [400, 0, 200], (3, 7), 0.7
+    count = sum(lengths)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(count, 12, generator=generator)
+    positions = torch.cat([torch.arange(first, first + lengths[0]), torch.arange(lengths[2])])
+    words = sampling.seed_words(seeds(3)).repeat_interleave(torch.tensor(lengths), dim=0)
+    chosen = sampling.choose(logits, words, positions, temperature)
+    tokens = torch.where(
+        torch.rand(count, generator=generator) < 0.5, torch.randint(12, (count,), generator=generator), chosen
+    )
+    parts = seeds(3), lengths, temperature
+    margins = sampling.batch_margins(logits, tokens, *parts, first=first)
+    drawn = sampling.drawn_stops(logits, tokens, margins, *parts, stops, first=first)
+    ids = torch.tensor(stops)
+    assert torch.equal(drawn, torch.isin(tokens, ids) | torch.isin(chosen, ids))
+
+
 def test_largest_noise_bounds_the_noise() -> None:
     assert sampling.gumbel(torch.tensor([(1 << 32) - 1])).item() <= sampling.LARGEST_NOISE
 

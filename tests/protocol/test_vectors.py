@@ -276,7 +276,7 @@ def test_counts() -> None:
     row, lengths, margins = row_of(item), [len(tokens) for tokens in item["completions"]], np.array(item["margins"])
     repeats = repeated_positions(item["completions"])
     counts = count_group(np.array(item["distances"]), margins, np.array(item["stops"]), lengths, row, repeats)
-    luck = count_luck(margins, lengths, item["rewards"], row)
+    luck = count_luck(margins, lengths, item["rewards"], row.luck.beyond)
     assert counts.model_copy(update={"luck": luck}) == Counts.model_validate_json(json.dumps(item["counts"]))
 
 

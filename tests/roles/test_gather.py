@@ -133,22 +133,16 @@ async def test_the_first_of_several_failures_is_raised_by_itself():
             tasks.start_soon(fail_after, 2.0, StoreError("second"))
 
 
+@pytest.mark.parametrize("place", ["task", "block"])
 @simulated
-async def test_a_failure_cancels_the_other_tasks_and_the_block():
-    with pytest.raises(StoreError):
+async def test_a_failure_of_a_task_or_the_block_cancels_the_rest(place: str):
+    with pytest.raises(StoreError, match="gone"):
         async with first_failure(StoreError) as tasks:
             tasks.start_soon(trio.sleep, 1000.0)
-            tasks.start_soon(fail_after, 1.0, StoreError("gone"))
-            await trio.sleep(1000.0)
-    assert trio.current_time() == 1.0
-
-
-@simulated
-async def test_a_failure_of_the_block_itself_cancels_the_tasks():
-    with pytest.raises(StoreError, match="block"):
-        async with first_failure(StoreError) as tasks:
-            tasks.start_soon(trio.sleep, 1000.0)
-            await fail_after(1.0, StoreError("block"))
+            if place == "task":
+                tasks.start_soon(fail_after, 1.0, StoreError("gone"))
+                await trio.sleep(1000.0)
+            await fail_after(1.0, StoreError("gone"))
     assert trio.current_time() == 1.0
 
 

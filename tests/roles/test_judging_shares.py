@@ -11,11 +11,13 @@ import trio
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.store.memory import MemoryStore
 from protocol.digest import content_digest
+from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
 from protocol.environments.addition import Addition
 from protocol.environments.base import SandboxError
 from protocol.identity.signing import Signed
-from protocol.judging.ledger import LedgerRow
+from protocol.judging.evidence import NO_COUNTS
+from protocol.judging.ledger import GROUP, LedgerRow
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import assemble
 from roles.policy.assignment import Task
@@ -85,7 +87,7 @@ async def judged(
     testbed = AttackedValidator()
     node = testbed.validator
     keys = {reputation: miners(reputation, count) for reputation, count in crowd.items()}
-    scoring = node.run.scoring.model_copy(update={"deposit": 50.0})
+    scoring = node.run.scoring.model_copy(update={"deposit": 50 * GROUP})
     ledger = await Ledger.open(MemoryStore(), node.run.model_copy(update={"scoring": scoring}))
     await record_histories(ledger, keys)
     await testbed.clock.sleep_until(node.run.beacon.round_time(node.run.schedule.audit(WINDOW)))
@@ -118,8 +120,7 @@ async def record_histories(ledger: Ledger, keys: Mapping[Reputation, Sequence[by
 
 def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
     counts: dict[str, Any] = dict.fromkeys(("pledged", "submitted", "dealt", "audited"), accepted + rejected)
-    counts |= dict.fromkeys(("tokens", "positions", "sketch_misses", "margin_misses"), 0)
-    result: LedgerRow = samples.row(**counts, accepted=accepted, rejected=rejected)
+    result: LedgerRow = samples.row(**counts, counts=NO_COUNTS, accepted=accepted, rejected=rejected)
     return result.model_copy(update={"miner": miner})
 
 
@@ -194,7 +195,7 @@ def task(environment: Environment, at_once: int = 1) -> Task:
 
 PROBLEM = Problem("57+68=", "125")
 TEXTS = ("125", "15", "126", "125", "", "1", "125")
-REWARDS = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0)
+REWARDS = (REWARD_UNIT, 0, 0, REWARD_UNIT, 0, 0, REWARD_UNIT)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -3,7 +3,7 @@
 import gc
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -79,15 +79,12 @@ def test_tensors_without_elements_need_no_file(tmp_path: Path) -> None:
     assert mapped_tensors(tmp_path, {}) == {}
 
 
-def test_a_disk_without_room_is_an_error_of_the_store(tmp_path: Path) -> None:
-    with full_disk(), pytest.raises(StoreError, match="no room for the weights"):
-        mapped_tensors(tmp_path, TENSORS)
-
-
-def test_a_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_full", [True, False], ids=["no room", "no directory"])
+def test_a_disk_that_takes_no_file_is_an_error_of_the_store(tmp_path: Path, is_full: bool) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="no room for the weights"):
-        mapped_tensors(tmp_path / "file" / "versions", TENSORS)
+    directory = tmp_path if is_full else tmp_path / "file" / "versions"
+    with full_disk() if is_full else nullcontext(), pytest.raises(StoreError, match="no room for the weights"):
+        mapped_tensors(directory, TENSORS)
 
 
 async def test_a_follower_has_the_same_weights_in_files(tmp_path: Path) -> None:

@@ -25,12 +25,7 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
 from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
-from tests.roles.publisher_testbed import (
-    SETTINGS,
-    PublisherTestbed,
-    publish_until_killed,
-    published,
-)
+from tests.roles.publisher_testbed import SETTINGS, PublisherTestbed, publish_until_killed, published
 from tests.support.builders.chains import TRAINER, change_elements
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling, changes
 from tests.support.measuring import store_listing

@@ -46,11 +46,14 @@ def test_pieces_give_the_same_results_as_all_logits_at_once(lengths: list[int], 
     whole = sampling.batch_margins(logits, tokens, seeds(len(lengths)), lengths, 0.8, filters, 0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill, "_LOGITS_BYTES", rows * 4 * VOCABULARY)
-        margins, logprobs = prefill.check_completions(
+        check = prefill.check_completions(
             Forward(states, project), completions, seeds(len(lengths)), params, VOCABULARY, 0.01
         )
-    assert torch.equal(margins, whole)
-    assert torch.equal(logprobs, sampling.log_probabilities(logits, tokens, 0.8, filters))
+    assert torch.equal(check.margins, whole)
+    assert torch.equal(
+        check.stops, sampling.drawn_stops(logits, tokens, whole, seeds(len(lengths)), lengths, 0.8, params.stops)
+    )
+    assert torch.equal(check.logprobs, sampling.log_probabilities(logits, tokens, 0.8, filters))
     assert max(piece_lengths, default=0) <= rows
     assert sum(piece_lengths) == count
 
@@ -67,9 +70,9 @@ def test_a_vocabulary_of_150000_needs_no_more_memory_than_a_piece() -> None:
 
     completions = [tuple(range(100))] * 2
     params = SamplingParams(temperature=1.0, max_tokens=100, stops=(149_999,))
-    margins, _ = prefill.check_completions(Forward(states, project), completions, seeds(2), params, 150_000)
+    check = prefill.check_completions(Forward(states, project), completions, seeds(2), params, 150_000)
     assert 0 < max_bytes <= 32 * limits.MIB
-    assert len(margins) == 200
+    assert len(check.margins) == 200
 
 
 def test_adjacent_parts_are_joined_without_a_copy() -> None:

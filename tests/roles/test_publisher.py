@@ -21,14 +21,7 @@ from roles.ports import NotFoundError
 from roles.trainer.publish.fencing import FencedError
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.version_build import VersionBuild
-from tests.roles.publisher_testbed import (
-    SETTINGS,
-    SUCCESSOR,
-    LosesPatches,
-    PublisherTestbed,
-    killed_at,
-    published,
-)
+from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, killed_at, published
 from tests.support.builders.chains import TRAINER, version_weights
 from tests.support.measuring import store_listing
 from tests.support.measuring.store_listing import copy_objects, names_below

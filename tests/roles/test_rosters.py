@@ -11,6 +11,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.identity.signing import sign
+from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import presence_windows
 from roles.ports import StoreError
@@ -70,7 +71,7 @@ async def test_who_has_judged_in_one_of_the_windows_is_present():
 @simulated
 async def test_who_lists_and_never_judges_is_absent():
     testbed = FourValidators()
-    idle = samples.row(dealt=4, audited=0, accepted=0, tokens=0, positions=0, sketch_misses=0)
+    idle = samples.row(dealt=4, audited=0, accepted=0, counts=NO_COUNTS)
     for window in testbed.windows:
         await testbed.publish(2, window, idle)
         await testbed.publish(3, window)

@@ -313,7 +313,7 @@ def _counts() -> Case:
     margins = (0, 10_001, 10_000, 0, 300_000, 50_001, 250_001, 0, 0, 20_000)
     stops = (False, False, True, False, False, True, True, False, True, False)
     row = samples.thresholds()
-    luck = count_luck(np.array(margins), lengths, rewards, row)
+    luck = count_luck(np.array(margins), lengths, rewards, row.luck.beyond)
     arrays = np.array(distances), np.array(margins), np.array(stops)
     counts = count_group(*arrays, lengths, row, repeated_positions(completions))
     return {

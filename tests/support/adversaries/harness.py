@@ -25,7 +25,7 @@ from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.evidence import CountedWindow, Counts
+from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, advance
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
@@ -145,7 +145,7 @@ class TrialOutcome:
         reasons: numbers of rejected groups by reason.
         accepted: number of accepted groups.
         tokens: number of completion tokens that were checked.
-        counts: evidence of the accepted groups.
+        counts: of the accepted groups.
     """
 
     reasons: Counter[str]
@@ -291,14 +291,14 @@ class TrialHarness:
 
     async def windows_until_refusal(self, producer: Producer, max_windows: int) -> tuple[int, Counter[str]]:
         """Return how many windows of one group are accepted before the first refusal, and its reasons."""
-        history: list[CountedWindow] = []
+        evidence, row = NO_EVIDENCE, self.proof.row(self.arithmetic, self.own_arithmetic)
         for window in range(max_windows):
             self.accepted_work.clear()
             batch, commitment = assemble(await producer.produce(self.mining_window(window), [0]), self.arithmetic)
-            outcome = await self.judge(batch, commitment, self.miner, history)
+            outcome = await self.judge(batch, commitment, self.miner, evidence)
             if outcome.reasons:
                 return window, outcome.reasons
-            history.append(CountedWindow(outcome.counts, self.proof.row(self.arithmetic, self.own_arithmetic)))
+            evidence = advance(evidence, outcome.counts, row)
         return max_windows, Counter()
 
     async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:
@@ -309,9 +309,13 @@ class TrialHarness:
         return await self.judge(batch, commitment, miner)
 
     async def judge(
-        self, batch: bytes, commitment: Commitment, miner: SigningKey, history: Sequence[CountedWindow] = ()
+        self, batch: bytes, commitment: Commitment, miner: SigningKey, evidence: Evidence = NO_EVIDENCE
     ) -> TrialOutcome:
-        """Return the validator's verdict on a batch that is in storage in time, given the miner's earlier windows."""
+        """Return the validator's verdict on a batch that is in storage in time.
+
+        Args:
+            evidence: of the miner's earlier windows.
+        """
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
         judge = Judge(self.task, await self.serving_engine(), window, self.randomness(window))
@@ -319,7 +323,7 @@ class TrialHarness:
         auditor = Auditor(self.node, judge, roster, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
         verdict, suspected_copies = await auditor.audit(
-            Case(signed, self.groups, 0.0), _EVERY_GROUP, is_known=True, history=history
+            Case(signed, self.groups, 0.0), _EVERY_GROUP, is_known=True, evidence=evidence
         )
         await self.store.delete(paths.batch(miner.public, window, commitment.batch))
         return _outcome(auditor.name_copies(verdict, suspected_copies))

@@ -1,4 +1,4 @@
-"""What a miner gains by plans that no single window shows, by the ledger and the tests of a history.
+"""What a miner gains by plans that no single window shows, by the ledger and the evidence of earlier windows.
 
 A planned cheat cheats in a share of its windows. A miner that withholds has many keys, sees its finished rollouts, and
 shows the windows of the keys that it likes.
@@ -9,13 +9,13 @@ import random
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from protocol.judging.evidence import CountedWindow, Counts, history_surprisal, surprisal_threshold, window_surprisal
-from protocol.judging.ledger import LedgerRow, Summary, balances, histories, shares
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, is_improbable
+from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, balances, shares
 from protocol.proof import ProofSpec, Thresholds
 from protocol.run import ScoringSpec
 from tests.support.builders.proofs import proof_of
+from tests.support.builders.samples import MINER, counts, row
 
-_MINER = bytes(32)
 _NORMAL = NormalDist()
 
 
@@ -57,25 +57,23 @@ def gain(
 
     Args:
         rate: share of the windows in which the miner cheats.
+        thresholds: of float32.
         audited: share of the groups of a window that are audited.
     """
-    rng = random.Random(seed)
-    windows = scoring.windows
-    cheats: list[Summary] = []
-    honest: list[Summary] = []
-    saved = worth = 0.0
-    for window in range(windows):
+    rng, proof, honest = random.Random(seed), proof_of(thresholds), _row(plan, thresholds)
+    evidence, results, saved, value = NO_EVIDENCE, [], 0.0, 0.0
+    for window in range(scoring.windows):
         cheating = rng.random() < rate
         sacrificed = bool(plan.sacrifice) and window % plan.sacrifice == plan.sacrifice - 1
-        row = _row(plan, cheating, sacrificed, cheats, thresholds, audited, rng)
-        cheats.append(_summary(window, row))
-        honest.append(_summary(window, _accepted(plan, Counts(plan.groups * plan.tokens, plan.groups * plan.tokens))))
-        decay = 0.5 ** ((windows - 1 - window) / scoring.half_life)
-        worth += decay
+        result = _result(plan, cheating, sacrificed, evidence, thresholds, audited, rng)
+        if result.accepted:
+            evidence = advance(evidence, result.counts, thresholds)
+        results.append(result)
+        decay = (scoring.decay / SHARE) ** (scoring.windows - 1 - window)
+        value += decay
         saved += decay * (plan.saved if cheating else 0.0)
-    proof = proof_of(thresholds)
-    lost = balances(honest, scoring, proof)[_MINER] - balances(cheats, scoring, proof)[_MINER]
-    return (saved - lost / plan.groups) / worth
+    lost = balance_of([honest] * scoring.windows, scoring, proof) - balance_of(results, scoring, proof)
+    return (saved - lost / GROUP / plan.groups) / value
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,12 @@ class Withholding:
     """What a key is worth of which a share of the windows is withheld, when its balance does not change any more.
 
     Attributes:
-        balance: in groups.
+        balance: in millionths of a group.
         used: whether its groups are trained on, because it earns something.
-        income: its balance beyond the deposit, as a share of that of a key that shows everything.
+        income: its balance, as a share of that of a key that shows everything; 0 if it earns nothing.
     """
 
-    balance: float
+    balance: int
     used: bool
     income: float
 
@@ -100,9 +98,8 @@ def worth(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) 
         groups: that it pledges for each window.
     """
     balance, honest = (_shown_balance(share, groups, scoring, proof) for share in (withheld, 0.0))
-    used = shares({_MINER: balance}, scoring)[_MINER] > 0.0
-    income = max(0.0, balance - scoring.deposit) / (honest - scoring.deposit) if honest > scoring.deposit else 0.0
-    return Withholding(balance, used, income)
+    used = shares({MINER.public: balance}, scoring)[MINER.public] > 0
+    return Withholding(balance, used, balance / honest if used else 0.0)
 
 
 def largest_share(groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
@@ -130,70 +127,49 @@ def free_bias(keys: int) -> float:
     return step * sum(x * keys * _NORMAL.pdf(x) * _NORMAL.cdf(x) ** (keys - 1) for x in points)
 
 
-def _shown_balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
-    ledger = []
-    for window in range(scoring.windows):
-        is_shown = math.floor((window + 1) * withheld) == math.floor(window * withheld)
-        row = _make_row(groups, 0, Counts(0, 0)) if is_shown else LedgerRow.undelivered(_MINER, groups)
-        ledger.append(_summary(window, row))
-    return balances(ledger, scoring, proof)[_MINER]
+def _shown_balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) -> int:
+    plan = PlannedCheat("withhold", saved=0.0, misses=0.0, groups=groups)
+    results = _row(plan, proof.table[0]), LedgerRow.undelivered(MINER.public, groups)
+    withholds = [
+        math.floor((window + 1) * withheld) > math.floor(window * withheld) for window in range(scoring.windows)
+    ]
+    return balance_of([results[withhold] for withhold in withholds], scoring, proof)
 
 
-def _row(
+def _result(
     plan: PlannedCheat,
     cheating: bool,
     sacrificed: bool,
-    ledger: list[Summary],
+    evidence: Evidence,
     thresholds: Thresholds,
     audited: float,
     rng: random.Random,
 ) -> LedgerRow:
     """Return the result of a window. A rejection causes the judgement of all groups."""
-    whole = plan.groups * plan.tokens
-    count = max(1, math.ceil(audited * plan.groups))
     if sacrificed or (cheating and plan.misses == 1.0):
         false = round(plan.saved * plan.groups) if not sacrificed else 1
-        if min(rng.sample(range(plan.groups), count)) < false:
-            return _rejected(plan, false)
-        return _accepted(plan, Counts(whole, whole))
-    misses = sum(rng.random() < plan.misses for _ in range(whole)) if cheating else 0
-    counts = Counts(whole, whole, margin_misses=misses)
-    history = [*histories(ledger, proof_of(thresholds)).get(_MINER, []), CountedWindow(counts, thresholds)]
-    worst = max(window_surprisal([counts], thresholds), history_surprisal(history))
-    return _rejected(plan, plan.groups) if worst > surprisal_threshold(thresholds) else _accepted(plan, counts)
+        is_seen = min(rng.sample(range(plan.groups), max(1, math.ceil(audited * plan.groups)))) < false
+        return _row(plan, thresholds, rejected=false if is_seen else 0)
+    misses = sum(rng.random() < plan.misses for _ in range(plan.groups * plan.tokens)) if cheating else 0
+    result = _row(plan, thresholds, misses=misses)
+    improbable = is_improbable(evidence, [result.counts], thresholds)
+    return _row(plan, thresholds, rejected=plan.groups) if improbable else result
 
 
-def _accepted(plan: PlannedCheat, counts: Counts) -> LedgerRow:
-    return _make_row(plan.groups, 0, counts)
+def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: int = 0) -> LedgerRow:
+    """Return the row of a window whose groups were all audited; the misses are as small as misses are."""
+    groups, accepted = plan.groups, plan.groups - rejected
+    counted = counts(thresholds, sketch=(accepted * plan.tokens,), margin=(accepted * plan.tokens, misses))
+    return row(
+        pledged=groups, submitted=groups, audited=groups, accepted=accepted, rejected=rejected, counts=counted
+    )  # fmt: skip
 
 
-def _rejected(plan: PlannedCheat, rejected: int) -> LedgerRow:
-    rest = plan.groups - rejected
-    return _make_row(plan.groups, rejected, Counts(rest * plan.tokens, rest * plan.tokens))
-
-
-def _make_row(groups: int, rejected: int, counts: Counts) -> LedgerRow:
-    return LedgerRow.model_construct(
-        miner=_MINER,
-        verdict=bytes(32),
-        arithmetic="torch-float32",
-        pledged=groups,
-        submitted=groups,
-        dealt=groups,
-        audited=groups,
-        accepted=groups - rejected,
-        rejected=rejected,
-        tokens=counts.tokens,
-        positions=counts.positions,
-        sketch_misses=counts.sketch_misses,
-        margin_misses=counts.margin_misses,
-        sketch_points=counts.sketch_points,
-        margin_points=counts.margin_points,
-        far_rollouts=counts.far_rollouts,
-    )
-
-
-def _summary(window: int, row: LedgerRow) -> Summary:
-    return Summary.model_construct(
-        window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(row,), amendments=()
-    )
+def balance_of(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec) -> int:
+    ledger = [
+        Summary.model_construct(
+            window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(result,), amendments=()
+        )
+        for window, result in enumerate(results)
+    ]
+    return balances(ledger, scoring, proof)[MINER.public]

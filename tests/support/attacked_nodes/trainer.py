@@ -19,7 +19,7 @@ from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
-from tests.support.builders.proofs import FLOAT32
+from tests.support.builders.proofs import proof_of
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock
 
@@ -51,7 +51,7 @@ class AttackedTrainer:
         authority = run.authority.model_copy(
             update={"validators": tuple(sorted((FIRST.public, SECOND.public))), "quorum": quorum}
         )
-        self.run = run.model_copy(update={"authority": authority})
+        self.run = run.model_copy(update={"authority": authority, "proof": proof_of(samples.thresholds())})
         self.run_id = content_digest(self.run.to_bytes())
         self.store, self.state, self.log = store or SilentStore(), state or MemoryStore(), Log("trainer")
         self.clock = TrioClock(BEGIN)
@@ -72,7 +72,6 @@ class AttackedTrainer:
         group = self.groups[min(index, 1)]
         fields: dict[str, Any] = {
             "digest": content_digest(group.to_frame()),
-            "counts": samples.counts(self.run.proof.row(*FLOAT32), sketch=(5,), margin=(5,), stop=(2,)),
             "rewards": tuple(rollout.reward for rollout in group.rollouts),
             "logprobs": np.full(5, -0.5, "<f4").tobytes(),
         }

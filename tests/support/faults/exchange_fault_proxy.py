@@ -13,6 +13,7 @@ from typing import Final
 import httpx
 import trio
 
+from tests.support.faults.faulty_store import Fault, alter_bytes, alter_listing
 from tests.support.servers.loopback import HttpRequest, Reply, serve
 
 _CONTENTS: Final = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
@@ -136,23 +137,18 @@ class ExchangeFaultProxy:
         return reply
 
     def _apply(self, request: HttpRequest, reply: Reply, fault: ExchangeFault) -> Reply:
-        body, place = reply.body, self._rng.randrange(max(1, len(reply.body)))
         if fault in {ExchangeFault.STALE_READ, ExchangeFault.STALE_LIST}:
             return self._first.get(request.target, reply)
         if fault in _OF_LISTS:
-            return replace(reply, body=_change_listing(body, fault, self._rng))
+            return replace(reply, body=_change_listing(reply.body, fault, self._rng))
         if fault is ExchangeFault.WRONG_ETAG and "etag" in reply.headers:
             return replace(reply, headers=reply.headers | {"etag": f'"{self._rng.randbytes(16).hex()}"'})
         if fault is ExchangeFault.NO_ETAG:
             return replace(reply, headers={name: value for name, value in reply.headers.items() if name != "etag"})
-        if fault is ExchangeFault.TRUNCATION:
-            return replace(reply, body=body[:place])
-        if fault is ExchangeFault.EXTRA_BYTES:
-            return replace(reply, body=body + self._rng.randbytes(1 + place % 64))
-        if fault is ExchangeFault.BIT_FLIP and body:
-            return replace(reply, body=body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :])
+        if fault in {ExchangeFault.TRUNCATION, ExchangeFault.EXTRA_BYTES, ExchangeFault.BIT_FLIP}:
+            return replace(reply, body=alter_bytes(reply.body, Fault[fault.name], self._rng))
         if fault is ExchangeFault.RESET_GET:
-            return replace(reply, cut=place)
+            return replace(reply, cut=self._rng.randrange(max(1, len(reply.body))))
         if fault is ExchangeFault.DRIP:
             return replace(reply, piece=1, pause=1.0)
         return reply
@@ -171,15 +167,11 @@ def _refusal(status: int, code: str) -> Reply:
 
 
 def _change_listing(body: bytes, fault: ExchangeFault, rng: random.Random) -> bytes:
-    entries = _CONTENTS.findall(body)
+    entries: list[bytes] = _CONTENTS.findall(body)
     bare = _CONTENTS.sub(b"", body)
-    if fault is ExchangeFault.LIST_GAPS:
-        entries = [entry for entry in entries if rng.random() < 0.7]
-    elif fault is ExchangeFault.LIST_TWICE:
-        entries = [copy for entry in entries for copy in [entry] * rng.choice((1, 2))]
-    elif fault is ExchangeFault.LIST_SHUFFLED:
-        rng.shuffle(entries)
-    else:
+    if fault is ExchangeFault.LIST_ENDLESS:
         token = b"<NextContinuationToken>again</NextContinuationToken>"
         bare = bare.replace(b"<IsTruncated>false</IsTruncated>", b"<IsTruncated>true</IsTruncated>" + token)
-    return bare.replace(b"</ListBucketResult>", b"".join(entries) + b"</ListBucketResult>")
+    return bare.replace(
+        b"</ListBucketResult>", b"".join(alter_listing(entries, Fault[fault.name], rng)) + b"</ListBucketResult>"
+    )

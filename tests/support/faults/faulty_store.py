@@ -6,10 +6,10 @@ nodes' views of one store share a `PutHistory`, so that a stale answer to one no
 
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -38,6 +38,8 @@ class Fault(Enum):
     LIST_BROKEN = "a listing that breaks off with an error"
     LIST_ENDLESS = "a listing that never ends"
 
+
+Entry = TypeVar("Entry")
 
 _any: Final = (Fault.ERROR, Fault.DELAY, Fault.HANG)
 _write: Final = (*_any, Fault.LOST_ANSWER, Fault.LOST_WRITE, Fault.DUPLICATE_WRITE)
@@ -93,12 +95,8 @@ def alter_bytes(data: bytes, fault: Fault | None, rng: random.Random) -> bytes:
     return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
 
 
-def alter_listing(
-    infos: Sequence[ObjectInfo], fault: Fault, recent_paths: Container[str], rng: random.Random
-) -> Sequence[ObjectInfo]:
-    """Return a listing after a fault; a stale one lacks `recent_paths`."""
-    if fault is Fault.LIST_STALE:
-        return [info for info in infos if info.path not in recent_paths]
+def alter_listing(infos: Sequence[Entry], fault: Fault, rng: random.Random) -> Sequence[Entry]:
+    """Return the entries of a listing after a fault other than a stale one."""
     if fault is Fault.LIST_GAPS:
         return [info for info in infos if rng.random() < 0.7]
     if fault is Fault.LIST_TWICE:
@@ -193,7 +191,9 @@ class FaultyStore:
                 yield info
             return
         honest = [info async for info in self._store.list(prefix, after=after)]
-        infos = alter_listing(honest, fault, self._history.recent_paths, self._rng)
+        if fault is Fault.LIST_STALE:
+            honest = [info for info in honest if info.path not in self._history.recent_paths]
+        infos = alter_listing(honest, fault, self._rng)
         for info in infos:
             yield info
         if fault is Fault.LIST_BROKEN:

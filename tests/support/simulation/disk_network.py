@@ -63,15 +63,12 @@ class DiskNetwork(Network):
         with trio.CancelScope() as scope:
             if death is not None:
                 self._triggers[name] = death.trigger(scope)
-            await self._role(name)
-
-    async def _role(self, name: str) -> None:
-        if name == "trainer":
-            await self.run_trainer()
-        elif name.startswith("validator"):
-            await self.run_validator(name)
-        else:
-            await self.run_miner(name)
+            if name == "trainer":
+                await self.run_trainer()
+            elif name.startswith("validator"):
+                await self.run_validator(name)
+            else:
+                await self.run_miner(name)
 
     async def live(
         self, until_window: int, names: Sequence[str], deaths: Mapping[str, Death] | None = None, seconds: float = 0.0

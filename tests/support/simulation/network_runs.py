@@ -77,6 +77,12 @@ def used_groups(network: Network, windows: Iterable[int], miner: str = "") -> di
     }
 
 
+def with_sketches(group: Group, alter: Callable[[bytes], bytes], count: int | None = None) -> Group:
+    """Return a group with other sketches of its first rollouts, by default of all."""
+    altered = [item.model_copy(update={"sketch": alter(item.sketch)}) for item in group.rollouts[:count]]
+    return group.model_copy(update={"rollouts": (*altered, *group.rollouts[len(altered) :])})
+
+
 class FalseSketches(HonestProducer):
     """Sends sketches of zeros from one window on."""
 
@@ -86,11 +92,4 @@ class FalseSketches(HonestProducer):
         groups = await super().produce(mining_window, indices)
         if mining_window.window < self.first_false_window:
             return groups
-        false_rollouts = [
-            tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
-            for group in groups
-        ]
-        return [
-            group.model_copy(update={"rollouts": rollouts})
-            for group, rollouts in zip(groups, false_rollouts, strict=True)
-        ]
+        return [with_sketches(group, lambda sketch: bytes(len(sketch))) for group in groups]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from protocol.encoding import REWARD_UNIT
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group, Rollout, pack_tokens
 from roles.miner.produce import MiningWindow
@@ -62,7 +63,7 @@ async def false_reward(harness: TrialHarness, mining_window: MiningWindow, indic
     """Claim for every rollout the opposite reward."""
 
     def falsify(rollout: Rollout) -> Rollout:
-        copy: Rollout = alter(rollout, reward=1.0 if rollout.reward < 1.0 else 0.0)
+        copy: Rollout = alter(rollout, reward=REWARD_UNIT if rollout.reward < REWARD_UNIT else 0)
         return copy
 
     return [

@@ -22,10 +22,10 @@ from tests.support.adversaries.miners.registry import (
 
 @adversary("constant sketch", Reason.SKETCH)
 async def constant_sketch(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """Claim the best constant: for each of the four values, the median of honest sketches of the window."""
+    """Claim the best constant: for each of the four values, the most frequent one of honest sketches of the window."""
     groups = await harness.honest_groups(mining_window, indices)
     data = b"".join(rollout.sketch for group in groups for rollout in group.rollouts)
-    guess = np.median(np.frombuffer(data, np.int8).reshape(-1, 4), axis=0).round().astype(np.int8).tobytes()
+    guess = bytes(int(np.bincount(column).argmax()) for column in np.frombuffer(data, np.uint8).reshape(-1, 4).T)
     return [
         with_rollouts(group, [alter(item, sketch=guess * len(item.tokens)) for item in group.rollouts])
         for group in groups
@@ -36,13 +36,9 @@ async def constant_sketch(harness: TrialHarness, mining_window: MiningWindow, in
 async def random_sketch(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Claim random values with the distribution of sketches."""
     rng = np.random.default_rng(mining_window.window)
-
-    def random_values(count: int) -> bytes:
-        return rng.normal(0.0, 32.0, count).round().clip(-127, 127).astype(np.int8).tobytes()
-
     groups = await harness.honest_groups(mining_window, indices)
     return [
-        with_rollouts(group, [alter(item, sketch=random_values(len(item.sketch))) for item in group.rollouts])
+        with_rollouts(group, [alter(item, sketch=rng.bytes(len(item.sketch))) for item in group.rollouts])
         for group in groups
     ]
 

@@ -1,7 +1,8 @@
 """Adversaries that use the right policy, but other tokens than it samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,12 +13,14 @@ from roles.gather import gather
 from roles.miner.produce import MiningWindow
 from roles.policy.assignment import Assignment
 from roles.ports import Request
+from tests.support.adversaries.decisive_tokens import LuckyEngine, TieEngine, stop_taker
 from tests.support.adversaries.harness import TrialHarness, alter
 from tests.support.adversaries.miners.registry import (
     Tokens,
     adversary,
     assignments_of,
     complete_group,
+    honest_groups_of,
     window_rng,
     with_rollouts,
 )
@@ -193,3 +196,37 @@ async def foreign_tokens(harness: TrialHarness, mining_window: MiningWindow, ind
 
     groups = await harness.honest_groups(mining_window, indices)
     return [with_rollouts(group, [replace_first_token(group.rollouts[0]), *group.rollouts[1:]]) for group in groups]
+
+
+async def _decided_groups(
+    harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int], make: Callable[..., TieEngine]
+) -> list[Group]:
+    weights = harness.policy_history.version(harness.policy_history.serving)
+    cast = {name: tensor.to(harness.dtype) for name, tensor in weights.items()}
+    engine: Any = make(harness.change(harness.model()), cast)  # a producer calls nothing but `generate`
+    return await honest_groups_of(engine, harness, mining_window, indices)
+
+
+@adversary("end wherever it is near", Reason.STOP, Reason.SAMPLING)
+async def take_stops(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Take the end token wherever it falls short of the best one by at most 8."""
+    end = harness.task.run.sampling.stops[0]
+    return await _decided_groups(
+        harness, mining_window, indices, lambda model, weights: stop_taker(model, weights, end, reach=8.0)
+    )
+
+
+@adversary("lucky near ties", Reason.LUCK, Reason.SAMPLING, within_noise=True)
+async def choose_luck(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+    """Decide one near tie in each rollout if that makes its reward higher."""
+    task, problems = (
+        harness.task,
+        {item.prompt: item.problem for item in assignments_of(harness, mining_window, indices)},
+    )
+
+    def reward(prompt: Tokens, completion: Tokens) -> float:
+        return task.environment.reward(problems[prompt], task.tokenizer.decode(completion))
+
+    return await _decided_groups(
+        harness, mining_window, indices, lambda model, weights: LuckyEngine(model, weights, reward, reach=0.5)
+    )

@@ -1,17 +1,21 @@
 """The published rules, the arithmetic and the task of these tables."""
 
-import math
 import random
 
 import numpy as np
 import pytest
 import torch
 
+from bench.proofs.honest import false_alarms
 from bench.proofs.published_sketches import BucketSketch, Toploc
-from bench.proofs.sketch_worth import max_misses, worth
+from bench.proofs.runs_of_evidence import Additions, added_by_groups, cusum
 from bench.proofs.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
-from grailnode.calibration.rates import binomial_tail
+from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.thresholds import table
 from grailnode.engine.policy import Tokenizer
+from protocol.judging.evidence import NO_EVIDENCE, advance
+from protocol.proof import STATISTICS
+from tests.support.builders.proofs import packaged_thresholds
 
 
 def states(seed: int, tokens: int = 32) -> torch.Tensor:
@@ -35,20 +39,6 @@ def test_the_bucket_rule_accepts_any_constant() -> None:
     assert not rule.within(sketch + 7000, sketch, np.arange(32)).any()
 
 
-def test_the_worth_of_equal_positions_is_binomial() -> None:
-    probabilities = np.full(20, 0.25)
-    assert worth(probabilities, 0) == pytest.approx(2.0)
-    assert worth(probabilities, 3) == pytest.approx(-math.log2(binomial_tail(17, 20, 0.25)) / 20)
-    assert worth(np.array([1.0, 2.0**-10]), 0) == pytest.approx(5.0)
-
-
-def test_honest_rollouts_rarely_exceed_the_allowed_misses() -> None:
-    for rate in (1e-6, 1e-3, 0.05):
-        misses = max_misses(rate, 60)
-        assert binomial_tail(misses + 1, 60, rate) < 1e-4
-        assert misses == 0 or binomial_tail(misses, 60, rate) >= 1e-4
-
-
 def test_the_corpus_has_short_stories_of_known_words() -> None:
     text, source = Tokenizer(tokenizer()), corpus(seed=3)
     for _ in range(50):
@@ -70,3 +60,39 @@ def test_the_reward_of_a_story_is_the_share_of_right_accounts() -> None:
     assert 0.0 < task.reward(problem, false_story) < 1.0
     assert task.reward(problem, story.removesuffix(" .")) == 0.0
     assert task.reward(problem, "") == 0.0
+    assert task.problem_of(problem.prompt) == problem
+
+
+def measured_group(rng: np.random.Generator) -> GroupMeasurement:
+    lengths = tuple(rng.integers(1, 9, 4).tolist())
+    tokens = sum(lengths)
+    margins = (rng.exponential(0.5, tokens) * (rng.random(tokens) < 0.3)).astype(np.float32)
+    return GroupMeasurement(
+        lengths=lengths,
+        distances=rng.integers(0, 20, tokens).astype(np.uint8),
+        repeats=rng.random(tokens) < 0.2,
+        margins=margins,
+        shifts=margins,
+        stops=rng.random(tokens) < 0.2,
+        differences=margins,
+        rewards=tuple(rng.integers(0, 2, 4).tolist()),
+    )
+
+
+def test_runs_of_evidence_are_those_of_a_validator() -> None:
+    rng, row = np.random.default_rng(0), packaged_thresholds()
+    groups = [measured_group(rng) for _ in range(50)]
+    added = added_by_groups(groups, row)
+    assert (Additions.of(groups, row).added.sum(axis=1) == added).all()
+    evidence = NO_EVIDENCE
+    for group, together in zip(groups, cusum(added), strict=True):
+        evidence = advance(evidence, group.counts(row), row)
+        assert [value for name in STATISTICS for value in evidence[name]] == together.tolist()
+
+
+@pytest.mark.parametrize(("rate", "score"), [(0.001, 1.0), (0.1, 0.1)])
+def test_groups_at_the_full_honest_rate_have_no_more_false_alarms_than_the_level(rate: float, score: float) -> None:
+    alternative = table((0,), [rate], [[score]]).alternatives[0]
+    misses = np.random.default_rng(0).binomial(100, rate, 10_000)[:, None]
+    alarms = false_alarms(misses * alternative.scores[0] - 100 * alternative.growth, 1e-2)
+    assert 0 < alarms <= 1e6 * 1e-2
