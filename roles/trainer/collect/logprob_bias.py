@@ -112,7 +112,7 @@ def add_groups(evidence: BiasEvidence, groups: Sequence[GroupSums], proof: Proof
     values = np.zeros((len(keys), len(keys), _BETS), np.int64)
     values[known] = np.frombuffer(evidence.values, "<i4").reshape(len(evidence.nodes), len(evidence.nodes), _BETS)
     largest = values.max(axis=2)
-    for sums in groups:
+    for sums in (sums for sums in groups if len(sums) > 1):
         here = np.ix_(*[[places[key] for key in sums]] * 2)
         values[here] = _weigh(values[here], list(sums.values()), proof)
         largest[here] = np.maximum(largest[here], values[here].max(axis=2))
