@@ -25,8 +25,8 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
-from tests.support.builders.recipes import demo_rules
 from tests.support.builders.proofs import FLOAT32
+from tests.support.builders.recipes import demo_rules
 from tests.support.builders.samples import counts, judgement
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups, verdicts
