@@ -61,12 +61,6 @@ class MarginTail:
         rates: np.ndarray = np.where(places < 0, 1.0, self._rates[places.clip(min=0)])
         return rates
 
-    def reach(self, level: float) -> float:
-        """Return the smallest margin from which on the bound is at most a level, at most `most`."""
-        above = np.flatnonzero(self._rates > level)
-        last = int(above[-1]) + 1 if len(above) else 0
-        return min(self._most, float(self._grid[min(last, _STEPS - 1)]))
-
 
 def _largest_rates(grid: np.ndarray, above: np.ndarray, share: float, drop: float) -> np.ndarray:
     """Return the largest probability that a plausible tail gives to margins beyond each point: float64 [STEPS].

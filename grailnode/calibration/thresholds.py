@@ -32,9 +32,6 @@ from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
 Honest = Mapping[str, Sequence[GroupMeasurement]]
 """Measurements of each honest pair, by its name."""
 
-Tail = Callable[[np.ndarray], np.ndarray]
-"""Returns the probabilities that a cheat's trial exceeds some values: float64 [C]."""
-
 LEAST_GROUPS: Final = 8
 WIDEST_MARGIN: Final = 100.0
 """The largest step of margins, in logits / temperature."""
@@ -88,7 +85,7 @@ def choose_thresholds(
     margins = _Measured.of(honest, copies, demands, _margins)
     tables: dict[StatisticName, Table] = {
         "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh)),
-        "margin": _margin_table(margins, [_MarginBound.of(groups, demands) for groups in honest.values()]),
+        "margin": _margin_table(margins, honest, demands),
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
         "luck": _luck_table(honest, demands),
     }
@@ -174,12 +171,9 @@ class _Measured:
         """Return the share of all honest trials beyond each value."""
         return _shares(np.concatenate(self.pairs), beyond)
 
-    def copy_tail(self, scale: float) -> Tail:
-        """Return the tail of a copy whose errors are smaller by a factor, for any statistic that they are in
-        proportion to.
-        """
-        values = np.concatenate(self.copies)
-        return lambda beyond: _shares(values, beyond / scale)
+    def copy_tail(self, beyond: np.ndarray, scale: float) -> np.ndarray:
+        """Return the share of a copy's trials beyond each value, if its errors were smaller by a factor."""
+        return _shares(np.concatenate(self.copies), beyond / scale)
 
     def widened(self, chosen: Table) -> Table:
         """Return a table with rates raised until the measured groups are as probable as independent trials.
@@ -195,21 +189,19 @@ class _Measured:
 
 
 def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Return steps whose rates differ, at most MAX_STEPS, the last candidate among them, and their rates.
+    """Return steps whose rates differ by a factor, the first one with the smallest rate among them, and their rates.
 
-    The factor by which two rates differ is the smallest of which there are not too many, and the same for all.
+    The factor is the smallest of which there are at most MAX_STEPS.
     """
     usable = [(step, rate) for step, rate in zip(candidates, rates, strict=True) if rate <= _MOST_RATE]
-    if not usable:
-        return [candidates[-1]], [_MOST_RATE]
-    fall = max(_FALL, (usable[0][1] / usable[-1][1]) ** (1.0 / (MAX_STEPS - 1)))
-    chosen = [usable[0]]
-    for step, rate in usable[1:]:
-        if rate <= chosen[-1][1] / fall and len(chosen) < MAX_STEPS - 1:
+    usable = usable or [(candidates[-1], _MOST_RATE)]
+    least = usable[-1][1]
+    fall = max(_FALL, (usable[0][1] / least) ** (1.0 / (MAX_STEPS - 1)))
+    chosen = usable[:1]
+    for step, rate in usable:
+        if rate <= chosen[-1][1] / fall or rate == least < chosen[-1][1]:
             chosen.append((step, rate))
-    if usable[-1][1] < chosen[-1][1]:
-        chosen.append(usable[-1])
-    return [step for step, _ in chosen], [rate for _, rate in chosen]
+    return [step for step, _ in chosen[:MAX_STEPS]], [rate for _, rate in chosen[:MAX_STEPS]]
 
 
 def largest_evidence(chosen: Table, values: np.ndarray, trials: np.ndarray) -> int:
@@ -285,32 +277,30 @@ def _sketch_table(measured: _Measured) -> Table:
         return tail
 
     honest = measured.honest_tail(steps)
-    tails = [measured.copy_tail(scale)(steps) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails = [measured.copy_tail(steps, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [(1 - share) * honest + share * tails[0] for share in (0.1, 0.01)]
     tails += [(1 - share) * honest + share * forged(steps) for share in (0.3, 0.03, 0.003)]
     return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
 
 
-def _margin_table(measured: _Measured, bounds: Sequence["_MarginBound"]) -> Table:
+def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
     """Return the table of margins. The cheats are copies, near ties that are decided, and edited tokens.
 
     Beyond what was measured, an edited token is taken to be short by more than x in 1 / (1 + x) of the cases, which has
     a part in each order of magnitude: where the policy is sure of its token, another one is short by the logarithm of
     the odds, and near 0 where many are equally probable.
     """
-    limit = max(bound.limit for bound in bounds)
     grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 17))})
-    grid = [*(step for step in grid if step * NOISE_UNIT < limit), math.ceil(limit / NOISE_UNIT)]
-    counted = measured.rates(grid)
-    extrapolated = [max(bound.rate(step * NOISE_UNIT) for bound in bounds) for step in grid]
-    beyond, rates = _spread(grid, np.minimum.accumulate(np.minimum(counted, extrapolated)).tolist())
+    far = [_extrapolated_rates(groups, np.array(grid) * NOISE_UNIT, demands) for groups in honest.values()]
+    rates_of_grid = np.minimum.accumulate(np.minimum(measured.rates(grid), np.max(far, axis=0)))
+    beyond, rates = _spread(grid, rates_of_grid.tolist())
     steps = np.array(beyond)
-    honest, margins = measured.honest_tail(steps), steps * NOISE_UNIT
-    tails = [scale * measured.copy_tail(scale)(steps) for scale in (1.0, 0.5, 0.25, 0.125)]
-    tails += [(1 - share) * honest + share * tails[0] for share in (0.2, 0.04)]
+    shares, margins = measured.honest_tail(steps), steps * NOISE_UNIT
+    tails = [scale * measured.copy_tail(steps, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails += [(1 - share) * shares + share * tails[0] for share in (0.2, 0.04)]
     for near in (0.3, 0.1):  # ties of at most so much are decided, in one token of a hundred
-        tails.append(honest + 0.01 * (1 - margins / near).clip(min=0.0))
-    tails += [(1 - share) * honest + share / (1 + margins) for share in (1e-2, 1e-3, 2e-4, 4e-5)]
+        tails.append(shares + 0.01 * (1 - margins / near).clip(min=0.0))
+    tails += [(1 - share) * shares + share / (1 + margins) for share in (1e-2, 1e-3, 2e-4, 4e-5)]
     return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
 
 
@@ -352,44 +342,17 @@ def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
 
 
-@dataclass(frozen=True)
-class _MarginBound:
-    """What the margins of a pair say of larger ones.
-
-    Attributes:
-        covered: headroom times the largest margin or shift that was measured, in logits / temperature; larger margins
-            are extrapolated.
-        tail: of the pair's shifts, at the confidence.
-        factor: headroom times the mean probability of a token's rivals, for which each shift counts.
-    """
-
-    covered: float
-    tail: MarginTail
-    factor: float
-
-    @classmethod
-    def of(cls, groups: Sequence[GroupMeasurement], demands: ThresholdDemands) -> "_MarginBound":
-        """Return those of a pair's groups."""
-        margins, shifts, rivals = (
-            np.concatenate([getattr(group, name) for group in groups]).astype(np.float64)
-            for name in ("margins", "shifts", "rivals")
-        )
-        shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP)
-        largest = max(float(np.nan_to_num(margins, nan=WIDEST_MARGIN, posinf=WIDEST_MARGIN).max()), float(shifts.max()))
-        drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
-        # of each position, its shift is in the sample with the probability of its rivals (systematic sampling)
-        sampled = np.diff(np.floor(np.cumsum(rivals)), prepend=0.0) > 0
-        tail = MarginTail(shifts[sampled], drop, WIDEST_MARGIN)
-        return cls(demands.headroom * largest, tail, demands.headroom * float(rivals.mean()))
-
-    @property
-    def limit(self) -> float:
-        """A margin that an honest token of the pair exceeds with a probability of at most _LAST_RATE."""
-        return min(WIDEST_MARGIN, max(self.covered, self.tail.reach(_LAST_RATE / self.factor)))
-
-    def rate(self, margin: float) -> float:
-        """Return an extrapolated bound on the rate of margins beyond one, with headroom; 1 where there is none."""
-        return max(_LAST_RATE, self.factor * float(self.tail.rates(np.array([margin]))[0]))
+def _extrapolated_rates(
+    groups: Sequence[GroupMeasurement], margins: np.ndarray, demands: ThresholdDemands
+) -> np.ndarray:
+    """Return bounds on the rates of a pair's margins beyond each, with headroom, from the tail of its shifts."""
+    shifts, rivals = (np.concatenate([getattr(group, name) for group in groups]) for name in ("shifts", "rivals"))
+    shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP).astype(np.float64)
+    # A shift counts for the probability of the token's rivals: it is in the sample as often (systematic sampling).
+    sampled = np.diff(np.floor(np.cumsum(rivals, dtype=np.float64)), prepend=0.0) > 0
+    tail = MarginTail(shifts[sampled], NormalDist().inv_cdf(demands.confidence) ** 2 / 2, WIDEST_MARGIN)
+    rates: np.ndarray = demands.headroom * float(rivals.mean()) * tail.rates(margins)
+    return rates.clip(min=_LAST_RATE)
 
 
 def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:

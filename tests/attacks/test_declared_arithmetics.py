@@ -23,9 +23,8 @@ from tests.support.adversaries.harness import PolicyHistory, TrialHarness, Trial
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
-from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
-from tests.support.builders.samples import counts, judgement, row, summary, table, thresholds, verdict
+from tests.support.builders.samples import MINER, counts, judgement, row, summary, table, thresholds, verdict
 from tests.support.simulation.network import inline
 from tests.support.simulation.virtual_clock import simulated
 

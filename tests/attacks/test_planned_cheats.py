@@ -49,8 +49,8 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     """The miner shows little in each window, and a plainly false group just before it would be refused."""
     little = counts(THRESHOLDS, margin=(24, 1))
     windows = next(n for n in range(2, 100) if is_improbable(NO_EVIDENCE, [little] * n, THRESHOLDS)) - 1
-    cheat = row(submitted=1, audited=1, accepted=1, pledged=1, counts=little)
-    sacrifice = row(submitted=1, audited=1, accepted=0, rejected=1, pledged=1, counts=counts(THRESHOLDS))
+    cheat = row(MINER, submitted=1, audited=1, accepted=1, pledged=1, counts=little)
+    sacrifice = row(MINER, submitted=1, audited=1, accepted=0, rejected=1, pledged=1, counts=counts(THRESHOLDS))
     ledger = [summary(item, window=window) for window, item in enumerate([cheat] * windows + [sacrifice])]
     evidence = evidence_of(ledger, proof_of(THRESHOLDS), MINER.public, "torch-float32")
     assert exceeded(evidence, THRESHOLDS) is None

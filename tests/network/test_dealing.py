@@ -26,7 +26,7 @@ from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
 from tests.support.builders.recipes import demo_rules
-from tests.support.builders.samples import judgement
+from tests.support.builders.samples import counts, judgement
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running, simulated
@@ -73,7 +73,7 @@ class LyingValidator(Validator):
                     index,
                     digest=commitment.groups[index][0],
                     tokens=tokens,
-                    positions=tokens,
+                    counts=counts(self._node.run.proof.table[0], sketch=(tokens,), margin=(tokens,)),
                     rewards=tuple(rollout.reward for rollout in group.rollouts),
                     logprobs=bytes(4 * tokens),
                 )

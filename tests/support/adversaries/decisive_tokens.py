@@ -63,12 +63,15 @@ class TieEngine(ABC):
             logits = self.model.logits(self.weights, states[-1])
             noise = sampling.noise(words, torch.full((len(seeds),), position), logits.shape[-1])
             scores = logits / params.temperature + noise
-            tokens = [self.choose(prompt, *item) for item in zip(seeds, rows, scores, strict=True)]
+            tokens = [
+                row[-1] if row and row[-1] in params.stops else self.choose(prompt, seed, row, row_scores)
+                for seed, row, row_scores in zip(seeds, rows, scores, strict=True)
+            ]
             for row, token in zip(rows, tokens, strict=True):
                 row.append(token)
             logprobs.append(sampling.log_probabilities(logits, torch.tensor(tokens), params.temperature))
             ids, mask = torch.tensor(tokens)[:, None], torch.cat([mask, mask.new_ones(len(seeds), 1)], dim=1)
-            if all(any(stop in row for stop in params.stops) for row in rows):
+            if all(row[-1] in params.stops for row in rows):
                 break
         hidden, likely = torch.stack(states, dim=1).to(torch.float32), torch.stack(logprobs, dim=1)
         ends = [next((i + 1 for i, token in enumerate(row) if token in params.stops), len(row)) for row in rows]
@@ -117,10 +120,7 @@ class LuckyEngine(TieEngine):
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         self._ties, self._decisions = {}, {}
         generations = self.sample(requests, params)
-        for request, generation in zip(requests, generations, strict=True):
-            ties = [place for place in self._ties.get(request.seed, ()) if place < len(generation.tokens)]
-            if ties:
-                self._decisions[request.seed] = random.Random(request.seed).choice(ties)
+        self._decisions = {seed: random.Random(seed).choice(places) for seed, places in self._ties.items()}
         places = [place for place, request in enumerate(requests) if request.seed in self._decisions]
         for place, other in zip(places, self.sample([requests[place] for place in places], params), strict=True):
             prompt = requests[place].prompt

@@ -13,9 +13,8 @@ from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, is_improba
 from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, balances, shares
 from protocol.proof import ProofSpec, Thresholds
 from protocol.run import ScoringSpec
-from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import proof_of
-from tests.support.builders.samples import counts, row
+from tests.support.builders.samples import MINER, counts, row
 
 _NORMAL = NormalDist()
 
@@ -73,7 +72,7 @@ def gain(
         decay = (scoring.decay / SHARE) ** (scoring.windows - 1 - window)
         value += decay
         saved += decay * (plan.saved if cheating else 0.0)
-    lost = _balance([honest] * scoring.windows, scoring, proof) - _balance(results, scoring, proof)
+    lost = balance_of([honest] * scoring.windows, scoring, proof) - balance_of(results, scoring, proof)
     return (saved - lost / GROUP / plan.groups) / value
 
 
@@ -134,7 +133,7 @@ def _shown_balance(withheld: float, groups: int, scoring: ScoringSpec, proof: Pr
     withholds = [
         math.floor((window + 1) * withheld) > math.floor(window * withheld) for window in range(scoring.windows)
     ]
-    return _balance([results[withhold] for withhold in withholds], scoring, proof)
+    return balance_of([results[withhold] for withhold in withholds], scoring, proof)
 
 
 def _result(
@@ -166,7 +165,7 @@ def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: 
     )  # fmt: skip
 
 
-def _balance(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec) -> int:
+def balance_of(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec) -> int:
     ledger = [
         Summary.model_construct(
             window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(result,), amendments=()

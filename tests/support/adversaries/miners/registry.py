@@ -61,12 +61,14 @@ ADVERSARIES: dict[str, Adversary] = {}
 
 
 def adversary(name: str, *expected_reasons: Reason, within_noise: bool = False) -> Callable[[Behaviour], Behaviour]:
-    """Register a behaviour under a name, with the reasons for which it is refused."""
+    """Register a behaviour under a name, with the reasons for which it is refused.
+
+    A wrong token may be one where the end is due, so what is refused for its sampling may be so for its stops.
+    """
+    reasons = {*expected_reasons, *([Reason.STOP] if Reason.SAMPLING in expected_reasons else [])}
 
     def register(behaviour: Behaviour) -> Behaviour:
-        ADVERSARIES[name] = Adversary(
-            name, frozenset(reason.value for reason in expected_reasons), behaviour, within_noise
-        )
+        ADVERSARIES[name] = Adversary(name, frozenset(reason.value for reason in reasons), behaviour, within_noise)
         return behaviour
 
     return register

@@ -207,16 +207,16 @@ async def _decided_groups(
     return await honest_groups_of(engine, harness, mining_window, indices)
 
 
-@adversary("ends wherever the end nearly ties", Reason.STOP, Reason.SAMPLING, Reason.WINDOW)
+@adversary("end wherever it is near", Reason.STOP, Reason.SAMPLING)
 async def take_stops(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-    """Take the end token wherever it falls short of the best by at most 0.5."""
+    """Take the end token wherever it falls short of the best one by at most 8."""
     end = harness.task.run.sampling.stops[0]
     return await _decided_groups(
-        harness, mining_window, indices, lambda model, weights: stop_taker(model, weights, end, reach=0.5)
+        harness, mining_window, indices, lambda model, weights: stop_taker(model, weights, end, reach=8.0)
     )
 
 
-@adversary("lucky near ties", Reason.LUCK, Reason.SAMPLING, Reason.WINDOW, within_noise=True)
+@adversary("lucky near ties", Reason.LUCK, Reason.SAMPLING, within_noise=True)
 async def choose_luck(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Decide one near tie in each rollout if that makes its reward higher."""
     task, problems = (

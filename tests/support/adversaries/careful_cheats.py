@@ -1,0 +1,219 @@
+"""Simulated miners with the right policy that decide near ties, or edit tokens: what they gain until they are refused.
+
+Groups are drawn from what was measured, and counted and judged as real ones. Honest trials reach the steps of a row as
+often as its rates say, divided by the headroom. A *careful* miner knows all of its evidence, and decides only what
+neither refuses it nor costs it the price of a miss (docs/spec/ledger.md); others decide whatever they can. All of them
+compute as the validator does, so that a decision is their only risk.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Tally, advance, count_luck, exceeded
+from protocol.judging.ledger import LedgerRow
+from protocol.proof import RATE_UNIT, StatisticName, Table, Thresholds
+from protocol.rollout.sampling import NOISE_UNIT
+from protocol.run import ScoringSpec
+from tests.support.adversaries.planned_cheats import balance_of
+from tests.support.builders.proofs import proof_of
+from tests.support.builders.samples import row as ledger_row
+
+GROUPS, GROUP_SIZE = 16, 8
+HEADROOM = 4.0
+
+Accepts = Callable[[Counts], bool]
+"""Returns whether the miner dares to show these counts of a group."""
+
+
+@dataclass(frozen=True)
+class SimulatedGroup:
+    """A group as a cheat makes it.
+
+    Attributes:
+        counts: what a validator counts.
+        tokens: that the miner generates; honest_tokens: that honest work has.
+        gained: the rewards that it has more than honest work, of all rollouts.
+    """
+
+    counts: Counts
+    tokens: int
+    honest_tokens: int
+    gained: float = 0.0
+
+
+Cheat = Callable[[Thresholds, Generator, Accepts], SimulatedGroup]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a cheat gains in some windows.
+
+    Attributes:
+        pay: balance for each token that is generated, as a multiple of that of honest work; negative for a debt.
+        reward: mean reward of a rollout of the accepted windows beyond that of honest work.
+        refused: the first refused window, from 1 on; None if there is none.
+    """
+
+    pay: float
+    reward: float
+    refused: int | None
+
+
+def gain(
+    cheat: Cheat, thresholds: Thresholds, scoring: ScoringSpec, *, careful: bool, windows: int = 100, seed: int = 0
+) -> Gain:
+    """Return what a miner gains that cheats in all groups of so many windows.
+
+    Args:
+        thresholds: of miners in float32, by name.
+    """
+    rng, evidence, refused = np.random.default_rng(seed), NO_EVIDENCE, None
+    results: list[LedgerRow] = []
+    tokens = honest_tokens = gained = 0.0
+    total = NO_COUNTS
+    for window in range(1, windows + 1):
+        groups: list[SimulatedGroup] = []
+        inside = evidence
+        is_refused = False
+        for _ in range(GROUPS):
+
+            def accepts(counts: Counts, inside: object = inside, shown: Counts = total) -> bool:
+                after = advance(inside, counts, thresholds)  # type: ignore[arg-type]
+                return not careful or (exceeded(after, thresholds) is None and _is_free(shown + counts, thresholds))
+
+            groups.append(cheat(thresholds, rng, accepts))
+            inside, total = advance(inside, groups[-1].counts, thresholds), total + groups[-1].counts
+            is_refused |= exceeded(inside, thresholds) is not None
+        counted = sum((group.counts for group in groups), NO_COUNTS)
+        accepted = 0 if is_refused else GROUPS
+        results.append(
+            ledger_row(
+                audited=GROUPS, accepted=accepted, rejected=GROUPS - accepted,
+                counts=NO_COUNTS if is_refused else counted,
+            )
+        )  # fmt: skip
+        tokens += sum(group.tokens for group in groups)
+        honest_tokens += sum(group.honest_tokens for group in groups)
+        if is_refused:
+            refused = refused or window
+        else:
+            evidence = advance(evidence, counted, thresholds)
+            gained += sum(group.gained for group in groups)
+    proof = proof_of(thresholds)
+    honest = [ledger_row(audited=GROUPS, accepted=GROUPS, counts=NO_COUNTS)] * windows
+    ratio = balance_of(results, scoring, proof) / balance_of(honest, scoring, proof)
+    rollouts = GROUP_SIZE * sum(result.accepted for result in results)
+    return Gain(ratio * honest_tokens / tokens, gained / rollouts if rollouts else 0.0, refused)
+
+
+def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
+    """Return whether these counts have no more misses than cost nothing."""
+    tallies: list[tuple[Tally, Table]] = [(counts.margin, thresholds.margin), (counts.stop, thresholds.stop)]
+    return all(sum(tally.steps) * RATE_UNIT <= tally.trials * table.rates[0] for tally, table in tallies)
+
+
+def take_stops(tokens: int, reach: float) -> Cheat:
+    """Return the cheat that takes the end token where it falls short by at most the reach.
+
+    At each token the end is drawn with a probability of 1 / `tokens`, and falls short by less than x with x times that.
+    """
+
+    def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
+        lengths = rng.geometric(1.0 / tokens, GROUP_SIZE)
+        total = int(lengths.sum())
+        counts, saved = _honest(thresholds, rng, margin=total, stop=GROUP_SIZE), 0
+        for length in lengths.tolist():
+            for place in sorted(rng.integers(1, length + 1, rng.poisson(reach * length / tokens)).tolist()):
+                miss = _miss(thresholds, reach * rng.random(), "margin", "stop")
+                if place < length and accepts(counts + miss):
+                    counts, saved = counts + miss, saved + length - place
+                    break
+        return SimulatedGroup(counts, total - saved, total)
+
+    return group
+
+
+def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Sequence[float]]) -> Cheat:
+    """Return the cheat that decides one near tie of at most the reach in each rollout, if the reward becomes higher.
+
+    What follows from it has the reward of any rollout of the group.
+
+    Args:
+        density: near ties of a token, for each unit of their margin.
+        rewards: of the rollouts of honest groups.
+    """
+    has_tie = 1.0 - math.exp(-density * tokens * reach)
+
+    def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
+        honest_rewards = np.array(rewards[rng.integers(len(rewards))])
+        has_miss = rng.random(GROUP_SIZE) < 1.0 - (1.0 - _rates(thresholds.margin)[0]) ** tokens
+        margins = np.array([_draw(thresholds.margin, rng) if miss else 0 for miss in has_miss])
+        own = honest_rewards.copy()
+
+        def counts() -> Counts:
+            luck = count_luck(margins, [1] * GROUP_SIZE, np.round(own * 1e6).astype(int).tolist(), (0,))
+            margin = _tally(thresholds.margin, margins[margins > 0].tolist(), GROUP_SIZE * tokens)
+            return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=luck)
+
+        for place in range(GROUP_SIZE):
+            other, margin = rng.choice(honest_rewards), max(1, round(reach * rng.random() / NOISE_UNIT))
+            if rng.random() < has_tie and other > own[place]:
+                before = own[place], margins[place]
+                own[place], margins[place] = other, max(margin, margins[place])
+                if not accepts(counts()):
+                    own[place], margins[place] = before
+        total = GROUP_SIZE * tokens
+        return SimulatedGroup(counts(), total, total, float((own - honest_rewards).sum()))
+
+    return group
+
+
+def edit_tokens(tokens: int, edited: int, margins: Sequence[float]) -> Cheat:
+    """Return the cheat that replaces so many of the tokens of a window, with margins drawn from some."""
+
+    def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
+        total = tokens // GROUPS
+        counts = _honest(thresholds, rng, margin=total, stop=GROUP_SIZE)
+        for margin in rng.choice(margins, rng.binomial(edited, 1.0 / GROUPS)).tolist():
+            counts += _miss(thresholds, margin, "margin")
+        return SimulatedGroup(counts, total, total)
+
+    return group
+
+
+def _rates(table: Table) -> np.ndarray:
+    """Return how often honest trials reach each step: float64 [C]."""
+    return np.array(table.rates) / RATE_UNIT / HEADROOM
+
+
+def _draw(table: Table, rng: Generator) -> int:
+    """Return the value of an honest trial that reaches the first step."""
+    rates = _rates(table)
+    return table.beyond[int((rng.random() * rates[0] < rates).sum()) - 1] + 1
+
+
+def _honest(thresholds: Thresholds, rng: Generator, **trials: int) -> Counts:
+    """Return counts of so many honest trials of each statistic."""
+    tallies = {}
+    for name, number in trials.items():
+        table = thresholds.table(name)  # type: ignore[arg-type]
+        steps = -np.diff([1.0, *_rates(table), 0.0])
+        tallies[name] = Tally(trials=number, steps=tuple(rng.multinomial(number, steps)[1:].tolist()))
+    return Counts(**tallies)
+
+
+def _tally(table: Table, values: Sequence[int], trials: int) -> Tally:
+    reached = np.searchsorted(table.beyond, values, side="left").astype(int)
+    steps = np.bincount(reached, minlength=len(table.beyond) + 1)[1:]
+    return Tally(trials=trials, steps=tuple(steps.tolist()))
+
+
+def _miss(thresholds: Thresholds, margin: float, *names: StatisticName) -> Counts:
+    """Return what a token that falls short by a margin adds to the counts of some statistics."""
+    value = math.ceil(margin / NOISE_UNIT)
+    tallies = {name: _tally(thresholds.table(name), [value], 0) for name in names}
+    return Counts.model_construct(**tallies)
