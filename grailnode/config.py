@@ -168,11 +168,15 @@ class EngineSection(VllmSettings):
     """Threads of torch in each process."""
     max_batch_tokens: Count = 8192
     """Most padded tokens that torch computes at once."""
+    draft: Literal["int8"] | None = None
+    """For torch: an 8-bit copy of the policy drafts a miner's tokens, and the policy checks each in a prefill."""
 
     @model_validator(mode="after")
     def _check_place(self) -> "EngineSection":
         if self.kind == "vllm" and (self.python is None) == (not self.url):
             raise ValueError('kind "vllm" needs either python, the interpreter of its environment, or url')
+        if self.kind == "vllm" and self.draft is not None:
+            raise ValueError('drafts are for kind "torch": drop draft')
         return self
 
 

@@ -7,6 +7,7 @@
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
     thresholds  the thresholds for miners with vLLM and validators with torch, and what they detect
     memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
+    drafts      tokens a second of the torch engine with and without an 8-bit copy that drafts, how often it is right
     faults      seconds from a fault to the repeated rollouts, and rollouts that were wrong
 
 PYTHON is the interpreter of vLLM's environment (`grailnode engine install DIR`). Each line of output is a JSON object.
@@ -19,9 +20,11 @@ import torch
 import trio
 
 from bench.engines.agreement import WAYS, agreement
+from bench.engines.drafts import drafts
 from bench.engines.faults import faults
 from bench.engines.memory import memory
 from bench.engines.patches import patches
+from bench.engines.setting import SIZES
 from bench.engines.speed import speed, states
 from bench.engines.thresholds import thresholds
 
@@ -33,6 +36,7 @@ KINDS = {
     "thresholds": thresholds,
     "memory": memory,
     "faults": faults,
+    "drafts": drafts,
 }
 
 
@@ -40,9 +44,9 @@ def main() -> None:
     """Run the measurements that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--python", type=Path, help="for all but drafts")
     parser.add_argument(
-        "--sizes", nargs="+", default=["32k", "152k"], help="of policies: 32k, 152k, 68M, 0.5B; genesis for patches"
+        "--sizes", nargs="+", default=["32k", "152k"], help=f"of policies: {', '.join(SIZES)}; genesis for patches"
     )
     parser.add_argument("--shares", nargs="+", type=float, default=[0.001, 0.01, 0.1], help="of changed elements")
     parser.add_argument("--rollouts", type=int, default=64)
@@ -53,11 +57,13 @@ def main() -> None:
     parser.add_argument("--prompts", choices=["random", "problems"], default="random", help="random tokens, or sums")
     parser.add_argument("--seed", type=int, default=0, help="of the requests; for agreement in several runs")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["default"], help="settings of vLLM")
-    parser.add_argument("--batches", nargs="+", type=int, default=[256], help="as --batch, for agreement")
+    parser.add_argument("--batches", nargs="+", type=int, default=[256], help="as --batch, for agreement and drafts")
     parser.add_argument("--hang", type=float, default=5.0, help="seconds without a sign of life, for faults")
     parser.add_argument("--patches", type=int, default=200, help="bent patches, for faults")
     parser.add_argument("--torch", action="store_true", help="measure the torch engine as well")
     arguments = parser.parse_args()
+    if arguments.python is None and arguments.kind != "drafts":
+        parser.error(f"{arguments.kind} needs --python")
     torch.set_num_threads(1)
     trio.run(KINDS[arguments.kind], arguments.python, arguments)
 

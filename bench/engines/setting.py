@@ -27,6 +27,18 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
     },
+    **{
+        f"{width}x8": {  # width and layers, for drafts
+            "vocab_size": 8192,
+            "hidden_size": width,
+            "head_dim": 64,
+            "intermediate_size": 3 * width,
+            "num_hidden_layers": 8,
+            "num_attention_heads": width // 64,
+            "num_key_value_heads": width // 128,
+        }
+        for width in (512, 1024)
+    },
     "0.5B": {  # the shapes of Qwen2.5-0.5B
         "vocab_size": 151_936,
         "hidden_size": 896,

@@ -100,8 +100,8 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             ways["plain"] = partial(plain_completions, client, task.requests, task.params)
             if arguments.torch:
                 ways["torch"] = await task.serve(TorchEngine(task.model))
-            compared = await _compared(ways, "plain", [server, plain], arguments)
-            report(kind="speed", size=size, batch=arguments.batch, **compared)
+            rates = await compared(ways, "plain", [server, plain], arguments)
+            report(kind="speed", size=size, batch=arguments.batch, **rates)
 
 
 async def states(python: Path, arguments: argparse.Namespace) -> None:
@@ -123,12 +123,12 @@ async def states(python: Path, arguments: argparse.Namespace) -> None:
                 "torch": await task.serve(TorchPrefill(engines[False], TorchEngine(task.model))),
                 "none": partial(engines[False].generate, task.requests, task.params),
             }
-            compared = await _compared(ways, "none", servers, arguments)
+            rates = await compared(ways, "none", servers, arguments)
             state_bytes = sum(tensor.numel() for tensor in task.weights.values()) * torch.float32.itemsize
-            report(kind="states", size=size, batch=arguments.batch, **compared, bytes_of_torch_weights=state_bytes)
+            report(kind="states", size=size, batch=arguments.batch, **rates, bytes_of_torch_weights=state_bytes)
 
 
-async def _compared(
+async def compared(
     ways: dict[str, Way], base: str, servers: Sequence[ChildServer], arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure each way in turn, several times after one turn that warms up.

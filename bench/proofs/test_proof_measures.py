@@ -73,6 +73,7 @@ def measured_group(rng: np.random.Generator) -> GroupMeasurement:
         repeats=rng.random(tokens) < 0.2,
         margins=margins,
         shifts=margins,
+        rivals=margins,
         stops=rng.random(tokens) < 0.2,
         differences=margins,
         rewards=tuple(rng.integers(0, 2, 4).tolist()),

@@ -84,7 +84,7 @@ def choose_thresholds(
     check_groups(min(map(len, honest.values())))
     margins = _Measured.of(honest, copies, demands, _margins)
     tables: dict[StatisticName, Table] = {
-        "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh)),
+        "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh), honest, demands),
         "margin": _margin_table(margins, honest, demands),
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
         "luck": _luck_table(honest, demands),
@@ -268,9 +268,17 @@ def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
     return [math.log10(ratio) for ratio in ratios[1:]]
 
 
-def _sketch_table(measured: _Measured) -> Table:
-    """Return the table of distances. The cheats are copies, forged sketches in some positions, and both."""
-    beyond, rates = measured.steps(range(_CIRCLE // 2))
+def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
+    """Return the table of distances. The cheats are copies, and forged sketches in some positions."""
+    grid = np.arange(_CIRCLE // 2)
+    # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
+    far = [
+        demands.headroom
+        * _tail_of(np.concatenate([group.sketch_errors[~group.repeats] for group in groups]), demands).rates(grid - 2.0)
+        for groups in honest.values()
+    ]
+    rates_of_grid = np.minimum(measured.rates(grid.tolist()), np.max(far, axis=0)).clip(min=_LAST_RATE)
+    beyond, rates = _spread(grid.tolist(), rates_of_grid.tolist())
     steps = np.array(beyond)
 
     def forged(values: np.ndarray) -> np.ndarray:
@@ -278,10 +286,10 @@ def _sketch_table(measured: _Measured) -> Table:
         tail: np.ndarray = 1.0 - ((2 * values + 1) / _CIRCLE).clip(max=1.0) ** 4
         return tail
 
-    honest = measured.honest_tail(steps)
+    shares = measured.honest_tail(steps)
     tails = [measured.copy_tail(steps, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
-    tails += [(1 - share) * honest + share * tails[0] for share in (0.1, 0.01)]
-    tails += [(1 - share) * honest + share * forged(steps) for share in (0.3, 0.03, 0.003)]
+    tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
+    tails += [(1 - share) * shares + share * forged(steps) for share in (0.3, 0.03, 0.003)]
     return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
 
 
@@ -349,12 +357,16 @@ def _extrapolated_rates(
 ) -> np.ndarray:
     """Return bounds on the rates of a pair's margins beyond each, with headroom, from the tail of its shifts."""
     shifts, rivals = (np.concatenate([getattr(group, name) for group in groups]) for name in ("shifts", "rivals"))
-    shifts = np.maximum(np.where(np.isfinite(shifts), shifts, WIDEST_MARGIN), _ULP).astype(np.float64)
     # A shift counts for the probability of the token's rivals: it is in the sample as often (systematic sampling).
     sampled = np.diff(np.floor(np.cumsum(rivals, dtype=np.float64)), prepend=0.0) > 0
-    tail = MarginTail(shifts[sampled], NormalDist().inv_cdf(demands.confidence) ** 2 / 2, WIDEST_MARGIN)
-    rates: np.ndarray = demands.headroom * float(rivals.mean()) * tail.rates(margins)
+    rates: np.ndarray = demands.headroom * float(rivals.mean()) * _tail_of(shifts[sampled], demands).rates(margins)
     return rates.clip(min=_LAST_RATE)
+
+
+def _tail_of(values: np.ndarray, demands: ThresholdDemands) -> MarginTail:
+    """Return the tail of differences of a pair; what is no number counts as the widest margin."""
+    finite = np.where(np.isfinite(values), values, WIDEST_MARGIN).astype(np.float64)
+    return MarginTail(np.maximum(finite, _ULP), NormalDist().inv_cdf(demands.confidence) ** 2 / 2, _CIRCLE)
 
 
 def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from grailnode.engine.draft_engine import DraftEngine
 from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.proof import Arithmetic, arithmetic_of
@@ -22,6 +23,7 @@ class Compute:
         model: the policy's architecture.
         device: of torch, or of vLLM; dtype: the BF16 weights are widened to this for computing.
         max_batch_tokens: padded tokens of one batch of torch.
+        drafts: whether an 8-bit copy of the policy drafts tokens for torch.
         vllm: how vLLM computes; None to compute with torch. The other two are for vLLM.
         policy: the policy directory.
         directory: for the server's log, and the checkpoint and patches of the served version.
@@ -31,6 +33,7 @@ class Compute:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     max_batch_tokens: int = 8192
+    drafts: bool = False
     vllm: VllmSettings | None = None
     policy: Path = Path()
     directory: Path = Path()
@@ -60,7 +63,8 @@ def config_arithmetics(kind: str, dtype: str, states: str) -> tuple[Arithmetic, 
 def make_engine(compute: Compute, run_sync: RunSync) -> TorchEngine:
     """Return the torch engine that samples completions and checks them."""
     with_torch = compute.vllm is None or compute.vllm.states == "torch"
-    return TorchEngine(
+    kind = DraftEngine if compute.drafts else TorchEngine
+    return kind(
         compute.model,
         device=compute.device if with_torch else "cpu",
         dtype=compute.dtype,

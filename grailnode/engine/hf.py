@@ -4,6 +4,7 @@ architecture but Qwen3.
 
 from collections.abc import Mapping
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
@@ -32,6 +34,16 @@ class _Cache:
         states.layers = [copy(layer) for layer in self.states.layers]
         states.batch_select_indices(rows)
         return _Cache(states)
+
+    def take(self, columns: Tensor) -> "_Cache":
+        pick: Any = partial(torch.take_along_dim, indices=columns[:, None, :, None], dim=2)
+        result = self.select(torch.arange(len(columns), device=columns.device))
+        for layer in result.states.layers:
+            if type(layer) is not DynamicLayer:
+                raise PolicyError("attention that forgets tokens cannot take wrong drafts back: drop engine.draft")
+            if layer.is_initialized:
+                layer.keys, layer.values = pick(layer.keys), pick(layer.values)
+        return result
 
 
 class TransformersModel:

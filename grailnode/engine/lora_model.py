@@ -10,6 +10,7 @@ As files, adapters are a directory in the layout of PEFT, whose tensors are thos
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from grailnode.engine.int8_copy import int8_copy
 from grailnode.engine.policy import PolicyError
 from protocol.chain import safetensors
 from protocol.digest import Weights, digest_weights
@@ -57,8 +59,14 @@ class LoraModel:
         self.shapes = {PREFIX + name: shape for name, shape in model.shapes.items() if name.endswith((DOWN, UP))}
         # Before anything is copied: a base with other tensors would fail in the middle of a forward pass.
         check_base(base, model.shapes)
-        self._base = {name: tensor.to(device, dtype) for name, tensor in base.items()}
+        self._base: Mapping[str, Tensor] = {name: tensor.to(device, dtype) for name, tensor in base.items()}
         self._last: _BaseAndAdapters | None = None
+
+    def with_int8_base(self) -> "LoraModel":
+        """Return the model on an 8-bit copy of its base; adapters stay as they are."""
+        model = copy(self)
+        model._base, model._last = int8_copy(self._base), None
+        return model
 
     def cache(self) -> Cache:
         return self._model.cache()

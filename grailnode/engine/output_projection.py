@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from grailnode.engine.int8_copy import Int8Matrix
 from roles.policy.layer_weights import TableWeights
 
 _CHUNK_ELEMENTS: Final = 1 << 20
@@ -31,9 +32,9 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
     Gradients flow to the states and to the weights, in their dtype.
     """
-    # float32 weights need no wider product.
-    if weight.dtype == torch.float32:
-        return functional.linear(hidden, weight, bias)
+    # Weights in float32 need no wider product, and 8-bit copies compute a float32 one.
+    if isinstance(weight, Int8Matrix) or weight.dtype == torch.float32:
+        return functional.linear(hidden.to(torch.float32), weight, bias)
     logits: Tensor = _Float32Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight)  # type: ignore[no-untyped-call]
     logits = logits.view(*hidden.shape[:-1], len(weight))
     return logits if bias is None else logits + bias.to(torch.float32)

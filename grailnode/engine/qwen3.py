@@ -10,6 +10,7 @@ Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -97,6 +98,10 @@ class KeyValueCache:
 
     def select(self, rows: Tensor) -> "KeyValueCache":
         return KeyValueCache({layer: (k[rows], v[rows]) for layer, (k, v) in self._layers.items()})
+
+    def take(self, columns: Tensor) -> "KeyValueCache":
+        pick = partial(torch.take_along_dim, indices=columns[:, None, :, None], dim=2)
+        return KeyValueCache({layer: (pick(k), pick(v)) for layer, (k, v) in self._layers.items()})
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

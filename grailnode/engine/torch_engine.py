@@ -41,7 +41,7 @@ DEFAULT_BATCH_TOKENS: Final = 8192
 
 
 @dataclass(frozen=True)
-class _Policy:
+class Policy:
     """A policy version with its weights in the dtype and on the device of the engine.
 
     Attributes:
@@ -90,8 +90,8 @@ class TorchEngine:
         self._dtype = dtype
         self._max_batch_tokens = max_batch_tokens
         self._run_sync = run_sync
-        self._serving: _Policy | None = None
-        self._staged: _Policy | None = None
+        self._serving: Policy | None = None
+        self._staged: Policy | None = None
 
     @property
     def version(self) -> int | None:
@@ -107,7 +107,7 @@ class TorchEngine:
         # The scales of codes are no tensors of the model; `dequantize` takes them together with their codes.
         check_fit(self._model, {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)})
         is_quantized = any(map(is_code, weights.values()))
-        self._staged = _Policy(version, await self._compute(self._convert, weights), is_quantized)
+        self._staged = Policy(version, await self._compute(self._convert, weights), is_quantized)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Implements Engine.stage_patch; tensors that the patch does not change are shared."""
@@ -118,7 +118,7 @@ class TorchEngine:
             weights = await self._compute(self._patched, policy, patch, manifest.weights)
         except ProtocolError as error:
             raise EngineError(f"version {version} cannot be patched in: {error}") from error
-        self._staged = _Policy(version, weights, is_quantized=False)
+        self._staged = Policy(version, weights, is_quantized=False)
 
     async def commit(self) -> None:
         if self._staged is None:
@@ -160,7 +160,7 @@ class TorchEngine:
             results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(prompts))]
 
-    def _policy(self) -> _Policy:
+    def _policy(self) -> Policy:
         if self._serving is None:
             raise EngineError("no policy has been committed")
         return self._serving
@@ -174,7 +174,7 @@ class TorchEngine:
         with _torch_errors():
             return await self._run_sync(function, *arguments)
 
-    def _patched(self, policy: _Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
+    def _patched(self, policy: Policy, patch: bytes, digest: bytes) -> dict[str, Tensor]:
         # The patch is for BF16 bits. A float32 copy has them in its upper half, so the old version needs no copy of its
         # own.
         before = {name: _bf16_bits(tensor.cpu()) for name, tensor in policy.weights.items()}
@@ -192,11 +192,11 @@ class TorchEngine:
             raise EngineError(str(error)) from error
 
     @torch.inference_mode()
-    def _prefill(self, policy: _Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
+    def _prefill(self, policy: Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         """Compute each prompt once, then its completions in a batch."""
         # 1. All distinct prompts in one pass, padded on the left: the last state of each row predicts the first token.
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-        ids, mask = _padded(list(distinct), self._device, left_padded=True)
+        ids, mask = padded(list(distinct), self._device, left_padded=True)
         shared = self._model.cache()
         last = self._model.hidden(policy.weights, ids, mask, shared)[:, -1]
         # 2. One place in `states` for each completion token, completions one after the other.
@@ -216,7 +216,7 @@ class TorchEngine:
                     cache = cache.select(torch.arange(ended_rows, ended_rows + len(rows), device=self._device))
                 # A row that is shorter than this pass gets pads at its end, which no real token can see.
                 inputs = [completions[row][:-1][begin:end] for row in rows]
-                ids, own = _padded(inputs, self._device, width=end - begin)
+                ids, own = padded(inputs, self._device, width=end - begin)
                 visible = torch.cat([visible, own], dim=1)
                 computed = self._model.hidden(policy.weights, ids, visible, cache)
                 # State number t comes from the input token t, and token t + 1 is drawn from it.
@@ -225,18 +225,18 @@ class TorchEngine:
         hidden = states.to("cpu", torch.float32).split(lengths.tolist())  # type: ignore[no-untyped-call]
         return [Forward(part, partial(self._project, policy)) for part in hidden]
 
-    def _project(self, policy: _Policy, hidden: Tensor) -> Tensor:
+    def _project(self, policy: Policy, hidden: Tensor) -> Tensor:
         """Return the logits of states that this engine computed; converting them to float32 and back changed no bit."""
         with torch.inference_mode(), _torch_errors():
             return self._model.logits(policy.weights, hidden.to(self._device, self._dtype)).cpu()
 
     @torch.inference_mode()
     def _sample(
-        self, policy: _Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
+        self, policy: Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
     ) -> list[Generation]:
         """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
         # Prompts end at the same column, so that each step appends one column for all rows.
-        ids, mask = _padded(prompts, self._device, left_padded=True)
+        ids, mask = padded(prompts, self._device, left_padded=True)
         cache = self._model.cache()
         stops = torch.tensor(params.stops, device=self._device)
         words = None if seeds is None else seed_words(seeds, self._device)
@@ -249,7 +249,8 @@ class TorchEngine:
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
-            next_tokens, likely = self._choose(logits, active.seeds, position, params)
+            positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
+            next_tokens, likely = self._choose(logits, active.seeds, positions, params)
             # The state from which a token is drawn is what a sketch commits to, in float32 whatever the dtype of the
             # engine.
             on_host = hidden.to(torch.float32).cpu()
@@ -274,14 +275,13 @@ class TorchEngine:
         ]
 
     def _choose(
-        self, logits: Tensor, seeds: Tensor | None, position: int, params: SamplingParams
+        self, logits: Tensor, seeds: Tensor | None, positions: Tensor, params: SamplingParams
     ) -> tuple[Tensor, Tensor]:
         """Return the next token of each row, and its log-probability on the host: int64 [B] and float32 [B]."""
         if seeds is None:
             tokens = logits.argmax(dim=-1)
             return tokens, log_probabilities(logits, tokens, params.temperature, params.filters).cpu()
         # Noise depends on seed and position alone, so a row draws the same token in any batch.
-        positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
         tokens, likely = choose_with_log_probabilities(logits, seeds, positions, params.temperature, params.filters)
         return tokens, likely.cpu()
 
@@ -347,7 +347,7 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             begin = end
 
 
-def _padded(
+def padded(
     sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left_padded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return ids int64 [B, S] and mask bool [B, S].

@@ -109,7 +109,7 @@ async def fetch_task(
 def _torch_compute(model: CausalModel, config: Config) -> Compute:
     """Return how a node computes a model with torch."""
     engine = config.engine
-    return Compute(model, device=engine.device, dtype=DTYPES[engine.dtype], max_batch_tokens=engine.max_batch_tokens)
+    return Compute(model, engine.device, DTYPES[engine.dtype], engine.max_batch_tokens, engine.draft is not None)
 
 
 def data_file(config: Config) -> Path | None:

@@ -178,6 +178,8 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
         refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
         if refusal and role in ("miner", "validator"):
             raise ConfigError(refusal)
+        if engine.draft is not None:
+            raise ConfigError("engine.draft: this run's numerics are exact, and its engines do not draft")
         return
     generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
     if (role == "miner" or is_canary) and generating not in run.proof.miners:

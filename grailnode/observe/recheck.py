@@ -173,9 +173,10 @@ def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[St
     if judgement.counts.computed:
         evidence = weigh(judgement.counts, row)
         for name in STATISTICS:
-            decades, limit = max(evidence[name]) / DECADE, row.threshold / DECADE
+            largest = max(evidence[name])
             value = _counts_text(name, getattr(judgement.counts, name), row.table(name).beyond)
-            lines.append(Statistic(name, value, f"evidence {decades:.1f}, at most {limit:.1f}", decades <= limit))
+            limit = f"evidence {round(largest / DECADE, 1) + 0.0:g}, at most {row.threshold / DECADE:.1f} decades"
+            lines.append(Statistic(name, value, limit, largest <= row.threshold))
     claims = ", ".join(f"{rollout.reward / REWARD_UNIT:g}" for rollout in group.rollouts)
     rewards = ", ".join(f"{reward / REWARD_UNIT:g}" for reward in judgement.rewards) or "not reached"
     return (*lines, Statistic("rewards", rewards, f"claimed {claims}", judgement.reason != Reason.REWARD))

@@ -29,7 +29,8 @@ from roles.policy.follower import Follower
 from roles.ports import Engine, NotFoundError
 from roles.records import fetch_record
 from roles.validator.validator_settings import ValidatorSettings
-from tests.support.builders.proofs import LENIENT, with_thresholds
+from tests.support.builders.proofs import LENIENT, proof_of, with_thresholds
+from tests.support.builders.samples import thresholds
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key, miner_settings
 from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts, with_sketches
@@ -87,8 +88,7 @@ async def run_turncoat(producer: type[Turncoat]) -> tuple[Network, list[Summary]
         The network, the validator's ledger, and its rows of that miner by window.
     """
     network = Network(RULES)
-    proof = network.run.proof.model_copy(update={"audit_floor_ppm": 250_000, "audit_halving": 1})
-    network.amend(proof=proof)
+    network.amend(proof=proof_of(thresholds(), audit_floor_ppm=250_000, audit_halving=1))
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(partial(network.run_miner, "turncoat", producer=producer))
         await network.until_window(14)
@@ -128,7 +128,9 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
 
 
 class FewFalseSketches(Turncoat):
-    """In one earlier window each group has two rollouts with a false sketch: too few to reject one group alone."""
+    """In one earlier window each group has three rollouts with a sketch beyond the first step: too few to reject one
+    group alone.
+    """
 
     window = 5
 
@@ -136,7 +138,11 @@ class FewFalseSketches(Turncoat):
         groups = await super().produce(mining_window, indices)
         if mining_window.window != self.window:
             return groups
-        return [with_sketches(group, lambda sketch: sketch[:-4] + bytes(4), 2) for group in groups]
+        return [with_sketches(group, self._beyond_first_step, 3) for group in groups]
+
+    @staticmethod
+    def _beyond_first_step(sketch: bytes) -> bytes:
+        return sketch[:-4] + bytes((value + 40) % 256 for value in sketch[-4:])
 
 
 @simulated
@@ -325,13 +331,15 @@ async def test_anybody_can_recheck_a_group_and_the_ledger():
     honest = await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2))
     assert honest.judgement.accepted
     assert all(line.holds for line in honest.statistics)
+    assert [line.name for line in honest.statistics] == ["reason", "sketch", "margin", "stop", "luck", "rewards"]
+    assert honest.statistics[3].value.startswith(f"{RULES.group_size} rollouts: 0 beyond 0")
     assert honest.validators == (ValidatorResult(key("validator-0").public.hex(), "accepted", contradicts=False),)
     (window, verdict), *_ = [
         item for item in sorted((await verdicts(network, "cheat", range(6))).items()) if item[1].judgements
     ]
     rejection = await recheck(observer, task, network.compute, GroupReference(key("cheat").public.hex(), window, 0))
     assert rejection.judgement.reason == verdict.judgements[0].reason
-    assert [line.name for line in rejection.statistics if not line.holds]
+    assert next(line.name for line in rejection.statistics if not line.holds) == "reason"
     with pytest.raises(NotFoundError, match="0 participants"):
         await recheck(observer, task, network.compute, GroupReference("ffff", 3, 0))
     await trio.sleep(2 * network.run.head_ttl)  # the run is over, and its records have expired

@@ -117,6 +117,14 @@ def test_another_engine_is_refused_at_the_start_in_one_line(tmp_path: Path, role
     assert ("compute capability 8.0" in line) == ("vllm" in str(overrides))
 
 
+def test_an_exact_run_refuses_drafts_in_one_line(tmp_path: Path) -> None:
+    config = open_config(
+        str(workspace.create(tmp_path, demo_recipe(numerics="exact")).config), ("engine.draft='int8'",)
+    )
+    with pytest.raises(ConfigError, match=r"^engine\.draft: .*exact, and its engines do not draft$"):
+        check_start(config, "miner", "miner-1", print)
+
+
 def test_a_policy_that_exact_arithmetic_does_not_cover_is_refused() -> None:
     policy = Policy.load(PACKAGED_POLICY)
     with pytest.raises(PolicyError, match="cover plain Qwen3, and this is 'qwen2'"):

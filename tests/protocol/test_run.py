@@ -13,7 +13,7 @@ from protocol.identity.signing import open_signed, sign
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
+from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from tests.protocol.signed_chain import NOW, Trainer, chain
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, run_manifest
@@ -44,6 +44,25 @@ def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
 def test_invalid_runs(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         run_manifest(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"penalty": 999_999},  # a rejection would cost less than a group earns
+        {"shortfall": -1},
+        {"miss_price": 0.5},
+        {"deposit": 10**15 + 1},
+        {"cap": 0},
+        {"cap": 10**9 + 1},
+        {"decay": 10**9 + 1},
+        {"windows": 0},
+    ],
+    ids=str,
+)
+def test_invalid_scoring(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ScoringSpec(**(samples.SCORING.model_dump() | changes))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0"])

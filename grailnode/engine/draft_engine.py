@@ -1,0 +1,120 @@
+"""The torch engine with an 8-bit copy of the policy as a verified draft (speculative decoding).
+
+In a round the copy drafts some tokens for each row of a batch, with the noise of their seeds; then the policy computes
+all of them in one pass, and chooses with the same noise. Drafts stay as far as they are the policy's choices, and its
+choice takes the place of the first wrong one. So tokens, states and log-probabilities are the policy's, and a bad copy
+costs time alone. The copy reads the keys and values that the policy computed, and keeps none of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from grailnode.engine.int8_copy import int8_copy
+from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.policy import PolicyError
+from grailnode.engine.torch_engine import Policy, TorchEngine, padded
+from protocol.rollout.sampling import SamplingParams, seed_words
+from roles.policy.causal_model import CausalModel
+from roles.policy.sequences import Tokens
+from roles.ports import Generation
+
+_DRAFTED: Final = 16
+"""Tokens that a row drafts in a round: it drafts in vain behind a wrong token, and behind its end."""
+_LOGITS_AT_ONCE: Final = 256  # rows of logits in memory
+
+
+class DraftEngine(TorchEngine):
+    """A torch engine that drafts. It raises PolicyError for a model with fused experts, or one that forgets tokens."""
+
+    def __init__(self, model: CausalModel, **options: Any) -> None:
+        super().__init__(model, **options)
+        if any(".experts." in name for name in model.shapes):
+            raise PolicyError("the experts of a mixture are fused, which 8-bit copies cannot be: drop engine.draft")
+        cache: Any = model.cache()  # one that can also `take` some columns [B, P'] of each row
+        cache.take(torch.zeros(0, 0, dtype=torch.int64))
+        self._draft_model = model.with_int8_base() if isinstance(model, LoraModel) else model
+        self._copied: Policy | None = None
+        self._copy: Mapping[str, Tensor] = {}
+
+    @torch.inference_mode()
+    def _sample(
+        self, policy: Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
+    ) -> list[Generation]:
+        if self._copied is not policy:  # a node that only checks never makes a copy
+            is_adapted = self._draft_model is not self._model
+            self._copied, self._copy = policy, policy.weights if is_adapted else int8_copy(policy.weights)
+        ids, mask = padded(prompts, self._device, left_padded=True)
+        rows = torch.arange(len(prompts), device=self._device)
+        words = None if seeds is None else seed_words(seeds, self._device)
+        cache: Any = self._model.cache()
+        lengths, drafts = torch.zeros_like(rows), ids[:, :0]
+        stops = torch.tensor(params.stops, device=self._device)
+        results: list[list[tuple[Tensor, ...]]] = [[] for _ in prompts]
+        while True:
+            # 1. The policy computes what it has not seen: the prompts at first. Its last states are those from which
+            # the drafts should have been drawn, and that of the token behind them.
+            count = drafts.shape[1] + 1
+            states = self._model.hidden(policy.weights, ids, mask, cache)[:, -count:]
+            positions = lengths[:, None] + torch.arange(count, device=self._device)
+            tokens, likely = self._choose_all(policy, states, words, positions, params)
+            # 2. A choice is the row's next token if all drafts before it are right, and none of them is the last.
+            right = (tokens[:, :-1] == drafts).cumprod(dim=1).sum(dim=1) + 1
+            ends = torch.isin(tokens, stops) | (positions + 1 >= params.max_tokens)
+            until_end = torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, count + 1)
+            new = torch.minimum(right, until_end)
+            on_host = tokens.cpu(), states.to(torch.float32).cpu(), likely
+            for place, (row, taken) in enumerate(zip(rows.tolist(), new.tolist(), strict=True)):
+                results[row].append(tuple(part[place, :taken] for part in on_host))
+            going = (new < until_end).nonzero().squeeze(1)
+            if not len(going):
+                break
+            # 3. Rows move right over the columns of wrong drafts, so that they end at one column, as padded prompts do.
+            rows, lengths, new = rows[going], (lengths + new)[going], new[going]
+            words = None if words is None else words[going]
+            last = tokens[going].gather(1, new[:, None] - 1)
+            columns = torch.arange(mask.shape[1], device=self._device) - (count - new)[:, None]
+            mask = mask[going].gather(1, columns.clamp(min=0)) & (columns >= 0)
+            first = int(mask.any(dim=0).int().argmax())
+            cache = cache.select(going).take(columns[:, first:].clamp(min=0))
+            # 4. The copy drafts what follows the last token of each row.
+            drafts, mask = self._draft(cache, mask[:, first:], last, words, lengths, params)
+            ids = torch.cat([last, drafts], dim=1)
+        joined = (map(torch.cat, zip(*parts, strict=True)) for parts in results)
+        return [Generation(tuple(t.tolist()), s, tuple(p.tolist())) for t, s, p in joined]
+
+    def _draft(
+        self, cache: Any, mask: Tensor, ids: Tensor, words: Tensor | None, lengths: Tensor, params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        """Return tokens that follow ids [B, 1]: int64 [B, S], and the mask with ids and them, bool [B, P + 1 + S].
+
+        The last token of a completion is a pad in it, and so is what follows: no position is larger than the last one.
+        """
+        cache = cache.select(torch.arange(len(ids), device=self._device))  # the policy's own does not grow
+        stops = torch.tensor(params.stops, device=self._device)
+        drafts, ended = [ids[:, :0]], torch.zeros_like(ids, dtype=torch.bool)
+        mask = torch.cat([mask, ~ended], dim=1)
+        for step in range(min(_DRAFTED, params.max_tokens - int(lengths.min()) - 1)):
+            hidden = self._draft_model.hidden(self._copy, ids, mask, cache)[:, -1]
+            logits = self._draft_model.logits(self._copy, hidden)
+            ids = self._choose(logits, words, lengths + step, params)[0][:, None]
+            drafts.append(ids)
+            ended |= torch.isin(ids, stops) | (lengths[:, None] + step + 1 >= params.max_tokens)
+            mask = torch.cat([mask, ~ended], dim=1)
+            if ended.all():
+                break
+        return torch.cat(drafts, dim=1), mask
+
+    def _choose_all(
+        self, policy: Policy, states: Tensor, words: Tensor | None, positions: Tensor, params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        """Return the policy's choice from each state, and its log-probability on the host: [B, S] each."""
+        chosen, count = [], positions.shape[1]
+        for part in torch.split(torch.arange(len(states)), max(1, _LOGITS_AT_ONCE // count)):
+            logits = self._model.logits(policy.weights, states[part].flatten(0, 1))
+            seeds = None if words is None else words[part].repeat_interleave(count, dim=0)
+            chosen.append(self._choose(logits, seeds, positions[part].flatten(), params))
+        tokens, likely = (torch.cat(parts).view(positions.shape) for parts in zip(*chosen, strict=True))
+        return tokens, likely

@@ -1,0 +1,211 @@
+"""The torch engine with a draft: what it generates is the policy's own, whatever the copy drafts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch.nn import functional
+
+from grailnode.config import EngineSection
+from grailnode.engine import draft_engine
+from grailnode.engine.compute import Compute, make_engine
+from grailnode.engine.draft_engine import DraftEngine
+from grailnode.engine.int8_copy import Int8Matrix, int8_copy
+from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.models import build
+from grailnode.engine.output_projection import project
+from grailnode.engine.policy import Policy, PolicyError, load_weights
+from grailnode.run.base_files import lora_spec
+from protocol.digest import Weights
+from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from roles.policy.causal_model import CausalModel
+from roles.ports import Generation
+from tests.engine.engine_contract import EngineContract, NewEngine, serve
+from tests.support.builders.families import FAMILIES, write_family
+from tests.support.builders.policies import NOISE, engine_of, inline, random_weights, requests_of_many_lengths
+
+REQUESTS = requests_of_many_lengths(12)
+LONG = SamplingParams(temperature=1.0, max_tokens=45, stops=(1,))
+WAYS = {
+    "long": LONG,
+    "many stops": SamplingParams(temperature=20.0, max_tokens=40, stops=(1, 5, 9)),
+    "one token": SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)),
+    "two tokens": SamplingParams(temperature=1.0, max_tokens=2, stops=(1,)),
+    "filters": SamplingParams(temperature=2.0, max_tokens=30, stops=(1,), filters=Filters(top_k=3)),
+}
+
+
+class TestDraftEngine(EngineContract):
+    @pytest.fixture
+    def new_engine(self, model: CausalModel) -> NewEngine:
+        return lambda: DraftEngine(model, run_sync=inline)
+
+
+@pytest.fixture
+def bad_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the copy of a policy be another policy."""
+
+    def other(weights: Weights) -> Weights:
+        generator = torch.Generator().manual_seed(9)
+        return {name: tensor[torch.randperm(len(tensor), generator=generator)] for name, tensor in weights.items()}
+
+    monkeypatch.setattr(draft_engine, "int8_copy", other)
+
+
+class PolicyPasses:
+    """A model that counts the passes of the policy itself over a batch."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+        self.policy: Any = None
+        self.count = 0
+
+    def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        self.policy = self.policy or weights  # a batch begins with the policy
+        self.count += weights is self.policy
+        return self._model.hidden(weights, ids, mask, cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+async def drafted(model: CausalModel, weights: Weights, params: SamplingParams = LONG) -> list[Generation]:
+    engine = DraftEngine(model, run_sync=inline)
+    await serve(engine, weights)
+    return await engine.generate(REQUESTS, params)
+
+
+async def check(model: CausalModel, weights: dict[str, Tensor], params: SamplingParams) -> None:
+    """Check that drafted completions are those of the torch engine, and what its prefill of them gives."""
+    engine = await engine_of(model, weights)
+    expected, generations = await engine.generate(REQUESTS, params), await drafted(model, weights, params)
+    checked = await engine.forward([r.prompt for r in REQUESTS], [g.tokens for g in generations])
+    for request, plain, generation, forward in zip(REQUESTS, expected, generations, checked, strict=True):
+        tokens, length = torch.tensor(generation.tokens), len(generation.tokens)
+        assert generation.tokens == plain.tokens
+        margins = batch_margins(forward.logits, tokens, [request.seed], [length], params.temperature, params.filters)
+        assert margins.max() == 0
+        torch.testing.assert_close(generation.hidden, forward.hidden, rtol=0, atol=NOISE)
+        likely = log_probabilities(forward.logits, tokens, params.temperature, params.filters)
+        torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=NOISE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_token_is_the_policys_choice(model: CausalModel, way: str) -> None:
+    await check(model, random_weights(model), WAYS[way])
+
+
+@pytest.mark.usefixtures("bad_copies")
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_bad_draft_changes_no_token(model: CausalModel, way: str) -> None:
+    await check(model, random_weights(model), WAYS[way])
+
+
+async def passes(model: CausalModel) -> tuple[int, int]:
+    """Return how many passes the policy needed for a batch, and the length of its longest completion."""
+    counting: Any = PolicyPasses(model)
+    generations = await drafted(counting, random_weights(model))
+    return counting.count, max(len(g.tokens) for g in generations)
+
+
+async def test_a_good_draft_saves_most_passes_of_the_policy(model: CausalModel) -> None:
+    count, longest = await passes(model)
+    assert count < longest / 2
+
+
+@pytest.mark.usefixtures("bad_copies")
+async def test_a_bad_draft_saves_few(model: CausalModel) -> None:
+    count, longest = await passes(model)
+    assert longest / 2 < count <= longest
+
+
+async def test_a_new_version_is_drafted_by_its_own_copy(model: CausalModel) -> None:
+    engine = DraftEngine(model, run_sync=inline)
+    for version in range(2):
+        await engine.stage(version, random_weights(model, version))
+        await engine.commit()
+        own = await (await engine_of(model, random_weights(model, version))).generate(REQUESTS, LONG)
+        assert [g.tokens for g in await engine.generate(REQUESTS, LONG)] == [g.tokens for g in own]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_each_family_drafts_or_is_refused(name: str, tmp_path: Path) -> None:
+    family = write_family(tmp_path, name)
+    windowed = "sliding_attention" in (family.policy.config.get("layer_types") or ())
+    mixture = any(".experts." in tensor for tensor in family.model.shapes)
+    weights = {n: t.to(torch.bfloat16) for n, t in family.weights.items()}
+    if windowed or mixture or family.policy.config.get("sliding_window"):
+        with pytest.raises(PolicyError, match=r"drop engine\.draft$"):
+            DraftEngine(family.model)
+    else:
+        await check(family.model, weights, LONG)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+async def test_adapters_are_drafted_on_a_copy_of_their_base(name: str, tmp_path: Path) -> None:
+    policy = write_family(tmp_path, name).policy
+    base = load_weights(policy.directory)
+    model = LoraModel(build(policy, lora=lora_spec(base, 4, 8.0, ("q_proj",))), base)
+    await check(model, random_weights(model), LONG)
+    copied = model.with_int8_base()
+    ids, mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.bool)
+    weights = {n: t.to(torch.float32) for n, t in random_weights(model).items()}
+    states, others = model.hidden(weights, ids, mask), copied.hidden(weights, ids, mask)
+    assert 0 < (states - others).norm() / states.norm() < 0.2
+
+
+def test_a_node_drafts_if_its_settings_say_so(directory: Path) -> None:
+    model = build(Policy.load(directory))
+    assert isinstance(make_engine(Compute(model, drafts=True), inline), DraftEngine)
+    assert not isinstance(make_engine(Compute(model), inline), DraftEngine)
+    with pytest.raises(ValidationError, match='drafts are for kind "torch"'):
+        EngineSection(kind="vllm", url="http://127.0.0.1:1", draft="int8")
+
+
+# Copies of matrices
+
+
+def states_and_matrix(dtype: torch.dtype) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    yield torch.randn(2, 5, 64, generator=generator).to(dtype)
+    yield (torch.randn(48, 64, generator=generator) * 0.1).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_copy_computes_nearly_the_product_in_a_quarter_of_the_bytes(dtype: torch.dtype) -> None:
+    states, matrix = states_and_matrix(dtype)
+    copy = Int8Matrix.of(matrix)
+    expected = functional.linear(states.double(), matrix.double())
+    product = functional.linear(states, copy, matrix[:, 0])
+    assert product.dtype == dtype
+    assert ((product.double() - matrix[:, 0].double() - expected).norm() / expected.norm()) < 0.02
+    assert copy.codes.nbytes + copy.scales.nbytes < matrix.nbytes / matrix.itemsize * 1.1
+    alone = functional.linear(states[1, 2], copy, matrix[:, 0])
+    assert torch.equal(alone, product[1, 2])
+    assert not functional.linear(torch.zeros_like(states), copy).any()
+
+
+def test_other_functions_get_the_weights() -> None:
+    _, matrix = states_and_matrix(torch.bfloat16)
+    wide: Any = Int8Matrix.of(matrix) + 0
+    assert type(wide) is Tensor
+    assert wide.dtype == torch.bfloat16
+    assert ((wide - matrix).norm() / matrix.norm()) < 0.01
+    ids = torch.tensor([[3, 0], [5, 5]])
+    torch.testing.assert_close(functional.embedding(ids, Int8Matrix.of(matrix)), wide[ids])
+    logits = project(matrix[:2], Int8Matrix.of(matrix))
+    assert logits.dtype == torch.float32
+    assert (logits - project(matrix[:2], matrix)).norm() / logits.norm() < 0.02
+
+
+def test_tensors_that_no_kernel_takes_are_shared() -> None:
+    weights = {"matrix": torch.randn(8, 16), "odd": torch.randn(7, 16), "gain": torch.randn(16)}
+    copy = int8_copy(weights)
+    assert isinstance(copy["matrix"], Int8Matrix)
+    assert copy["odd"] is weights["odd"]
+    assert copy["gain"] is weights["gain"]
