@@ -10,6 +10,7 @@
     false-accepts    how many groups of a changed policy are accepted
     gain             what a planned cheat gains at every rate, and what keys earn that share work
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
+    cheats           what miners gain that decide near ties, or edit tokens, and when they are refused
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
 
 `false-accepts`, `keys`, `dealing` and `speed` take minutes, the other tables up to some hours of one core with the
@@ -26,6 +27,7 @@ import trio
 
 from bench.proofs import (
     adversaries,
+    cheats,
     dealing,
     false_accepts,
     gain,
@@ -41,8 +43,8 @@ from bench.proofs.setting import Setting
 from bench.proofs.trained_policy import CACHE
 
 TABLES = (
-    "honest", "adversaries", "power", "sketch", "resolution", "speed", "keys", "false-accepts", "gain", "dealing",
-    "withheld",
+    "honest", "adversaries", "power", "sketch", "resolution", "speed", "keys", "false-accepts", "gain", "cheats",
+    "dealing", "withheld",
 )  # fmt: skip
 
 
@@ -79,6 +81,8 @@ def main() -> None:
             trio.run(power.table, setting, options.groups or 128, options.profile)
         case "resolution":
             trio.run(resolution.table, setting, options.groups or 6, options.profile)
+        case "cheats":
+            trio.run(cheats.table, setting, options.groups or 64, options.profile)
         case "keys":
             trio.run(keys.table, options.tries)
         case "false-accepts":

@@ -61,8 +61,8 @@ def cheats(setting: Setting, plain: Side) -> Iterator[tuple[str, Side]]:
         yield f"weights off by {share:.2%}", replace(plain, weights=partial(perturbed, share=share))
     for reach in (0.3, 0.1):
         yield f"accounts decided within {reach:g}", replace(plain, decide=partial(_right_accounts, reach))
-    yield "ends taken within 0.1", replace(plain, decide=partial(_early_ends, 0.1))
-    yield "lucky ties within 0.1", replace(plain, decide=partial(_lucky_ties, 0.1))
+    yield "ends taken within 0.1", replace(plain, decide=partial(early_ends, 0.1))
+    yield "lucky ties within 0.1", replace(plain, decide=partial(lucky_ties, 0.1))
 
 
 def _right_accounts(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
@@ -76,12 +76,12 @@ def _right_accounts(reach: float, policy: Policy, model: CausalModel, weights: W
     return DecisiveEngine(model, weights, wish, reach)
 
 
-def _early_ends(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
+def early_ends(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
     """Return a miner that ends wherever the end falls short by little."""
     return stop_taker(model, weights, policy.stops[0], reach)
 
 
-def _lucky_ties(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
+def lucky_ties(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
     """Return a miner that decides one near tie of a rollout otherwise if that has a higher reward."""
     text, task = policy.tokenizer, TradingTask()
 

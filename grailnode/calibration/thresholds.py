@@ -194,6 +194,8 @@ class _Measured:
         """
         most = DECADE * math.log10(10 * len(chosen.alternatives) * sum(map(len, self.trials)))
         while max(map(partial(largest_evidence, chosen), self.pairs, self.trials)) > most:
+            if min(chosen.rates) >= _MOST_RATE * RATE_UNIT:
+                raise CalibrationError("an honest pair misses in most of its trials; leave it out (--pairs)")
             rates = [min(_MOST_RATE, _RAISED * rate / RATE_UNIT) for rate in chosen.rates]
             chosen = table(chosen.beyond, rates, [[s / DECADE for s in item.scores] for item in chosen.alternatives])
         return chosen

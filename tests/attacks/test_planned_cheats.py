@@ -9,7 +9,6 @@ from protocol.judging.evidence import NO_EVIDENCE, exceeded, is_improbable
 from protocol.judging.ledger import GROUP, SHARE, evidence_of
 from roles.trainer.collect.quorum import BELOW_DEPOSIT, LogprobRule, decide
 from roles.trainer.verified_batch import USED
-from tests.support.adversaries.harness import alter
 from tests.support.adversaries.planned_cheats import (
     PLANS,
     PlannedCheat,
@@ -21,15 +20,14 @@ from tests.support.adversaries.planned_cheats import (
 )
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
-from tests.support.builders.proofs import BFLOAT16, packaged_thresholds, proof_of
-from tests.support.builders.samples import counts, judgement, rejected, row, summary, verdict
+from tests.support.builders.proofs import proof_of
+from tests.support.builders.samples import counts, judgement, rejected, row, summary, thresholds, verdict
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulated
 
 SCORING = _SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
-THRESHOLDS = packaged_thresholds()
-WIDE = alter(packaged_thresholds(*BFLOAT16), miner="torch-float32", validator="torch-float32")
+THRESHOLDS = thresholds()
 SUBTLE = next(plan for plan in PLANS if plan.groups == 1 and plan.tokens == 24 and not plan.sacrifice)
 
 
@@ -41,8 +39,8 @@ def test_a_planned_cheat_loses_at_every_rate(plan: PlannedCheat, rate: float) ->
 
 def test_a_cheat_too_small_to_be_refused_would_pay_without_a_price_for_misses() -> None:
     free = SCORING.model_copy(update={"miss_price": 0})
-    assert gain(SUBTLE, 0.05, free, WIDE, 1.0, seed=1) > 0.0
-    assert gain(SUBTLE, 0.05, SCORING, WIDE, 1.0, seed=1) < 0.0
+    assert gain(SUBTLE, 0.05, free, THRESHOLDS, 1.0, seed=1) > 0.0
+    assert gain(SUBTLE, 0.05, SCORING, THRESHOLDS, 1.0, seed=1) < 0.0
 
 
 def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:

@@ -35,7 +35,7 @@ from grailnode.run.rules import Rules
 from protocol import environments
 from protocol.digest import Weights
 from protocol.lora import DOWN, PREFIX, UP
-from protocol.proof import Arithmetic
+from protocol.proof import RATE_UNIT, Arithmetic, Thresholds
 from tests.support.builders.policies import PARAMS, requests_of_many_lengths, write_speaking_policy
 from tests.support.builders.proofs import FLOAT32
 from tests.support.builders.recipes import demo_recipe, demo_rules
@@ -94,8 +94,7 @@ def test_the_packaged_policy_is_calibrated(tmp_path: Path, sketch: str) -> None:
     assert [pair.name for pair in row.measured.pairs] == ["same", "small-batches", "eager-checked"]
     assert proof.subject.sketch == sketch
     assert row.thresholds.pair == FLOAT32
-    assert row.thresholds.sketch_rate < 0.1
-    assert row.thresholds.margin_limit < 1e-3
+    assert row.thresholds.margin.rates[0] < 0.05 * RATE_UNIT
     workspace.create(tmp_path / "run", demo_recipe(), proof=out)
     manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert (manifest.proof.sketch, manifest.proof.table) == (sketch, (row.thresholds,))
@@ -114,6 +113,12 @@ def test_another_policy_is_calibrated_with_prompts_of_a_file(policy: Policy, tmp
     assert (proof.subject.temperature, proof.subject.max_tokens) == (0.7, 5)
 
 
+def _last_margin(row: Thresholds) -> int:
+    """Return the first step that honest work reaches less often than once in 10^9 tokens."""
+    steps = zip(row.margin.beyond, row.margin.rates, strict=True)
+    return next((beyond for beyond, rate in steps if rate < RATE_UNIT // 10**9), row.margin.beyond[-1])
+
+
 def test_each_pair_of_arithmetics_gets_a_row_of_its_own(tmp_path: Path) -> None:
     """A row is added to those that were measured on the same subject; other subjects begin a new table."""
     out = tmp_path / "proof.json"
@@ -125,7 +130,7 @@ def test_each_pair_of_arithmetics_gets_a_row_of_its_own(tmp_path: Path) -> None:
     rows = {row.thresholds.pair: row.thresholds for row in proof.table}
     measured = rows.pop(across)
     assert {row.thresholds.pair: row.thresholds for row in packaged.table if row.thresholds.pair != across} == rows
-    assert measured.margin_limit > 100 * rows[FLOAT32].margin_limit
+    assert _last_margin(measured) > 100 * _last_margin(rows[FLOAT32])
     assert measured.logprob_tolerance > 100 * rows[FLOAT32].logprob_tolerance
     assert "replaced: " in invoke(*quick, "--temperature", 0.9)
     assert [row.thresholds.pair for row in proof_file.read(out).table] == [FLOAT32]

@@ -82,6 +82,22 @@ class TieEngine(ABC):
 
 
 @dataclass
+class HonestEngine(TieEngine):
+    """Takes the best token.
+
+    Attributes:
+        gaps: by how much the second-best one fell short.
+    """
+
+    gaps: list[float] = field(default_factory=list, init=False)
+
+    def choose(self, prompt: Tokens, seed: bytes, completion: list[int], scores: torch.Tensor) -> int:
+        best = scores.topk(2)
+        self.gaps.append(float(best.values[0] - best.values[1]))
+        return int(best.indices[0])
+
+
+@dataclass
 class DecisiveEngine(TieEngine):
     """Takes a wished token whose score falls short of the best one by at most the reach."""
 

@@ -6,16 +6,19 @@ shows the windows of the keys that it likes.
 
 import math
 import random
+from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, is_improbable
 from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, balances, shares
 from protocol.proof import ProofSpec, Thresholds
+from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import MINER, counts, row
 
+MARGIN = round(0.05 / NOISE_UNIT)
 _NORMAL = NormalDist()
 
 
@@ -25,7 +28,7 @@ class PlannedCheat:
 
     Attributes:
         saved: share of a group's work that a false group saves.
-        misses: share of the tokens of a false group that miss the margin; 1.0 for a group that is plainly false.
+        misses: share of the tokens of a false group that fall short by MARGIN; 1.0 for a group that is plainly false.
         sacrifice: every so many windows it delivers one plainly false group alone; 0 for never.
         groups: groups of a window.
         tokens: tokens of a group.
@@ -157,9 +160,11 @@ def _result(
 
 
 def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: int = 0) -> LedgerRow:
-    """Return the row of a window whose groups were all audited; the misses are as small as misses are."""
+    """Return the row of a window whose groups were all audited."""
     groups, accepted = plan.groups, plan.groups - rejected
-    counted = counts(thresholds, sketch=(accepted * plan.tokens,), margin=(accepted * plan.tokens, misses))
+    step = bisect_left(thresholds.margin.beyond, MARGIN) - 1
+    steps = [misses if place == step else 0 for place in range(step + 1)]
+    counted = counts(thresholds, sketch=(accepted * plan.tokens,), margin=(accepted * plan.tokens, *steps))
     return row(
         pledged=groups, submitted=groups, audited=groups, accepted=accepted, rejected=rejected, counts=counted
     )  # fmt: skip
