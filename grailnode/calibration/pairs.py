@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from grailnode.calibration.variants import AnyVariant, VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
@@ -68,6 +69,7 @@ class GroupMeasurement:
     Attributes:
         lengths: tokens of each rollout, N in sum.
         distances: uint8 [N], the largest of the four differences of the sketches at each position.
+        sketch_errors: float32 [N], the same before rounding, and not on the circle.
         repeats: bool [N], positions with the state of an earlier rollout (protocol/judging/evidence.py): their
             distances do not count.
         margins: float32 [N], the sampling shortfall of each token.
@@ -82,6 +84,7 @@ class GroupMeasurement:
 
     lengths: tuple[int, ...]
     distances: np.ndarray
+    sketch_errors: np.ndarray
     repeats: np.ndarray
     margins: np.ndarray
     shifts: np.ndarray
@@ -113,14 +116,15 @@ class Submission:
     Attributes:
         seed: of its prompt.
         requests, completions: one of each for every rollout.
-        sketch: of the states behind all tokens; projection: the seed with which it was computed.
+        sketch: of the states behind all tokens before rounding, float32 [N, 4]; projection: the seed with which it was
+            computed.
         logprobs: float32 [N], of the tokens.
     """
 
     seed: bytes
     requests: tuple[Request, ...]
     completions: tuple[tuple[int, ...], ...]
-    sketch: bytes
+    sketch: Tensor
     projection: bytes
     logprobs: np.ndarray
 
@@ -183,7 +187,7 @@ def _submit(
         seed=seed,
         requests=tuple(requests),
         completions=tuple(item.tokens for item in generations),
-        sketch=sketch.commit(work.kind, torch.cat([item.hidden for item in generations]), projection),
+        sketch=sketch.values_of(work.kind, torch.cat([item.hidden for item in generations]), projection),
         projection=projection,
         logprobs=np.array([value for item in generations for value in item.logprobs], dtype=np.float32),
     )
@@ -192,7 +196,7 @@ def _submit(
 def _compare(work: CalibrationTask, submission: Submission, forwards: Sequence[Forward]) -> GroupMeasurement:
     """Compare the two sides, as roles/validator/judge.py does."""
     whole, completions = join_forwards(forwards), submission.completions
-    recomputed_sketch = sketch.commit(work.kind, whole.hidden, submission.projection)
+    values = sketch.values_of(work.kind, whole.hidden, submission.projection)
     seeds = [request.seed for request in submission.requests]
     check = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
     checked = check.logprobs.numpy()
@@ -200,7 +204,8 @@ def _compare(work: CalibrationTask, submission: Submission, forwards: Sequence[F
     rivals = np.maximum(1.0 - np.exp(checked), np.float32(_LEAST_RIVAL))
     return GroupMeasurement(
         lengths=tuple(map(len, completions)),
-        distances=sketch.distances(submission.sketch, recomputed_sketch),
+        distances=sketch.distances(sketch.rounded(submission.sketch), sketch.rounded(values)),
+        sketch_errors=(submission.sketch - values).abs().amax(dim=1).numpy(),
         repeats=repeated_positions(completions),
         margins=check.margins.numpy(),
         shifts=np.abs(checked - submission.logprobs) / rivals,

@@ -46,9 +46,9 @@ class MarginTail:
         falling = np.sort(shifts)[::-1]
         k = max(len(falling) // _FRACTION, min(_ENOUGH, len(falling) // _LARGEST_FRACTION), _LEAST)
         k = min(k, len(falling) - 1)
-        self._border, self._most = float(falling[k]), most
-        self._grid = np.geomspace(self._border, max(most, self._border) + 1.0, _STEPS)
-        above = np.log(falling[:k] / self._border)
+        border = float(falling[k])
+        self._grid = np.geomspace(border, max(most, border) + 1.0, _STEPS)
+        above = np.log(falling[:k] / border)
         self._rates = np.zeros(_STEPS)
         if above[0] > 0.0:
             self._rates = _largest_rates(self._grid, above, k / len(falling), drop)

@@ -20,7 +20,6 @@ from protocol.rollout import sampling
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Assignment, Task
-from roles.policy.prefill import check_completions, join_forwards
 from roles.ports import Engine, Forward, Generation, ObjectStore
 from roles.trainer.spool import canary_path, pack_canary_note
 from roles.validator.judge import Judge
@@ -92,8 +91,10 @@ class CanaryProducer(HonestProducer):
     async def _noted(self, mining_window: MiningWindow, group: Group) -> Group:
         """Return a true group, and note its log-probabilities for the collector."""
         if self._trainer_state is not None:
-            (assignment,) = self.assignments(mining_window, [group.index])
-            await note_logprobs(self.task, self.engine, group, assignment, self._trainer_state)
+            arithmetic = self.engine.generating_arithmetic
+            await note_logprobs(
+                self.task, self.engine, group, arithmetic, mining_window.randomness, self._trainer_state
+            )
         return group
 
     async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:
@@ -212,17 +213,22 @@ class CanaryProducer(HonestProducer):
 
 
 async def note_logprobs(
-    task: Task, engine: Engine, group: Group, assignment: Assignment, trainer_state: ObjectStore
+    task: Task, engine: Engine, group: Group, arithmetic: str, randomness: bytes, trainer_state: ObjectStore
 ) -> None:
-    """Note the log-probabilities of a group, if the run has bounds for them and the engine serves the group's version
-    to the end.
+    """Note the log-probabilities of a group that an engine accepts as a validator's would: another one may be by other
+    weights of the same number. Nothing is noted if the run has no bounds for what the engine computes.
+
+    Args:
+        arithmetic: of the group's miner.
+        randomness: of the round that opened the group's window.
     """
-    arithmetic = engine.checking_arithmetic
-    if not any(arithmetic in row.pair for row in task.run.proof.table) or engine.version != group.version:
+    rows, version = task.run.proof.table, engine.version
+    own = engine.checking_arithmetic
+    fitting = sorted((row for row in rows if row.miner == arithmetic), key=lambda row: row.validator != own)
+    if group.version != version or not fitting or not any(own in row.pair for row in rows):
         return
-    completions = [rollout.tokens for rollout in group.rollouts]
-    forward = join_forwards(await engine.forward([assignment.prompt] * len(completions), completions))
-    params = task.run.sampling.params()
-    check = await task.run_sync(check_completions, forward, completions, assignment.seeds, params, task.vocabulary)
-    path = canary_path(group.window, group.index, content_digest(group.to_frame()))
-    await trainer_state.put(path, pack_canary_note(arithmetic, check.logprobs.numpy().astype("<f4").tobytes()))
+    digest = content_digest(group.to_frame())
+    (judgement,) = await Judge(task, engine, group.window, randomness).judge([(group, digest)], fitting[0])
+    if judgement.accepted and engine.version == version:
+        note = pack_canary_note(own, judgement.logprobs)
+        await trainer_state.put(canary_path(group.window, group.index, digest), note)

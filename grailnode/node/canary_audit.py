@@ -1,9 +1,9 @@
 """The trainer's own log-probabilities of strangers' groups, which the canary computes beside its mining.
 
-A validator may recognize nothing in a canary's true groups, but there are few of them. So the canary notes the
-log-probabilities of some groups of all other miners, which a secret coin picks, for the trainer's collector to compare
-with what validators say. It does so between the deadline of a window and the opening of the next one, while its engine
-still serves the window's version; groups of other versions are passed over.
+A canary's own true groups are few. So the canary notes the log-probabilities of some groups of all other miners too,
+which a secret coin picks, for the trainer's collector to compare with what validators say. It does so between the
+deadline of a window and the opening of the next one, while its engine still serves the window's version; groups of
+other versions are passed over.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from grailnode.node.canary import note_logprobs
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
-from protocol.rollout.batch import Commitment, Group, open_group
+from protocol.rollout.batch import Commitment, open_group
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.participants import find_participants
-from roles.policy.assignment import Assignment, Task
+from roles.policy.assignment import Task
 from roles.ports import BeaconError, Engine, EngineError, NotFoundError, ObjectStore, StoreError, TooLargeError
 from roles.records import fetch_record
 
 AUDIT_PPM: Final = 10_000
 """Groups of strangers that the canary computes, in millionths."""
 
-_AT_ONCE: Final = 16  # commitments that are being read
+_AT_ONCE: Final = 4  # miners whose groups are being read
 
 
 @dataclass(frozen=True)
@@ -65,42 +65,29 @@ class CanaryAudit:
                 indices = range(min(item.groups, node.run.groups))
                 picked[item.key] = [index for index in indices if self._picks(window, item.key, index)]
 
-        async def fetch(miner: bytes) -> list[Group]:
+        async def audit(miner: bytes) -> None:
             try:
-                return await self._fetch(window, miner, picked[miner])
+                await self._audit_miner(window, randomness, miner, picked[miner])
             except NotFoundError:
-                return []
+                return
             except (StoreError, ProtocolError, TooLargeError) as error:
                 node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
-                return []
 
-        for groups in await gather(fetch, [miner for miner, indices in picked.items() if indices], at_once=_AT_ONCE):
-            for group in groups:
-                assignment = self.task.assign(window, randomness, group.miner, group.index)
-                if group.version == self.engine.version and self._is_sound(group, assignment):
-                    await note_logprobs(self.task, self.engine, group, assignment, self.trainer_state)
+        await gather(audit, [miner for miner, indices in picked.items() if indices], at_once=_AT_ONCE)
 
     def _picks(self, window: int, miner: bytes, index: int) -> bool:
         coin = self.trainer.derive("audit coin", window, int.from_bytes(miner[:8], "little"), index)
         return int.from_bytes(coin[:4], "little") * 1_000_000 < self.share_ppm << 32
 
-    async def _fetch(self, window: int, miner: bytes, indices: list[int]) -> list[Group]:
-        """Return the picked groups that a miner has committed to."""
-        path = paths.commitment(miner, window)
-        commitment = (await fetch_record(self.node, Commitment, path)).record
-        groups = []
+    async def _audit_miner(self, window: int, randomness: bytes, miner: bytes, indices: list[int]) -> None:
+        """Note the log-probabilities of picked groups that a miner has committed to."""
+        commitment = (await fetch_record(self.node, Commitment, paths.commitment(miner, window))).record
+        path = paths.batch(miner, window, commitment.batch)
         for index in indices:
             if index < len(commitment.groups):
                 offset, size = commitment.extent(index)
-                batch = paths.batch(miner, window, commitment.batch)
-                frame = await self.node.store.get(batch, size, offset=offset, size=size)
-                groups.append(open_group(frame, commitment, index, self.node.run.group_bytes))
-        return groups
-
-    def _is_sound(self, group: Group, assignment: Assignment) -> bool:
-        """Return whether the engine can compute a group, of which validators judge the rest."""
-        largest = max((token for rollout in group.rollouts for token in rollout.tokens), default=0)
-        size = self.task.run.group_size
-        return (
-            len(group.rollouts) == size and group.prompt_tokens == assignment.prompt and largest < self.task.vocabulary
-        )
+                frame = await self.node.store.get(path, size, offset=offset, size=size)
+                group = open_group(frame, commitment, index, self.node.run.group_bytes)
+                await note_logprobs(
+                    self.task, self.engine, group, commitment.arithmetic, randomness, self.trainer_state
+                )

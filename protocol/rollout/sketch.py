@@ -75,6 +75,19 @@ def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
     return sums * (_SCALE / octaves.square().sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12))
 
 
+def values_of(kind: SketchKind, hidden: Tensor, seed: bytes) -> Tensor:
+    """Return the values of a sketch before they are rounded: float32 [T, 4], in units; see `commit`."""
+    compute = _projection if kind == "projection" else _top_k
+    return torch.cat([compute(piece.to(torch.float32), seed) for piece in torch.split(hidden, _PIECE)]).cpu()
+
+
+def rounded(values: Tensor) -> bytes:
+    """Return the sketch of some values: uint8 [T, 4], row-major."""
+    # NaN becomes 0: its conversion to an integer would depend on the processor.
+    units = values.nan_to_num(0.0, posinf=0.0, neginf=0.0).round().to(torch.int64) & 0xFF
+    return units.to(torch.uint8).numpy().tobytes()
+
+
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
     """Compute the sketch of a completion: uint8 [T, 4], row-major.
 
@@ -82,15 +95,7 @@ def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
         hidden: float32 [T, D], the final hidden state from which each token was sampled.
         seed: the window's 32-byte sketch seed.
     """
-    return b"".join(_commit_piece(kind, piece, seed) for piece in torch.split(hidden, _PIECE))
-
-
-def _commit_piece(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
-    hidden = hidden.to(torch.float32)
-    values = _projection(hidden, seed) if kind == "projection" else _top_k(hidden, seed)
-    # NaN becomes 0: its conversion to an integer would depend on the processor.
-    units = values.nan_to_num(0.0, posinf=0.0, neginf=0.0).round().to(torch.int64) & 0xFF
-    return units.to(torch.uint8).cpu().contiguous().numpy().tobytes()
+    return rounded(values_of(kind, hidden, seed))
 
 
 def distances(sketch: bytes, recomputed: bytes) -> np.ndarray:

@@ -11,6 +11,7 @@ import trio
 
 from grailnode.node.canary import CanaryProducer
 from protocol.digest import content_digest
+from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
 from protocol.judging.verdict import Judgement, Reason
 from protocol.rollout import sampling
@@ -23,6 +24,7 @@ from tests.support.adversaries.key_histories import packaged_policy_harness
 from tests.support.builders.proofs import FLOAT32
 
 HARNESS = packaged_policy_harness(FLOAT32)
+THRESHOLDS = HARNESS.proof.row(*FLOAT32)
 TRAINER = key("trainer")
 GROUPS = 48
 TEMPERATURE = 3.0  # the packaged policy is certain of its answers; at this temperature its tokens depend on the noise
@@ -38,7 +40,7 @@ class Canary(CanaryProducer):
     async def judge(self, mining_window: MiningWindow, group: Group) -> Judgement:
         """Return an honest judgement on a group by itself."""
         judge = Judge(self.task, self.engine, mining_window.window, mining_window.randomness)
-        (judgement,) = await judge.judge([(group, content_digest(group.to_frame()))], HARNESS.proof.row(*FLOAT32))
+        (judgement,) = await judge.judge([(group, content_digest(group.to_frame()))], THRESHOLDS)
         return judgement
 
 
@@ -99,7 +101,10 @@ def test_a_validator_without_the_policy_cannot_tell_a_canary_by_its_noise() -> N
         for assignment, group in list(zip(*true_groups(), strict=True))[:GROUPS]:
             false_group = await canary.falsify(window, group)
             assert any(any(rollout.sketch) for rollout in false_group.rollouts)
-            reasons.add((await canary.judge(window, false_group)).reason)
+            judgement = await canary.judge(window, false_group)
+            evidence = weigh(judgement.counts, THRESHOLDS)
+            assert max(map(max, evidence.values())) > 2 * THRESHOLDS.threshold  # no honest validator accepts it
+            reasons.add(judgement.reason)
             noise.append(mean_noise(false_group, assignment.seeds))
         return reasons, noise
 
@@ -115,6 +120,13 @@ def test_the_noise_of_exchanged_rollouts_tells_every_group() -> None:
     assignments, groups = true_groups()
     pairs = list(zip(groups, assignments, strict=True))[:GROUPS]
     assert best_accuracy([mean_noise(group, (*item.seeds[1:], item.seeds[0])) for group, item in pairs]) == 1.0
+
+
+def test_half_of_the_windows_have_only_true_groups_and_the_others_as_many_false_ones() -> None:
+    false = np.array([[is_false_group(TRAINER, window, index) for index in range(16)] for window in range(1000)])
+    has_false = false.any(axis=1)
+    assert 0.45 < has_false.mean() < 0.55
+    assert 0.48 < false[has_false].mean() < 0.52
 
 
 def test_the_coin_decides_which_groups_are_false() -> None:

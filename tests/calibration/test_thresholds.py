@@ -14,16 +14,15 @@ from grailnode.calibration.tail import MarginTail
 from grailnode.calibration.thresholds import (
     CalibrationError,
     Honest,
-    MeasuredMargins,
     ThresholdDemands,
     choose_thresholds,
-    is_refused,
-    points_of,
-    relative_entropy,
-    surprisals,
+    largest_evidence,
+    likelihood_scores,
+    table,
 )
-from protocol.judging.evidence import Counts, surprisal_threshold, window_surprisal
-from protocol.proof import Thresholds
+from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded, is_improbable
+from protocol.proof import DECADE, RATE_UNIT, Table, Thresholds
+from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import FLOAT32
 
 ROLLOUTS = 4
@@ -41,20 +40,27 @@ def groups(
     seed: int = 0,
 ) -> list[GroupMeasurement]:
     """Return groups whose positions are off by `distance` with probability `miss`, and whose tokens by `margin` with
-    probability `tip`.
+    probability `tip`; their last tokens are stop tokens.
     """
     generator = np.random.default_rng(seed)
     measurements = []
     for _ in range(count):
         lengths = tuple(int(n) for n in generator.integers(length // 2, length + 1, ROLLOUTS))
         n = sum(lengths)
+        distances = np.where(generator.random(n) < miss, distance, 0).astype(np.uint8)
+        margins = np.where(generator.random(n) < tip, margin, 0.0).astype(np.float32)
+        noise = (shift * generator.standard_normal(n)).astype(np.float32)
         measurements.append(
             GroupMeasurement(
                 lengths,
-                np.where(generator.random(n) < miss, distance, 0).astype(np.int16),
-                np.zeros(n, dtype=bool),
-                np.where(generator.random(n) < tip, margin, 0.0).astype(np.float32),
-                (shift * np.abs(generator.standard_normal(n))).astype(np.float32),
+                distances=distances,
+                sketch_errors=(distances + np.abs(noise)).astype(np.float32),
+                repeats=np.zeros(n, dtype=bool),
+                margins=margins,
+                shifts=np.abs(noise),
+                stops=np.isin(np.arange(n), np.cumsum(lengths) - 1),
+                differences=noise,
+                rivals=np.ones(n, dtype=np.float32),
             )
         )
     return measurements
@@ -76,213 +82,203 @@ def thresholds(
     return choose_thresholds(honest, copies, FLOAT32, demands)
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-3, 0.02, 0.3])
+def rate_beyond(table: Table, value: float) -> float:
+    """Return the bound on the rate of values beyond one: that of the last step below it."""
+    return (
+        max((rate for step, rate in zip(table.beyond, table.rates, strict=True) if step >= value), default=0)
+        / RATE_UNIT
+    )
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.02, 0.3])
 def test_bounds_cover_the_known_rate(rate: float) -> None:
     spec = thresholds({"pair": groups(200, miss=rate, tip=rate / 10)})
-    assert spec.sketch_tolerance < 9  # below the distance of the misses: they are counted
-    assert rate < spec.sketch_rate < rate * 1.25 + 1e-3
-    assert spec.margin < 0.5
-    assert rate / 10 < spec.margin_rate < rate / 10 * 1.5 + 1e-3
+    assert rate < spec.sketch.rates[0] / RATE_UNIT < rate * 1.3 + 3e-3
+    assert rate / 10 < spec.margin.rates[0] / RATE_UNIT < rate / 10 * 1.8 + 2e-3
+    assert rate / 10 < spec.stop.rates[0] / RATE_UNIT < rate / 10 * 2.5 + 2e-2
 
 
 def test_bounds_cover_in_as_many_tries_as_the_confidence_says() -> None:
     demands = replace(DEMANDS, confidence=0.9)
-    covered = [
-        thresholds({"pair": groups(20, miss=0.02, seed=s)}, demands=demands).sketch_rate > 0.02 for s in range(60)
-    ]
-    assert sum(covered) >= 48  # 54 are expected; fewer than 48 have a probability of 1%
+    rates = [thresholds({"pair": groups(20, miss=0.02, seed=s)}, demands=demands).sketch.rates[0] for s in range(40)]
+    assert sum(rate > 0.02 * RATE_UNIT for rate in rates) >= 34
 
 
 def test_the_worst_pair_determines_the_bound() -> None:
     quiet = {f"quiet-{i}": groups(100, seed=i) for i in range(9)}
     noisy = groups(100, miss=0.05, seed=50)
-    assert thresholds(quiet | {"noisy": noisy}).sketch_rate == thresholds({"noisy": noisy}).sketch_rate > 0.05
-
-
-def test_a_tolerance_is_chosen_where_the_copy_differs_most() -> None:
-    honest = groups(100, miss=0.5, distance=3)  # half of the honest positions are off by 3, copies by 9
-    assert thresholds({"pair": honest}).sketch_tolerance == 3
-    assert thresholds({"pair": groups(100)}).sketch_tolerance == 0
+    both, alone = thresholds(quiet | {"noisy": noisy}).sketch, thresholds({"noisy": noisy}).sketch
+    assert (both.beyond[0], both.rates[0]) == (alone.beyond[0], alone.rates[0])
+    assert both.rates[0] > 0.05 * RATE_UNIT
 
 
 def test_headroom_raises_the_bounds() -> None:
-    honest = {"pair": groups(100, miss=0.01)}
+    honest = {"pair": groups(100, miss=0.01, tip=0.01)}
     narrow, wide = (thresholds(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
-    assert narrow.sketch_tolerance == wide.sketch_tolerance
-    assert 2 * narrow.sketch_rate < wide.sketch_rate < 4 * narrow.sketch_rate  # the bound of four times the misses
-    largest = max(float(group.shifts.max()) for group in honest["pair"])
-    assert wide.margin_limit >= 4 * largest > narrow.margin_limit / 2
+    assert wide.sketch.rates[0] > 1.5 * narrow.sketch.rates[0]
+    assert wide.margin.rates[0] > 1.5 * narrow.margin.rates[0]
 
 
-def test_clustered_misses_raise_the_rate() -> None:
-    """One rollout in twenty misses in most of its positions, which independent misses at the mean rate never do."""
-    generator = np.random.default_rng(0)
-
-    def clustered(group: GroupMeasurement) -> GroupMeasurement:
-        bad = np.repeat(generator.random(len(group.lengths)) < 0.05, group.lengths)
-        return replace(group, distances=np.where(bad & (generator.random(len(bad)) < 0.7), 9, 0).astype(np.int16))
-
-    honest = {"pair": [clustered(group) for group in groups(200)]}
-    spec = thresholds(honest, copies=(groups(40, miss=1.0, distance=60),))
-    assert spec.sketch_tolerance < 9 or spec.sketch_rate < 0.03
-    assert max(surprisals(spec, honest, DEMANDS.window)) < surprisal_threshold(spec)
+def test_clustered_misses_raise_the_rates() -> None:
+    """One group in ten misses everywhere: independent misses of the same rate would never give such a group."""
+    clustered = [*groups(90), *groups(10, miss=0.9, seed=1)]
+    independent = groups(100, miss=0.09, seed=2)
+    rates = [thresholds({"pair": part}).sketch.rates[0] for part in (clustered, independent)]
+    assert rates[0] > 2 * rates[1]
 
 
 @pytest.mark.parametrize("miss", [0.0, 0.01, 0.2])
 def test_more_groups_of_the_same_distribution_are_accepted(miss: float) -> None:
-    spec = thresholds({"pair": groups(200, miss=miss, distance=2, tip=1e-3, margin=1e-6)})
-    later = groups(400, miss=miss, distance=2, tip=1e-3, margin=1e-6, seed=1)
-    assert not any(is_refused(g.weigh(spec), spec) for g in later)
+    spec = thresholds({"pair": groups(200, miss=miss, tip=miss / 10)})
+    evidence = NO_EVIDENCE
+    for group in groups(2000, miss=miss, tip=miss / 10, seed=1):
+        evidence = advance(evidence, group.counts(spec), spec)
+        assert exceeded(evidence, spec) is None
 
 
-def test_the_limit_lies_beyond_honest_shifts() -> None:
-    limit = MeasuredMargins.of(groups(200, shift=1e-3), DEMANDS).limit
-    assert 4e-3 < limit < 0.1  # the largest of some 12,000 normal shifts is about 4 standard deviations
-    assert MeasuredMargins.of(groups(200, shift=0.0), DEMANDS).limit > 0  # a unit in the last place
-    assert MeasuredMargins.of(groups(200, tip=0.01, margin=0.75), DEMANDS).limit >= 0.75
-    heavy = [replace(g, shifts=(1e-6 / np.random.default_rng(0).random(len(g.shifts)) ** 2)) for g in groups(50)]
-    assert MeasuredMargins.of(heavy, DEMANDS).limit == 100.0  # a tail without a mean: no limit can be estimated
-
-
-def test_nan_is_a_miss() -> None:
-    nan_groups = [replace(g, margins=np.full_like(g.margins, np.nan), shifts=g.margins * np.nan) for g in groups(20)]
-    spec = thresholds({"pair": nan_groups})
-    assert spec.margin_rate > 0.99
-    assert spec.margin_limit == 100.0
+def test_nan_is_beyond_all_steps() -> None:
+    spec = thresholds({"pair": groups(40)})
+    (group,) = groups(1)
+    counts = replace(group, margins=np.full_like(group.margins, np.nan)).counts(spec)
+    assert counts.margin.steps[-1] == counts.margin.trials
 
 
 def test_too_few_groups_are_refused() -> None:
-    with pytest.raises(CalibrationError, match="ask for more --rollouts"):
+    with pytest.raises(CalibrationError, match="--rollouts"):
         thresholds({"pair": groups(7)})
 
 
-def test_relative_entropy() -> None:
-    assert relative_entropy(0.5, 0.25) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75))
-    assert relative_entropy(1.0, 0.25) == pytest.approx(math.log(4))
-    assert relative_entropy(0.2, 0.25) == 0.0
+def test_the_threshold_divides_the_level_among_all_alternatives() -> None:
+    spec = thresholds({"pair": groups(40)}, demands=replace(DEMANDS, level=1e-6))
+    alternatives = sum(len(item.alternatives) for item in (spec.sketch, spec.margin, spec.stop, spec.luck))
+    assert spec.threshold == math.ceil(DECADE * math.log10(alternatives / 1e-6))
 
 
-def test_points_are_the_doublings_of_a_copys_share_and_never_fall() -> None:
-    rates = np.array([0.08, 0.01, 0.001, 0.0005])
-    shares = np.array([0.32, 0.24, 0.08, 0.079])
-    # Between the thresholds, the ratios are 0.68/0.92, 0.08/0.07, then 0.16/0.009 and 0.001/0.0005, which are pooled
-    # because the second one is smaller, and 0.079/0.0005 beyond the last one.
-    doublings = [math.log2(ratio / (0.68 / 0.92)) for ratio in (0.08 / 0.07, 0.161 / 0.0095, 0.079 / 0.0005)]
-    first, pooled, last = (round(4 * number) for number in doublings)
-    assert points_of(rates, shares) == [first, pooled, pooled, last]
-    assert points_of(rates, rates) == [0, 0, 0, 0]
+def test_scores_are_likelihood_ratios_that_never_fall() -> None:
+    """Half of a cheat's trials reach the first step, where honest work has one in a hundred, and as many the last."""
+    assert likelihood_scores([0.01, 0.0001], np.array([0.5, 0.25])) == pytest.approx(
+        [math.log10(0.25 / 0.0099 / (0.5 / 0.99)), math.log10(0.25 / 0.0001 / (0.5 / 0.99))]
+    )
+    falling = likelihood_scores([0.5, 0.1, 0.05], np.array([0.6, 0.01, 0.009]))
+    assert falling == sorted(falling)
 
 
-def test_steps_have_bounds_of_the_worst_pair() -> None:
-    quiet = groups(200, tip=1e-3, margin=0.01)
-    honest = {"quiet": quiet, "noisy": groups(200, tip=0.01, margin=0.1, seed=2)}
-    spec = thresholds(honest, copies=(groups(60, tip=0.2, margin=0.5, miss=0.9, seed=3),))
-    for pair in honest.values():
-        margins = np.concatenate([group.margins for group in pair])
-        assert all((margins > step.beyond).mean() <= step.rate for step in spec.margin_steps)
+def test_the_growth_of_an_alternative_follows_from_the_rates() -> None:
+    built = table((0, 5), [0.1, 0.01], [[1.0, 2.0]])
+    expectation = 1 + 0.1 * 9 + 0.01 * 90
+    growth = built.alternatives[0].growth
+    assert math.log10(expectation) * DECADE <= growth <= math.log10(expectation) * DECADE + 3
 
 
-def test_more_honest_groups_are_accepted_by_their_points() -> None:
-    """Rollouts whose margins come in clusters, as those of one prompt may."""
-    generator = np.random.default_rng(1)
-
-    def clustered(group: GroupMeasurement) -> GroupMeasurement:
-        bad = np.repeat(generator.random(len(group.lengths)) < 0.05, group.lengths)
-        margins = np.where(bad & (generator.random(len(bad)) < 0.3), 0.2, 0.0).astype(np.float32)
-        return replace(group, margins=margins)
-
-    honest = {"pair": [clustered(group) for group in groups(300)]}
-    spec = thresholds(honest, copies=(groups(60, tip=0.5, margin=1.0, miss=0.9, seed=3),))
-    later = [clustered(group).weigh(spec) for group in groups(400, seed=9)]
-    assert not any(is_refused(evidence, spec) for evidence in later)
-    windows = [[evidence.counts for evidence in later[begin : begin + 16]] for begin in range(0, 400, 16)]
-    assert max(window_surprisal(window, spec) for window in windows) < surprisal_threshold(spec)
+def test_the_largest_evidence_is_that_of_a_run_of_the_validators_own() -> None:
+    honest = groups(50, miss=0.3)
+    spec = thresholds({"pair": groups(200, miss=0.05)})
+    evidence, largest = NO_EVIDENCE, -(10**9)
+    for group in honest:
+        evidence = advance(evidence, group.counts(spec), spec)
+        largest = max(largest, *evidence["sketch"])
+    values, trials = np.concatenate([g.fresh for g in honest]), np.array([len(g.fresh) for g in honest])
+    assert largest_evidence(spec.sketch, values, trials) == largest
 
 
 def heavy_tailed(count: int, seed: int) -> list[GroupMeasurement]:
-    """Groups whose shifts fall as a power of 2.5 from 0.01 on in one of 33 tokens."""
+    """Return groups whose shifts fall as a power, and whose margins are what these cause where scores nearly tie."""
     generator = np.random.default_rng(seed)
+    result = []
+    for group in groups(count, seed=seed):
+        shifts = 0.005 * (1.0 + generator.pareto(4.0, len(group.margins)))
+        gaps = generator.exponential(1.0, len(shifts))
+        margins = np.where(gaps < shifts, shifts - gaps, 0.0)
+        result.append(replace(group, shifts=shifts.astype(np.float32), margins=margins.astype(np.float32)))
+    return result
 
-    def heavy(group: GroupMeasurement) -> GroupMeasurement:
-        far = 0.01 * (1.0 + generator.pareto(2.5, len(group.shifts)))
-        shifts = np.where(generator.random(len(far)) < 0.03, far, group.shifts)
-        return replace(group, shifts=shifts.astype(np.float32))
 
-    return [heavy(group) for group in groups(count, seed=seed)]
-
-
-def test_far_margins_have_a_rate_that_no_count_could_show() -> None:
-    honest = {"pair": heavy_tailed(1500, 0), "other": heavy_tailed(1500, 1)}
-    spec = thresholds(honest, demands=replace(DEMANDS, headroom=4.0))
-    largest = max(float(group.shifts.max()) for pair in honest.values() for group in pair)
-    assert 4.0 * largest <= spec.far_margin < spec.margin_limit
-    assert spec.far_rate < 1e-6  # 90,000 tokens without an event show 5e-5 at best
-    true_rate = 0.03 * 0.01**2.5 * (spec.far_margin**-1.5 - (spec.far_margin + 1.0) ** -1.5) / 1.5
-    assert 4.0 * true_rate <= spec.far_rate <= 40.0 * true_rate
+def test_far_margins_have_rates_that_no_count_could_show() -> None:
+    spec = thresholds({"pair": heavy_tailed(500, 0)}).margin
+    seen = max(float(group.margins.max()) for group in heavy_tailed(500, 0))
+    assert 0 < rate_beyond(spec, 4 * seen / NOISE_UNIT) < 1 / (500 * 60) / 10
 
 
 def test_few_far_margins_refuse_a_window_and_one_does_not() -> None:
-    """Honest work has one far margin in a great many tokens, and never four in 6,000."""
-    spec = thresholds({"pair": heavy_tailed(1500, 0)}, demands=replace(DEMANDS, headroom=4.0))
+    spec = thresholds({"pair": heavy_tailed(500, 0)})
+    window = heavy_tailed(16, 1)
 
-    def surprisal(far: int) -> float:
-        return window_surprisal([Counts(6000, 6000, 0, far, 0, 0, far)], spec)
+    def refused(edits: int) -> bool:
+        edited = [replace(group, margins=group.margins.copy()) for group in window]
+        for group in edited[:edits]:
+            group.margins[3] = 8.0
+        return is_improbable(NO_EVIDENCE, [group.counts(spec) for group in edited], spec)
 
-    assert surprisal(1) < surprisal_threshold(spec) < surprisal(4)
-
-
-def test_noise_of_rounding_has_a_limit_near_what_was_measured_and_no_far_margins_below_it() -> None:
-    spec = thresholds({"pair": groups(400, shift=1e-3)}, demands=replace(DEMANDS, headroom=4.0))
-    assert spec.far_margin == spec.margin_limit < 0.05
-    assert spec.far_rate < 1e-9
+    assert [refused(edits) for edits in (0, 4)] == [False, True]
 
 
-# Which copies thresholds refuse, and which thresholds are refused
+def test_noise_of_rounding_has_a_last_step_near_what_was_measured() -> None:
+    spec = thresholds({"pair": groups(200, shift=1e-5)}).margin
+    assert spec.rates[-1] <= 2e-15 * RATE_UNIT
+    assert 1e-5 < spec.beyond[-1] * NOISE_UNIT < 1e-2
 
 
-DEFAULT_DEMANDS = ThresholdDemands()
+def test_a_forged_sketch_refuses_its_group_where_honest_sketches_differ_by_rounding() -> None:
+    spec = thresholds({"pair": [replace(g, sketch_errors=g.shifts) for g in groups(200, shift=1e-3)]})
+    (group,) = groups(1)
+    distances = group.distances.copy()
+    distances[5] = 90
+    assert is_improbable(NO_EVIDENCE, [replace(group, distances=distances).counts(spec)], spec)
+
+
+def test_odds_rise_where_misses_follow_rewards() -> None:
+    def rewarded(groups: Sequence[GroupMeasurement], *, follows: bool) -> list[GroupMeasurement]:
+        generator = np.random.default_rng(1)
+        result = []
+        for group in groups:
+            largest = np.maximum.reduceat(group.margins, np.cumsum([0, *group.lengths[:-1]]))
+            high = largest > 0 if follows else generator.random(ROLLOUTS) < 0.5
+            result.append(replace(group, rewards=tuple(np.where(high, 1_000_000, 0).tolist())))
+        return result
+
+    honest = groups(400, tip=0.01)
+    independent, following = (
+        thresholds({"pair": rewarded(honest, follows=follows)}).luck.rates[0] for follows in (False, True)
+    )
+    assert independent == pytest.approx(1.25e-3 * RATE_UNIT)
+    assert following > 1.4 * independent
+
+
+# Which copies are refused
 
 
 def test_a_copy_that_differs_clearly_is_always_refused() -> None:
-    honest = {"pair": groups(100, miss=0.01)}
-    spec = choose_thresholds(honest, [COPY], FLOAT32, DEFAULT_DEMANDS)
-    result = power(REQUIRED_BITS, "pair", COPY, spec, 16)
-    assert (result.rollouts, result.groups, result.windows) == (1.0, 1.0, 1.0)
-    assert result.tokens == sum(sum(group.lengths) for group in COPY)
-    check([result], honest, spec, 16)
+    spec = thresholds({"pair": groups(200, miss=0.01)})
+    row = power(4, "pair", COPY, spec, 4)
+    assert (row.groups, row.windows) == (1.0, 1.0)
 
 
 def test_honest_work_is_never_refused() -> None:
-    spec = choose_thresholds({"pair": groups(100, miss=0.01)}, [COPY], FLOAT32, DEFAULT_DEMANDS)
-    result = power(16, "pair", groups(100, miss=0.01, seed=7), spec, 16)
-    assert (result.rollouts, result.groups, result.windows) == (0.0, 0.0, 0.0)
+    spec = thresholds({"pair": groups(200, miss=0.01)})
+    row = power(8, "pair", groups(100, miss=0.01, seed=5), spec, 16)
+    assert (row.groups, row.windows) == (0.0, 0.0)
 
 
 def test_a_window_refuses_a_copy_that_no_group_refuses() -> None:
-    spec = choose_thresholds({"pair": groups(400, miss=1e-3)}, [COPY], FLOAT32, DEFAULT_DEMANDS)
-    faint = groups(100, miss=0.05, seed=8)
-    result = power(8, "pair", faint, spec, 64)
-    assert result.groups < 0.1
-    assert result.windows > 0.9
+    spec = thresholds({"pair": groups(400, miss=0.01)}, [groups(40, miss=0.12, seed=3)])
+    row = power(4, "pair", groups(100, miss=0.12, seed=4), spec, 32)
+    assert row.groups < 0.1
+    assert row.windows > 0.99
 
 
 def test_a_distribution_that_hides_the_copy_is_refused_in_one_line() -> None:
-    honest = {"quiet": groups(60), "noisy": groups(60, miss=0.8, distance=20, tip=0.01, seed=3)}
-    copy = groups(60, miss=0.82, distance=20, tip=0.01, seed=4)
-    spec = choose_thresholds(honest, [copy], FLOAT32, DEFAULT_DEMANDS)
-    weak = power(REQUIRED_BITS, "quiet", copy, spec, 16)
-    with pytest.raises(TooWideError) as error_info:
-        check([weak, power(REQUIRED_BITS, "noisy", COPY, spec, 16)], honest, spec, 16)
-    line = str(error_info.value)
-    assert "\n" not in line
-    for part in ("too wide", "4-bit copy's windows of 16 groups (pair quiet)", "noisy in sketches", "noisy in margins"):
-        assert part in line
+    honest = {"quiet": groups(100), "noisy": groups(100, miss=0.5, tip=0.1, seed=2)}
+    copy = groups(40, miss=0.5, tip=0.1, seed=3)
+    spec = thresholds(honest, [copy])
+    with pytest.raises(TooWideError, match=r"noisy in sketches .* noisy in margins") as refusal:
+        check([power(REQUIRED_BITS, "noisy", copy, spec, 4)], honest, 4)
+    assert "\n" not in str(refusal.value)
 
 
 def test_only_copies_of_the_required_bits_have_to_be_refused() -> None:
     honest = {"pair": groups(100)}
-    spec = choose_thresholds(honest, [COPY], FLOAT32, DEFAULT_DEMANDS)
-    check([power(8, "pair", groups(50), spec, 4), power(REQUIRED_BITS, "pair", COPY, spec, 4)], honest, spec, 4)
+    spec = thresholds(honest)
+    check([power(8, "pair", groups(50), spec, 4), power(REQUIRED_BITS, "pair", COPY, spec, 4)], honest, 4)
 
 
 # Extrapolation of known tails
@@ -301,7 +297,9 @@ def draws(draw: Callable[[Generator], np.ndarray]) -> list[MarginTail]:
 
 
 def limits(draw: Callable[[Generator], np.ndarray]) -> list[float]:
-    return [tail.reach(LEVEL) for tail in draws(draw)]
+    """Return the smallest margins, of a fine grid, beyond which the bound is at most the level."""
+    grid = np.geomspace(1e-3, MOST, 4000)
+    return [float(grid[np.argmax(np.append(tail.rates(grid)[:-1], 0.0) <= LEVEL)]) for tail in draws(draw)]
 
 
 def exponential(x: float) -> float:
@@ -399,5 +397,4 @@ def test_fewer_values_give_a_larger_limit() -> None:
 
 def test_equal_values_are_not_extrapolated() -> None:
     tail = MarginTail(np.full(1000, 0.25), DROP, MOST)
-    assert tail.reach(LEVEL) == 0.25
     assert tail.rates(np.array([0.25, 1.0])).tolist() == [0.0, 0.0]

@@ -25,6 +25,7 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 from roles.validator.window_cases import WindowCases
+from tests.support.builders.proofs import FLOAT32
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.samples import counts, judgement
 from tests.support.simulation.network import Network, key, randomness
@@ -63,6 +64,7 @@ class LyingValidator(Validator):
 
     async def _lies(self, commitment: Commitment, dealt: Sequence[int]) -> tuple[Judgement, ...]:
         path = paths.batch(commitment.miner, commitment.window, commitment.batch)
+        row = self._node.run.proof.row(*FLOAT32)
         judgements = []
         for index in dealt:
             offset, size = commitment.extent(index)
@@ -73,7 +75,7 @@ class LyingValidator(Validator):
                     index,
                     digest=commitment.groups[index][0],
                     tokens=tokens,
-                    counts=counts(self._node.run.proof.table[0], sketch=(tokens,), margin=(tokens,)),
+                    counts=counts(row, sketch=(tokens,), margin=(tokens,), stop=(len(group.rollouts),)),
                     rewards=tuple(rollout.reward for rollout in group.rollouts),
                     logprobs=bytes(4 * tokens),
                 )

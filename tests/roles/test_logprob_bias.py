@@ -80,6 +80,11 @@ def test_nodes_that_give_other_numbers_of_tokens_are_not_compared() -> None:
     assert not any(add_groups(NOTHING, groups, PROOF, NODES).biased)
 
 
+def test_groups_of_one_node_or_of_none_are_no_evidence() -> None:
+    groups: list[GroupSums] = [{}, {ONE: ("torch-float32", 10**9, TOKENS)}]
+    assert not any(add_groups(NOTHING, groups * 99, PROOF, NODES).biased)
+
+
 @simulated
 async def test_a_window_counts_once_whatever_a_restart_repeats() -> None:
     state = MemoryStore()

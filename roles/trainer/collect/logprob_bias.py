@@ -9,9 +9,9 @@ positive with a probability of at most 1/2, and for a bet b between 0 and 1
     e = log10(1 + b) if D > 0, else log10(1 - b),          with E[10^e] <= (1 + b) / 2 + (1 - b) / 2 = 1.
 
 The evidence is a CUSUM as in protocol/judging/evidence.py, in micro-decades, for each direction and each bet. A group
-is one trial, because its tokens share a part of their noise. Only the sign counts: it needs no scale of the noise, and
-nothing is added by exp(x D - x^2 D^2 / 2), the e-value of a symmetric D (de la Pena 1999), which gives at most 0.22
-decades a group.
+is one trial, because its tokens share a part of their noise. Only the sign counts, so that no scale of the noise is
+needed. The self-normalized e-value of a symmetric D, exp(x D - x^2 D^2 / 2) (de la Pena 1999), gives at most e^(1/2) a
+group, 0.22 decades, where a sign gives up to 0.27.
 """
 
 import math
@@ -112,7 +112,7 @@ def add_groups(evidence: BiasEvidence, groups: Sequence[GroupSums], proof: Proof
     values = np.zeros((len(keys), len(keys), _BETS), np.int64)
     values[known] = np.frombuffer(evidence.values, "<i4").reshape(len(evidence.nodes), len(evidence.nodes), _BETS)
     largest = values.max(axis=2)
-    for sums in groups:
+    for sums in (sums for sums in groups if len(sums) > 1):
         here = np.ix_(*[[places[key] for key in sums]] * 2)
         values[here] = _weigh(values[here], list(sums.values()), proof)
         largest[here] = np.maximum(largest[here], values[here].max(axis=2))
