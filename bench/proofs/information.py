@@ -2,8 +2,9 @@
 
 A forged value agrees if it is within the distance that 99% of the honest positions are within. The four values of a
 position have independent coefficients. So a position agrees with the fourth power of the share of single values that
-agree, over many projections; a share of 0 counts as one agreement. The bits are -log2 of the mean over the positions.
-The forged values are the sketch of one fixed state, the best of some, and those of states that the predictors of
+agree, over many projections; a share of 0 counts as one agreement. The bits are the mean of -log2 of this probability:
+those of a rollout, all of whose positions have to agree, divided by its length. The forged values are the sketch of one
+fixed state, the best of some of other rollouts, and those of states that the predictors of
 tests/support/adversaries/sketch_predictors.py have learned from honest ones.
 """
 
@@ -54,9 +55,12 @@ class States:
         parts = (part[:end] for part in (self.generated_states, self.expected_states, self.ridge, self.network))
         return States(self.lengths[:rollouts], *parts)
 
-    def constants(self, count: int) -> list[Tensor]:
-        """Return candidates for the best constant: about `count` states at regular distances, and the mean state."""
-        return [*self.expected_states[:: max(1, len(self.expected_states) // count)], self.expected_states.mean(dim=0)]
+    def constants(self, count: int, after: int) -> list[Tensor]:
+        """Return candidates for the best constant: some `count` states at regular distances, and the mean state, of the
+        rollouts after so many.
+        """
+        others = self.expected_states[sum(self.lengths[:after]) :]
+        return [*others[:: max(1, len(others) // count)], others.mean(dim=0)]
 
 
 async def measure_states(setting: Setting, dtype: DType, rollouts: int) -> States:
@@ -107,11 +111,12 @@ async def _rollouts(
 
 def print_project_sketch(kind: sketch.SketchKind, states: States, projections: int) -> None:
     """Print the row of one kind of this project's sketches."""
+    candidates = states.constants(_CONSTANTS, after=_ROLLOUTS)
     states = states.sample(_ROLLOUTS)
     expected = states.expected_states
     honest = _values(kind, [states.generated_states], expected, range(_TRIALS))[0]
     within = int(np.quantile(honest.max(axis=-1), 0.99, method="higher"))
-    constants = [state.expand_as(expected) for state in states.constants(_CONSTANTS)]
+    constants = [state.expand_as(expected) for state in candidates]
     trials = [(values <= within).sum() for values in _values(kind, constants, expected, range(_TRIALS))]
     claims = {
         "constant": constants[int(np.argmax(trials))],
@@ -123,7 +128,7 @@ def print_project_sketch(kind: sketch.SketchKind, states: States, projections: i
         distances = _values(kind, list(claims.values()), expected, [number])
         agreeing += (distances <= within).sum(axis=2)
     shares = np.maximum(agreeing, 1.0) / (4 * projections)
-    bits = -np.log2((shares**4).mean(axis=1))
+    bits = -4 * np.log2(shares).mean(axis=1)
     cells = "".join(f"  {name} {value:5.2f}" for name, value in zip(claims, bits, strict=True))
     uniform = -4 * math.log2((2 * within + 1) / 256)
     print(f"{kind:10} honest within {within:2}: bits{cells}; any value as likely as another {uniform:5.2f}", flush=True)
