@@ -70,6 +70,7 @@ def measured_group(rng: np.random.Generator) -> GroupMeasurement:
     return GroupMeasurement(
         lengths=lengths,
         distances=rng.integers(0, 20, tokens).astype(np.uint8),
+        sketch_errors=margins,
         repeats=rng.random(tokens) < 0.2,
         margins=margins,
         shifts=margins,

@@ -60,8 +60,10 @@ def test_clean_windows_under_wide_thresholds_do_not_lower_the_evidence_under_nar
     misses: Windows = [("torch-float32", MISS)] * (alone - 1)
     assert alone > 2
     assert windows_until_refusal(misses, "torch-float32") == 1
-    assert windows_until_refusal([*misses, *[("torch-bfloat16", CLEAN)] * 40], "torch-float32") == 1
-    assert windows_until_refusal([*misses, *[("torch-float32", CLEAN)] * 40], "torch-float32") == alone
+    wide: Windows = [("torch-bfloat16", CLEAN)] * 40
+    narrow: Windows = [("torch-float32", CLEAN)] * 40
+    assert windows_until_refusal([*misses, *wide], "torch-float32") == 1
+    assert windows_until_refusal([*misses, *narrow], "torch-float32") == alone
     # Each declaration begins with no evidence: a miner gains one threshold for each arithmetic that the run admits.
     assert windows_until_refusal(misses, "torch-bfloat16") == windows_until_refusal([], "torch-bfloat16")
 
