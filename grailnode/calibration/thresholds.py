@@ -163,6 +163,17 @@ class _Measured:
         rates = [max(bound(values, candidate) for values in self.pairs) for candidate in candidates]
         return np.minimum.accumulate(rates)
 
+    def bounded(self, candidates: Sequence[int], extrapolated: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
+        """Return steps as `steps` does, with extrapolated rates where no trial of any pair was beyond a candidate.
+
+        Args:
+            extrapolated: of each pair, beyond each candidate: float64 [C].
+        """
+        unseen = np.array(candidates) >= max(int(values.max()) for values in self.pairs)
+        counted, rates = self.rates(candidates), np.max(extrapolated, axis=0).clip(min=_LAST_RATE)
+        bounds = np.where(unseen, np.minimum(counted, rates), counted)
+        return _spread(candidates, np.minimum.accumulate(bounds).tolist())
+
     def steps(self, candidates: Sequence[int]) -> tuple[list[int], list[float]]:
         """Return candidates whose rates differ, and their rates."""
         return _spread(candidates, self.rates(candidates).tolist())
@@ -269,7 +280,10 @@ def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
 
 
 def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
-    """Return the table of distances. The cheats are copies, and forged sketches in some positions."""
+    """Return the table of distances.
+
+    The cheats are copies, whose errors are added to honest noise, and forged sketches in some positions.
+    """
     grid = np.arange(_CIRCLE // 2)
     # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
     far = [
@@ -277,8 +291,7 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
         * _tail_of(np.concatenate([group.sketch_errors[~group.repeats] for group in groups]), demands).rates(grid - 2.0)
         for groups in honest.values()
     ]
-    rates_of_grid = np.minimum(measured.rates(grid.tolist()), np.max(far, axis=0)).clip(min=_LAST_RATE)
-    beyond, rates = _spread(grid.tolist(), rates_of_grid.tolist())
+    beyond, rates = measured.bounded(grid.tolist(), far)
     steps = np.array(beyond)
 
     def forged(values: np.ndarray) -> np.ndarray:
@@ -286,8 +299,9 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
         tail: np.ndarray = 1.0 - ((2 * values + 1) / _CIRCLE).clip(max=1.0) ** 4
         return tail
 
-    shares = measured.honest_tail(steps)
-    tails = [measured.copy_tail(steps, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
+    shares, noise = measured.honest_tail(steps), np.concatenate(measured.pairs).astype(np.float64)
+    errors = np.random.default_rng(0).permutation(np.resize(np.concatenate(measured.copies), len(noise)))
+    tails = [_shares(np.hypot(noise, scale * errors), steps) for scale in (1.0, 0.5, 0.25, 0.125, 0.06)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
     tails += [(1 - share) * shares + share * forged(steps) for share in (0.3, 0.03, 0.003)]
     return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
@@ -302,8 +316,7 @@ def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     """
     grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 17))})
     far = [_extrapolated_rates(groups, np.array(grid) * NOISE_UNIT, demands) for groups in honest.values()]
-    rates_of_grid = np.minimum.accumulate(np.minimum(measured.rates(grid), np.max(far, axis=0)))
-    beyond, rates = _spread(grid, rates_of_grid.tolist())
+    beyond, rates = measured.bounded(grid, far)
     steps = np.array(beyond)
     shares, margins = measured.honest_tail(steps), steps * NOISE_UNIT
     tails = [scale * measured.copy_tail(steps, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
@@ -360,7 +373,7 @@ def _extrapolated_rates(
     # A shift counts for the probability of the token's rivals: it is in the sample as often (systematic sampling).
     sampled = np.diff(np.floor(np.cumsum(rivals, dtype=np.float64)), prepend=0.0) > 0
     rates: np.ndarray = demands.headroom * float(rivals.mean()) * _tail_of(shifts[sampled], demands).rates(margins)
-    return rates.clip(min=_LAST_RATE)
+    return rates
 
 
 def _tail_of(values: np.ndarray, demands: ThresholdDemands) -> MarginTail:

@@ -16,6 +16,7 @@ from protocol.quantization import encode, row_scales
 _LARGEST: Final = 127
 _CUDA_ROWS: Final = 17  # fewest rows of a product on a GPU
 _MULTIPLE: Final = 8  # of the rows and columns of a matrix on a GPU
+_TOO_LARGE: Final = 2.0**64
 
 
 class Int8Matrix(Tensor):
@@ -62,15 +63,16 @@ def _linear(x: Tensor, weight: Int8Matrix, bias: Tensor | None = None) -> Tensor
     if codes.is_cuda and len(codes) < _CUDA_ROWS:
         codes = functional.pad(codes, (0, 0, 0, _CUDA_ROWS - len(codes)))
     sums: Tensor = torch._int_mm(codes, weight.codes.t())[: len(states)]
-    result: Tensor = (
-        (sums * (largest / _LARGEST)).mul_(weight.scales).to(x.dtype).view(*x.shape[:-1], len(weight.scales))
-    )
+    result: Tensor = (sums * (largest / _LARGEST)).mul_(weight.scales).to(x.dtype)
+    result = result.view(*x.shape[:-1], len(weight.scales))
     return result if bias is None else result + bias
 
 
 def int8_copy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights whose matrices are copies where a kernel takes their shape; all other tensors are shared."""
-    return {
-        name: Int8Matrix.of(tensor) if tensor.ndim == 2 and not any(n % _MULTIPLE for n in tensor.shape) else tensor
-        for name, tensor in weights.items()
-    }
+    """Return weights whose matrices are copies where kernels and scales fit them; all other tensors are shared."""
+    return {name: Int8Matrix.of(tensor) if _fits(tensor) else tensor for name, tensor in weights.items()}
+
+
+def _fits(tensor: Tensor) -> bool:
+    has_kernels = tensor.ndim == 2 and not any(size % _MULTIPLE for size in tensor.shape)
+    return has_kernels and bool(tensor.abs().amax() < _TOO_LARGE)  # no number is not less

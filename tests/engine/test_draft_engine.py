@@ -203,9 +203,11 @@ def test_other_functions_get_the_weights() -> None:
     assert (logits - project(matrix[:2], matrix)).norm() / logits.norm() < 0.02
 
 
-def test_tensors_that_no_kernel_takes_are_shared() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_matrices_without_kernels_or_scales_are_shared(value: float) -> None:
     weights = {"matrix": torch.randn(8, 16), "odd": torch.randn(7, 16), "gain": torch.randn(16)}
-    copy = int8_copy(weights)
+    copy = int8_copy(weights | {"broken": torch.full((8, 16), value)})
     assert isinstance(copy["matrix"], Int8Matrix)
+    assert [name for name, tensor in copy.items() if isinstance(tensor, Int8Matrix)] == ["matrix"]
     assert copy["odd"] is weights["odd"]
     assert copy["gain"] is weights["gain"]

@@ -1,5 +1,7 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,9 +40,10 @@ def mixed_network() -> Network:
 
 @simulated
 async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
+    """One of the miners drafts with an 8-bit copy."""
     network = mixed_network()
     wide = Compute(models.build(network.policy), dtype=torch.bfloat16)
-    network.computes = {"validator-1": wide, "miner-2": wide}
+    network.computes = {"validator-1": wide, "miner-2": replace(wide, drafts=True)}
     async with run_nodes(network, miners=2):
         await network.until_window(6)
     observer = network.node("observer")
