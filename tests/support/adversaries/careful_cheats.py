@@ -2,21 +2,35 @@
 
 Groups are drawn from what was measured, and counted and judged as real ones. Honest trials reach the steps of a row as
 often as its rates say, divided by the headroom. A *careful* miner knows all of its evidence, and decides only what
-neither refuses it nor costs it the price of a miss (docs/spec/ledger.md); others decide whatever they can. All of them
-compute as the validator does, so that a decision is their only risk.
+leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md); others decide
+whatever they can.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+<<<<<<< HEAD
 from typing import Any
+=======
+from functools import partial
+>>>>>>> verdict-adv
 
 import numpy as np
 from numpy.random import Generator
 
-from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Tally, advance, count_luck, exceeded
+from protocol.judging.evidence import (
+    NO_COUNTS,
+    NO_EVIDENCE,
+    Counts,
+    Evidence,
+    Tally,
+    advance,
+    count_luck,
+    exceeded,
+    is_improbable,
+)
 from protocol.judging.ledger import LedgerRow
-from protocol.proof import RATE_UNIT, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
 from tests.support.adversaries.planned_cheats import balance_of
@@ -25,6 +39,8 @@ from tests.support.builders.samples import row as ledger_row
 
 GROUPS, GROUP_SIZE = 16, 8
 HEADROOM = 4.0
+RESERVE = 2 * DECADE
+"""Of a careful miner, for honest misses that follow."""
 
 Accepts = Callable[[Counts], bool]
 """Returns whether the miner dares to show these counts of a group."""
@@ -72,43 +88,40 @@ def gain(
     Args:
         thresholds: of miners in float32, by name.
     """
-    rng, evidence, refused = np.random.default_rng(seed), NO_EVIDENCE, None
+    rng, evidence, refused, shown = np.random.default_rng(seed), NO_EVIDENCE, None, NO_COUNTS
+    reserved = thresholds.model_copy(update={"threshold": thresholds.threshold - RESERVE})
     results: list[LedgerRow] = []
-    tokens = honest_tokens = gained = 0.0
-    total = NO_COUNTS
+    made: list[SimulatedGroup] = []
+    gained = 0.0
     for window in range(1, windows + 1):
-        groups: list[SimulatedGroup] = []
-        inside = evidence
-        is_refused = False
+        inside, groups = evidence, list[SimulatedGroup]()
         for _ in range(GROUPS):
-
-            def accepts(counts: Counts, inside: object = inside, shown: Counts = total) -> bool:
-                after = advance(inside, counts, thresholds)  # type: ignore[arg-type]
-                return not careful or (exceeded(after, thresholds) is None and _is_free(shown + counts, thresholds))
-
+            accepts = partial(_dares, inside, shown, reserved) if careful else _always
             groups.append(cheat(thresholds, rng, accepts))
-            inside, total = advance(inside, groups[-1].counts, thresholds), total + groups[-1].counts
-            is_refused |= exceeded(inside, thresholds) is not None
-        counted = sum((group.counts for group in groups), NO_COUNTS)
-        accepted = 0 if is_refused else GROUPS
-        results.append(
-            ledger_row(
-                audited=GROUPS, accepted=accepted, rejected=GROUPS - accepted,
-                counts=NO_COUNTS if is_refused else counted,
-            )
-        )  # fmt: skip
-        tokens += sum(group.tokens for group in groups)
-        honest_tokens += sum(group.honest_tokens for group in groups)
-        if is_refused:
+            inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
+        made += groups
+        counts = [group.counts for group in groups]
+        if is_improbable(evidence, counts, thresholds):
             refused = refused or window
-        else:
-            evidence = advance(evidence, counted, thresholds)
-            gained += sum(group.gained for group in groups)
-    proof = proof_of(thresholds)
+            results.append(ledger_row(audited=GROUPS, accepted=0, rejected=GROUPS, counts=NO_COUNTS))
+            continue
+        total = sum(counts, NO_COUNTS)
+        results.append(ledger_row(audited=GROUPS, accepted=GROUPS, counts=total))
+        evidence = advance(evidence, total, thresholds)
+        gained += sum(group.gained for group in groups)
     honest = [ledger_row(audited=GROUPS, accepted=GROUPS, counts=NO_COUNTS)] * windows
-    ratio = balance_of(results, scoring, proof) / balance_of(honest, scoring, proof)
+    paid, due = (balance_of(ledger, scoring, proof_of(thresholds)) for ledger in (results, honest))
+    work = sum(group.tokens for group in made) / sum(group.honest_tokens for group in made)
     rollouts = GROUP_SIZE * sum(result.accepted for result in results)
-    return Gain(ratio * honest_tokens / tokens, gained / rollouts if rollouts else 0.0, refused)
+    return Gain(paid / due / work, gained / max(1, rollouts), refused)
+
+
+def _always(counts: Counts) -> bool:
+    return True
+
+
+def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Counts) -> bool:
+    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved)
 
 
 def _is_free(counts: Counts, thresholds: Thresholds) -> bool:

@@ -1,0 +1,99 @@
+"""Miners with the right policy that decide near ties as far as they dare, or edit tokens: what they gain.
+
+The rows are those of tests, as `python -m bench.proofs cheats` has measured ones. Misses of stops are rarer than one in
+200 rollouts, as they have to be for the bounds below.
+"""
+
+import numpy as np
+import pytest
+
+from grailnode.calibration.thresholds import likelihood_scores
+from grailnode.calibration.thresholds import table as calibrated_table
+from grailnode.run.creation import SCORING
+from protocol.proof import RATE_UNIT, Table
+from protocol.rollout.sampling import NOISE_UNIT
+from tests.support.adversaries.careful_cheats import HEADROOM, Cheat, Gain, choose_luck, edit_tokens, gain, take_stops
+from tests.support.builders.samples import table, thresholds
+
+
+def steps(*margins: float) -> tuple[int, ...]:
+    return tuple(round(margin / NOISE_UNIT) for margin in margins)
+
+
+def margin_table(margins: tuple[float, ...], rates: tuple[float, ...]) -> Table:
+    """Return a table against near ties that are decided, and edited tokens, as calibration chooses it."""
+    x, honest = np.array(margins), np.array(rates) / HEADROOM
+    tails = [honest + 0.01 * (1 - x / near).clip(min=0.0) for near in (0.3, 0.1)]
+    tails += [(1 - share) * honest + share / (1 + x) for share in (1e-2, 1e-3, 2e-4, 4e-5)]
+    return calibrated_table(steps(*margins), rates, [likelihood_scores(rates, tail) for tail in tails])
+
+
+_STOP_SCORES = ((0.1, 0.1), (0.3, 1.5), (0.6, 3.0), (1.2, 6.0))
+ROWS = {
+    "float32": thresholds(
+        margin=margin_table((0.0, 1e-4, 1e-3, 1e-2), (1e-4, 1e-9, 1e-12, 1e-15)),
+        stop=table(steps(1e-5, 1e-4), (1e-3, 1e-8), *_STOP_SCORES),
+    ),
+    "bfloat16": thresholds(
+        margin=margin_table(
+            (0.0, 0.01, 0.03, 0.5, 0.9, 1.7, 3.1, 5.6), (4e-3, 2e-3, 8e-4, 2e-6, 7e-8, 8e-10, 2e-12, 1e-15)
+        ),
+        stop=table(steps(0.0, 0.02), (5e-3, 1e-3), *_STOP_SCORES),
+    ),
+}  # fmt: skip
+COINS = [[0.0] * 4 + [1.0] * 4]
+
+
+def gains(cheat: Cheat, row: str, *, careful: bool, windows: int = 20) -> Gain:
+    return gain(cheat, ROWS[row], SCORING, careful=careful, windows=windows)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("reach", [0.5, 0.1, 0.02])
+def test_who_ends_early_wherever_it_can_loses(row: str, reach: float) -> None:
+    result = gains(take_stops(370, reach), row, careful=False)
+    assert result.pay < 0.95
+    assert (result.refused or 99) <= 2 or (row, reach) == ("bfloat16", 0.02)  # there, the price of misses suffices
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("reach", [0.5, 0.02])
+def test_who_ends_as_early_as_it_dares_gains_one_percent_at_most(row: str, reach: float) -> None:
+    result = gains(take_stops(370, reach), row, careful=True)
+    assert result.refused is None
+    assert 0.99 < result.pay < 1.01
+
+
+def test_a_miner_without_a_cheat_is_never_refused_and_gains_nothing() -> None:
+    for row in ROWS:
+        for cheat in (take_stops(370, 0.0), choose_luck(59, 0.0, 0.25, COINS), edit_tokens(6000, 0, [1.0])):
+            assert gains(cheat, row, careful=False) == Gain(pytest.approx(1.0), 0.0, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_luck_is_limited_by_the_misses_that_the_row_allows(row: str) -> None:
+    """Half of the rollouts have the reward 1: the best case. Honest misses of bfloat16 can hide more than those of
+    float32: it is the price of admitting that arithmetic.
+    """
+    careful = gains(choose_luck(59, 0.1, 0.25, COINS), row, careful=True)
+    assert careful.refused is None
+    assert 0.0 < careful.reward < 59 * ROWS[row].margin.rates[0] / RATE_UNIT
+    other = gains(choose_luck(59, 0.5, 0.25, COINS), row, careful=False)
+    assert (other.refused or 99) <= 10
+
+
+def test_misses_of_rollouts_with_higher_rewards_refuse_a_miner_whose_margins_are_as_honest_ones() -> None:
+    right = [[0.0] * 7 + [1.0]]
+    blind = ROWS["bfloat16"].model_copy(update={"margin": table(steps(0.0), (4e-4,), (1e-4,))})
+    for row, is_refused in ((blind, True), (blind.model_copy(update={"luck": table((0,), (1e-3,), (1e-4,))}), False)):
+        result = gain(choose_luck(59, 0.02, 0.25, right), row, SCORING, careful=False, windows=40)
+        assert (result.refused is not None) == is_refused
+
+
+@pytest.mark.parametrize(("edited", "window", "share"), [(10, 2, 1.0), (1, 2, 0.7), (1, 4, 0.9)])
+def test_edited_tokens_are_refused_in_few_windows(edited: int, window: int, share: float) -> None:
+    """The second-best tokens of a policy that was trained on stories fall short as follows."""
+    shares, gaps = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0), (0.0, 0.004, 0.04, 0.4, 7.0, 12.5, 20.0)
+    cheat = edit_tokens(6000, edited, np.interp(np.linspace(0.0, 1.0, 1000), shares, gaps).tolist())
+    tries = [gain(cheat, ROWS["bfloat16"], SCORING, careful=False, windows=window, seed=seed) for seed in range(40)]
+    assert np.mean([result.refused is not None for result in tries]) >= share
