@@ -141,15 +141,12 @@ def test_nan_is_beyond_all_steps() -> None:
     (group,) = groups(1)
     counts = replace(group, margins=np.full_like(group.margins, np.nan)).counts(spec)
     assert counts.margin.steps[-1] == counts.margin.trials
-<<<<<<< HEAD
-=======
 
 
 def test_pairs_that_agree_in_nothing_have_no_thresholds() -> None:
     apart = [replace(group, margins=np.full_like(group.margins, np.nan)) for group in groups(20)]
     with pytest.raises(CalibrationError, match="in most of its trials"):
         thresholds({"pair": apart})
->>>>>>> verdict-adv
 
 
 def test_too_few_groups_are_refused() -> None:
