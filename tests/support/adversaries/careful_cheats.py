@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -159,7 +160,7 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
     has_tie = 1.0 - math.exp(-density * tokens * reach)
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
-        honest_rewards = np.array(rewards[rng.integers(len(rewards))])
+        honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
         has_miss = rng.random(GROUP_SIZE) < 1.0 - (1.0 - _rates(thresholds.margin)[0]) ** tokens
         margins = np.array([_draw(thresholds.margin, rng) if miss else 0 for miss in has_miss])
         own = honest_rewards.copy()
@@ -225,5 +226,5 @@ def _tally(table: Table, values: Sequence[int], trials: int) -> Tally:
 def _miss(thresholds: Thresholds, margin: float, *names: StatisticName) -> Counts:
     """Return what a token that falls short by a margin adds to the counts of some statistics."""
     value = math.ceil(margin / NOISE_UNIT)
-    tallies = {name: _tally(thresholds.table(name), [value], 0) for name in names}
+    tallies: dict[str, Any] = {name: _tally(thresholds.table(name), [value], 0) for name in names}
     return Counts.model_construct(**tallies)
