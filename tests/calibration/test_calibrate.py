@@ -11,7 +11,7 @@ import trio
 from click.testing import CliRunner
 from torch import Tensor
 
-from grailnode.calibration import prompts, proof_file
+from grailnode.calibration import prompts, proof_file, separation
 from grailnode.calibration.copies import random_adapters
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.proof_file import ProofFileError
