@@ -335,6 +335,9 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
     return result
 
 
+_RARE: Final = RATE_UNIT // 1000
+"""A step that honest work reaches at most this often is that of a miss with a price."""
+
 _PRICED: Final[tuple[StatisticName, ...]] = ("sketch", "margin", "stop")
 """Statistics whose misses have a price. `luck` has none: it is no work that is saved."""
 
@@ -349,13 +352,15 @@ def _decays(scoring: ScoringSpec) -> list[int]:
 
 def _excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return how many more misses a window with accepted groups has than honest work may have on average, in
-    millionths; fewer are negative. A miss is a trial that reaches the first step.
+    millionths; fewer are negative. A miss is a trial that reaches the first step that is rare in honest work.
 
     The audited groups stand for all that were dealt and count.
     """
     tally: Tally = getattr(row.counts, statistic)
-    allowed = tally.trials * thresholds.table(statistic).rates[0] // (RATE_UNIT // GROUP)
-    return (row.dealt - row.rejected) * (sum(tally.steps) * GROUP - allowed) // row.accepted
+    rates = thresholds.table(statistic).rates
+    first = next((step for step, rate in enumerate(rates) if rate <= _RARE), len(rates) - 1)
+    allowed = tally.trials * rates[first] // (RATE_UNIT // GROUP)
+    return (row.dealt - row.rejected) * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
 
 
 def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | None, scoring: ScoringSpec) -> int:
