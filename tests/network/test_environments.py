@@ -16,6 +16,7 @@ from grailnode.run import creation, requirements
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits, paths
+from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
 from protocol.environments.base import ProgramLimits
 from protocol.errors import MalformedError
@@ -90,10 +91,10 @@ async def check_rewards(network: Network) -> list[tuple[str, float]]:
         assignment = task.assign(group.window, randomness, group.miner, group.index)
         assert assignment.prompt == group.prompt_tokens
         rewards = tuple(task.environment.reward(assignment.problem, text) for text in texts(network, group))
-        assert rewards == judgement.rewards
+        assert tuple(round(reward * REWARD_UNIT) for reward in rewards) == judgement.rewards
         pairs += zip(texts(network, group), rewards, strict=True)
     for group, judgement in await judged_groups(network, "liar", range(6)):
-        assert all(rollout.reward == 1.0 for rollout in group.rollouts)
+        assert all(rollout.reward == REWARD_UNIT for rollout in group.rollouts)
         assert judgement.reason == "wrong-reward"
     return pairs
 
@@ -255,9 +256,9 @@ async def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ig
                 await network.until_window(last)
                 for group, judgement in await judged_groups(network, "liar", range(last)):
                     assert judgement.accepted, judgement.reason
-                    assert all(rollout.reward == 1.0 for rollout in group.rollouts)
+                    assert all(rollout.reward == REWARD_UNIT for rollout in group.rollouts)
                     for text, reward in zip(texts(network, group), judgement.rewards, strict=True):
-                        rewards.setdefault(text, set()).add(reward)
+                        rewards.setdefault(text, set()).add(reward / REWARD_UNIT)
                 last += 1
         assert any(event["used"] for event in network.events("trainer/download", "collected"))
         with pytest.raises(BlockingIOError):
