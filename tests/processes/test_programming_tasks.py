@@ -10,6 +10,7 @@ import pytest
 
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
+from protocol.encoding import REWARD_UNIT
 from protocol.identity.signing import open_announced
 from protocol.judging.verdict import Verdict
 from tests.support.builders.policies import write_speaking_policy
@@ -54,7 +55,8 @@ def verdicts(network: NetworkOfProcesses) -> list[Verdict]:
 
 
 def observed_rewards(network: NetworkOfProcesses) -> set[float]:
-    return {reward for verdict in verdicts(network) for judgement in verdict.judgements for reward in judgement.rewards}
+    judgements = [judgement for verdict in verdicts(network) for judgement in verdict.judgements]
+    return {reward / REWARD_UNIT for judgement in judgements for reward in judgement.rewards}
 
 
 @pytest.mark.slow
