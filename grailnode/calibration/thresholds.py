@@ -282,7 +282,8 @@ def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
 def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
     """Return the table of distances.
 
-    The cheats are copies, whose errors are added to honest noise, and forged sketches in some positions.
+    The cheats are copies, whose errors are added to honest noise, noise that is larger than honest noise, and forged
+    sketches in some positions.
     """
     grid = np.arange(_CIRCLE // 2)
     # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
@@ -301,7 +302,8 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
 
     shares, noise = measured.honest_tail(steps), np.concatenate(measured.pairs).astype(np.float64)
     errors = np.random.default_rng(0).permutation(np.resize(np.concatenate(measured.copies), len(noise)))
-    tails = [_shares(np.hypot(noise, scale * errors), steps) for scale in (1.0, 0.5, 0.25, 0.125, 0.06)]
+    tails = [_shares(np.hypot(noise, scale * errors), steps) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails += [_shares(factor * noise, steps) for factor in (1.5, 2.0)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
     tails += [(1 - share) * shares + share * forged(steps) for share in (0.3, 0.03, 0.003)]
     return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))

@@ -141,11 +141,11 @@ class CanaryProducer(HonestProducer):
         forwards = await self.engine.forward([assignment.prompt] * len(completions), completions)
         edits = []
         for rollout, (tokens, forward) in enumerate(zip(completions, forwards, strict=True)):
-            found = self._runners_up(rollout, tokens, assignment.seeds[rollout], forward)
+            candidates = self._runners_up(rollout, tokens, assignment.seeds[rollout], forward)
             # All rollouts together must have enough evidence.
-            found = [edit for edit in found if edit.evidence * len(completions) > self._plain_evidence]
-            found.sort(key=lambda edit: abs(edit.noise_change))
-            edits += [min(found[:_MATCHES], key=rank)] if found else []
+            candidates = [edit for edit in candidates if edit.evidence * len(completions) > self._plain_evidence]
+            candidates.sort(key=lambda edit: abs(edit.noise_change))
+            edits += [min(candidates[:_MATCHES], key=rank)] if candidates else []
         rollouts, evidence = list(group.rollouts), 0
         for edit in sorted(edits, key=rank):
             seed = assignment.seeds[edit.rollout]

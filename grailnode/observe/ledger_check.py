@@ -195,8 +195,8 @@ def _check_reasons(verdict: Verdict, earlier: Sequence[Summary], proof: ProofSpe
             raise ProtocolError(f"accepts {group} without counting the steps of its thresholds", place)
         own = own_rejection(judgement.counts, row) or ""
         if judgement.reason != own and judgement.reason in ("", *OWN_REASONS.values()):
-            given = f"refuses {group} ({judgement.reason})" if judgement.reason else f"accepts {group}"
-            raise ProtocolError(f"{given} against its own numbers ({own or 'accepted'})", place)
+            judgement_text = f"refuses {group} ({judgement.reason})" if judgement.reason else f"accepts {group}"
+            raise ProtocolError(f"{judgement_text} against its own numbers ({own or 'accepted'})", place)
     evidence = evidence_of(earlier, proof, verdict.miner, verdict.miner_arithmetic)
     reason = joint_rejection(verdict.judgements, evidence, row)
     if reason and any(judgement.accepted for judgement in verdict.judgements):

@@ -165,9 +165,13 @@ def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def count_group(
-    distances: np.ndarray, margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int], thresholds: Thresholds,
+    distances: np.ndarray,
+    margins: np.ndarray,
+    stops: np.ndarray,
+    lengths: Sequence[int],
+    thresholds: Thresholds,
     repeats: np.ndarray,
-) -> Counts:  # fmt: skip
+) -> Counts:
     """Count the statistics of a group that need no rewards.
 
     Args:

@@ -256,16 +256,16 @@ def drawn_stops(
         stops: the token ids that end a completion.
     """
     ids = torch.tensor(stops, dtype=torch.int64, device=logits.device)
-    taken = torch.isin(tokens, ids)
-    rows = torch.nonzero((margins > 0) & ~taken).squeeze(-1)
+    is_stop = torch.isin(tokens, ids)
+    rows = torch.nonzero((margins > 0) & ~is_stop).squeeze(-1)
     if not len(rows):
-        return taken
+        return is_stop
     words, positions = _places(seeds, lengths, first, logits.device)
     scaled, words, positions = logits[rows] / temperature, words[rows], positions[rows]
     own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, tokens[rows]))
     of_stops = scaled[:, ids] + gumbel(hash_words(words, positions, ids))
     drawn = of_stops.amax(dim=-1) - own >= margins[rows] - _BORDER
-    return taken.index_put((rows,), drawn)
+    return is_stop.index_put((rows,), drawn)
 
 
 def _places(seeds: Sequence[bytes], lengths: Sequence[int], first: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -108,9 +108,9 @@ def add_groups(evidence: BiasEvidence, groups: Sequence[GroupSums], proof: Proof
     """Return the evidence after more groups, in their order; see `LogprobBias.count`."""
     keys = tuple(sorted({*evidence.nodes}.union(*groups)))
     places = {key: place for place, key in enumerate(keys)}
-    known = np.ix_(*[[places[key] for key in evidence.nodes]] * 2)
+    old_places = np.ix_(*[[places[key] for key in evidence.nodes]] * 2)
     values = np.zeros((len(keys), len(keys), _BETS), np.int64)
-    values[known] = np.frombuffer(evidence.values, "<i4").reshape(len(evidence.nodes), len(evidence.nodes), _BETS)
+    values[old_places] = np.frombuffer(evidence.values, "<i4").reshape(len(evidence.nodes), len(evidence.nodes), _BETS)
     largest = values.max(axis=2)
     for sums in (sums for sums in groups if len(sums) > 1):
         here = np.ix_(*[[places[key] for key in sums]] * 2)
@@ -118,7 +118,9 @@ def add_groups(evidence: BiasEvidence, groups: Sequence[GroupSums], proof: Proof
         largest[here] = np.maximum(largest[here], values[here].max(axis=2))
     processes = _BETS * nodes * (nodes - 1)
     biased = largest > _LEVEL + math.ceil(math.log10(max(1, processes)) * DECADE)
-    biased[known] |= np.frombuffer(evidence.biased, dtype=np.bool_).reshape(len(evidence.nodes), len(evidence.nodes))
+    biased[old_places] |= np.frombuffer(evidence.biased, dtype=np.bool_).reshape(
+        len(evidence.nodes), len(evidence.nodes)
+    )
     return BiasEvidence(
         next_window=evidence.next_window, nodes=keys, values=values.astype("<i4").tobytes(), biased=biased.tobytes()
     )
