@@ -1,5 +1,6 @@
 """Options of `grailnode calibrate` for tests of what it does with them."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 import torch
 import trio
 from click.testing import CliRunner
+from safetensors.torch import save_file
 from torch import Tensor
 
-from grailnode.calibration import prompts, proof_file, separation
-from grailnode.calibration.copies import random_adapters
+from grailnode.calibration import prompts, proof_file
+from grailnode.calibration.copies import quantized, random_adapters
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.proof_file import ProofFileError
 from grailnode.calibration.thresholds import CalibrationError
@@ -22,7 +24,7 @@ from grailnode.cli.main import cli
 from grailnode.config import ConfigError, validate
 from grailnode.engine.lora_model import LoraModel, merged_weights
 from grailnode.engine.models import build
-from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.installation import InstallationError
 from grailnode.node.user_errors import explain
@@ -144,11 +146,13 @@ def test_a_file_of_another_format_is_not_overwritten(tmp_path: Path) -> None:
     assert out.read_text() == '{"thresholds": {}}'
 
 
-def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(separation, "REQUIRED_POWER", 1.01)  # which no distribution has
-    out = tmp_path / "proof.json"
+def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> None:
+    """The weights of this policy have few bits already: a copy with as few computes the same, and nothing shows it."""
+    policy, out = tmp_path / "policy", tmp_path / "proof.json"
+    shutil.copytree(PACKAGED_POLICY, policy, ignore=shutil.ignore_patterns("proof.json"))
+    save_file(quantized(quantized(load_weights(PACKAGED_POLICY), 4), 4), policy / "model.safetensors")
     with pytest.raises(CalibrationError) as error_info:
-        invoke("--rollouts", 64, "--pairs", "same", "--out", out)
+        invoke("--rollouts", 64, "--pairs", "same", "--policy", policy, "--out", out)
     line = explain(error_info.value)
     assert line is not None
     assert line.startswith("the honest distribution is too wide: of a 4-bit copy's windows")
