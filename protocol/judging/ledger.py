@@ -335,11 +335,10 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
     return result
 
 
-_RARE: Final = RATE_UNIT // 1000
-"""A step that honest work reaches at most this often is that of a miss with a price."""
-
-_PRICED: Final[tuple[StatisticName, ...]] = ("sketch", "margin", "stop")
-"""Statistics whose misses have a price. `luck` has none: it is no work that is saved."""
+_PRICED: Final[dict[StatisticName, int]] = {"sketch": RATE_UNIT // 1000, "margin": RATE_UNIT // 1000, "stop": RATE_UNIT}
+"""Statistics whose misses have a price, and the largest rate of the step from which on a trial is one. A rollout has
+many tokens, so that its stops may be missed more often. `luck` has no price: it saves no work.
+"""
 
 
 def _decays(scoring: ScoringSpec) -> list[int]:
@@ -350,16 +349,21 @@ def _decays(scoring: ScoringSpec) -> list[int]:
     return decays
 
 
+def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
+    """Return the first step that honest work reaches rarely enough for a price; the last one if there is none."""
+    rates = thresholds.table(statistic).rates
+    return next((step for step, rate in enumerate(rates) if rate <= _PRICED[statistic]), len(rates) - 1)
+
+
 def _excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return how many more misses a window with accepted groups has than honest work may have on average, in
-    millionths; fewer are negative. A miss is a trial that reaches the first step that is rare in honest work.
+    millionths; fewer are negative. A miss is a trial that reaches the priced step.
 
     The audited groups stand for all that were dealt and count.
     """
     tally: Tally = getattr(row.counts, statistic)
-    rates = thresholds.table(statistic).rates
-    first = next((step for step, rate in enumerate(rates) if rate <= _RARE), len(rates) - 1)
-    allowed = tally.trials * rates[first] // (RATE_UNIT // GROUP)
+    first = priced_step(thresholds, statistic)
+    allowed = tally.trials * thresholds.table(statistic).rates[first] // (RATE_UNIT // GROUP)
     return (row.dealt - row.rejected) * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
 
 

@@ -23,6 +23,7 @@ from protocol.judging.ledger import (
     clean_windows,
     evidence_of,
     pass_at_k,
+    priced_step,
     scores,
     shares,
 )
@@ -237,8 +238,8 @@ def test_penalties_decay_as_values_do_and_round_away_from_zero() -> None:
 
 
 def test_misses_beyond_the_honest_rate_have_a_price() -> None:
-    """By hand: 4 of 16 groups are audited, and honest work may have 16 / 1000 and 20 / 1000 misses in them, and next to
-    none of rollouts, whose first step it reaches too often for a price.
+    """By hand: 4 of 16 groups are audited, and honest work may have 16 / 1000 and 20 / 1000 misses in them, and 8 / 100
+    of rollouts.
     """
     scoring = STEADY.model_copy(update={"miss_price": GROUP // 2})
     few, many = row(counts=counts(sketch=(16,))), row(counts=counts(sketch=(16, 4, 1, 1)))
@@ -246,9 +247,18 @@ def test_misses_beyond_the_honest_rate_have_a_price() -> None:
     assert balance(summary(many), scoring=scoring) == 16 * GROUP - 4 * (6 * GROUP - 16_000) // 2
     both = balance(summary(few, window=1), summary(many, window=2), scoring=scoring)
     assert both == 32 * GROUP - 4 * (6 * GROUP - 32_000) // 2  # what one window has too few makes up for another
-    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1, 1), luck=(400, 1)))
-    excess = 4 * (GROUP - 16_000) + 4 * (GROUP - 20_000) + 4 * GROUP  # luck has no price
+    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(400, 1)))
+    excess = 4 * (GROUP - 16_000) + 4 * (GROUP - 20_000) + 4 * (GROUP - 80_000)  # luck has no price
     assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2
+
+
+def test_a_miss_with_a_price_is_rare_in_honest_work() -> None:
+    margin = samples.table((1_000, 10_000, 50_000), (2e-2, 1e-3, 1e-6), (1.0, 1.0, 1.0))
+    stop = samples.table((1_000, 10_000), (2e-2, 1e-3), (1.0, 1.0))
+    thresholds = samples.thresholds(margin=margin, stop=stop)
+    assert [priced_step(thresholds, name) for name in ("sketch", "margin", "stop")] == [0, 1, 0]
+    often = samples.table((1_000, 10_000), (5e-1, 2e-3), (1.0, 1.0))
+    assert priced_step(samples.thresholds(sketch=often), "sketch") == 1  # no step is rare: the last one
 
 
 def test_windows_of_one_declaration_do_not_make_up_for_misses_of_another() -> None:

@@ -26,7 +26,7 @@ from protocol.judging.evidence import (
     exceeded,
     is_improbable,
 )
-from protocol.judging.ledger import LedgerRow
+from protocol.judging.ledger import LedgerRow, priced_step
 from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
@@ -123,8 +123,12 @@ def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Coun
 
 def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
     """Return whether these counts have no more misses than cost nothing."""
-    tallies: list[tuple[Tally, Table]] = [(counts.margin, thresholds.margin), (counts.stop, thresholds.stop)]
-    return all(sum(tally.steps) * RATE_UNIT <= tally.trials * table.rates[0] for tally, table in tallies)
+    names: tuple[StatisticName, ...] = ("margin", "stop")
+    for name in names:
+        tally, first = getattr(counts, name), priced_step(thresholds, name)
+        if sum(tally.steps[first:]) * RATE_UNIT > tally.trials * thresholds.table(name).rates[first]:
+            return False
+    return True
 
 
 def take_stops(tokens: int, reach: float) -> Cheat:
