@@ -65,7 +65,8 @@ class Alternative(Record):
 
     Attributes:
         scores: what a trial that reaches each step, and no later one, adds to the evidence, in micro-decades.
-        growth: what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score.
+        growth: what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score. Of `luck`,
+            the trials of a miss together take off as much at least.
     """
 
     kind: ClassVar[str] = "alternative"
@@ -83,10 +84,10 @@ class Table(Record):
     """The table of one statistic.
 
     Attributes:
-        beyond: the steps: a trial reaches a step if its value exceeds this, in sketch units, or in units of 2^-19 of
-            logits / temperature.
+        beyond: the steps: a trial reaches a step if its value exceeds this, in sketch units, in units of 2^-19 of
+            logits / temperature, or in thousandths of a share.
         rates: upper bounds on the probabilities that an honest trial reaches each step, in units of 10^-18. Of `luck`,
-            whose trials are thousandths of a share, odds / 1000.
+            whose trials are thousandths of a share, all are odds / 1000.
         alternatives: against which the evidence is kept.
     """
 

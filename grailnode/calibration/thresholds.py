@@ -40,7 +40,8 @@ _MOST_RATE: Final = 0.5  # of a step
 _FALL: Final = 1.6  # factor by which rates of two measured steps differ at least
 _CIRCLE: Final = 256  # units of a sketch
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
-_LUCK_WEIGHTS: Final = (1.5, 2.0, 3.0, 5.0)
+_LUCK_GROWTHS: Final = (40, 90, 200, 600)  # in micro-decades
+_LUCK_STEPS: Final = tuple(max(0, SHARE_UNIT * part // 8 - 1) for part in range(8))
 _RAISED: Final = 1.25  # factor by which rates are raised if misses are clustered
 
 
@@ -64,7 +65,7 @@ class ThresholdDemands:
     level: float = 1e-8
     confidence: float = 0.99
     headroom: float = 4.0
-    odds: float = 1.25
+    odds: float = 1.0
     window: int = 16
 
 
@@ -349,19 +350,31 @@ def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
     odds = demands.odds
     groups = [group for pair in honest.values() for group in pair if len(set(group.rewards)) > 1]
     tallies = [
-        count_luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards, (0,)) for group in groups
+        count_luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards, _LUCK_STEPS)
+        for group in groups
     ]
-    most = DECADE * math.log10(10 * len(_LUCK_WEIGHTS) * max(1, len(groups)))
-    while True:
-        chosen = table((0,), [odds / SHARE_UNIT], [[math.log10(weight)] for weight in _LUCK_WEIGHTS])
-        evidence = largest_evidence(
-            chosen,
-            np.repeat(np.tile([1, 0], len(tallies)), [n for t in tallies for n in (t.steps[0], t.trials - t.steps[0])]),
-            np.array([tally.trials for tally in tallies], dtype=np.int64),
-        )
-        if evidence <= most:
-            return chosen
+    values = np.tile([*(step + 1 for step in _LUCK_STEPS), 0], len(tallies))
+    times = [number for tally in tallies for number in (*tally.steps, tally.trials - sum(tally.steps))]
+    trials = np.array([tally.trials for tally in tallies], dtype=np.int64)
+    most = DECADE * math.log10(10 * len(_LUCK_GROWTHS) * max(1, len(groups)))
+    while largest_evidence(chosen := luck_table(odds), np.repeat(values, times), trials) > most:
         odds *= _RAISED
+    return chosen
+
+
+def luck_table(odds: float) -> Table:
+    """Return the table of luck for odds of honest misses (docs/spec/verdict.md).
+
+    Trials of n thousandths of a share take off n * growth. The scores of a step make this the logarithm of the honest
+    mean of 10^score, 1 + odds * n / 1000 * (10^score - 1), for its least n.
+    """
+    alternatives = []
+    for growth in _LUCK_GROWTHS:
+        gains = [math.expm1((step + 1) * growth / DECADE * math.log(10)) / (step + 1) for step in _LUCK_STEPS]
+        scores = tuple(math.floor(DECADE * math.log10(1 + SHARE_UNIT * gain / odds)) for gain in gains)
+        alternatives.append(Alternative(scores=scores, growth=growth))
+    rate = math.ceil(odds / SHARE_UNIT * RATE_UNIT)
+    return Table(beyond=_LUCK_STEPS, rates=(rate,) * len(_LUCK_STEPS), alternatives=tuple(alternatives))
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them

@@ -24,7 +24,7 @@ from roles.records import fetch_record
 from roles.validator.judge import Judge
 
 _TRIALS: Final[dict[StatisticName, str]] = {
-    "sketch": "positions", "margin": "tokens", "stop": "rollouts", "luck": "shares of rollouts",
+    "sketch": "positions", "margin": "tokens", "stop": "rollouts", "luck": "shares of misses",
 }  # fmt: skip
 
 
@@ -186,6 +186,6 @@ def _counts_text(name: StatisticName, tally: Tally, beyond: Sequence[int]) -> st
     """Write trials and how many of them reach each step: '1200 positions: 3 beyond 32, 0 beyond 64'."""
     trials = tally.trials / SHARE_UNIT if name == "luck" else tally.trials
     reached = [sum(tally.steps[place:]) for place in range(len(beyond))]
-    unit = 1 if name == "sketch" else NOISE_UNIT
+    unit = NOISE_UNIT if name in ("margin", "stop") else 1
     steps = ", ".join(f"{count} beyond {step * unit:.3g}" for count, step in zip(reached, beyond, strict=True))
     return f"{trials:.12g} {_TRIALS[name]}: {steps}"

@@ -6,8 +6,9 @@ s_j (never falling) and growth g, a group with n trials, k_j of which reach step
 
     e = sum over j of k_j s_j - n g,                 with E[10^e] <= 1 under honest work,
 
-because g is at least log10(1 + sum over j of rate_j (10^s_j - 10^s_(j-1))). Everything is in micro-decades, computed
-once by `grailnode calibrate`; a node only adds, multiplies and compares integers.
+because g is at least log10(1 + sum over j of rate_j (10^s_j - 10^s_(j-1))); of luck, the growth of all trials of a miss
+is. Everything is in micro-decades, computed once by `grailnode calibrate`; a node only adds, multiplies and compares
+integers.
 
 The evidence of an alternative is a CUSUM: it restarts at zero by itself, w(n) = max(0, w(n-1)) + e(n). 10^w(n) is at
 most R(n) = (1 + R(n-1)) 10^e(n), the statistic of Shiryaev and Roberts, and R(n) - n is a supermartingale. So the mean
@@ -27,7 +28,7 @@ from protocol.limits import MAX_STEPS
 from protocol.proof import STATISTICS, StatisticName, Thresholds
 
 SHARE_UNIT: Final = 1000
-"""Trials of `luck` for one rollout with a miss, if all rollouts of its group had the higher rewards."""
+"""Trials of `luck` for one miss, if all rollouts of its group had the higher rewards."""
 
 _LARGEST: Final = (1 << 31) - 1
 
@@ -58,8 +59,8 @@ class Counts(Record):
         sketch: positions that are not repeated, by the distance of their sketch.
         margin: tokens, by their margin.
         stop: rollouts, by the largest margin of a token where the end token is taken or drawn.
-        luck: rollouts with a miss and a reward above the mean of their group, whose trials are the shares that such
-            rollouts have of their groups, one for each rollout with a miss, in thousandths.
+        luck: misses in rollouts with a reward above the mean of their group, whose trials are the shares that such
+            rollouts have of their groups, one for each miss, in thousandths.
     """
 
     kind: ClassVar[str] = "counts"
@@ -75,7 +76,7 @@ class Counts(Record):
             if sum(tally.steps) > tally.trials:
                 raise ValueError(f"more values of {name} than trials")
         if self.luck.trials < sum(self.luck.steps):
-            raise ValueError("more lucky rollouts than their shares allow")
+            raise ValueError("more lucky misses than their shares allow")
         return self
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -193,26 +194,26 @@ def count_group(
 
 
 def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], beyond: Sequence[int]) -> Tally:
-    """Count the rollouts of a group with a miss, and those of them with a reward above the group's mean.
+    """Count the misses of a group, and those of them in rollouts with a reward above the group's mean, by their share.
 
-    Honest misses know nothing of rewards. A longer rollout has one more often, but by no more than its length: so of
-    the rollouts with a miss, those with the higher rewards are at most as frequent as among all rollouts, or as their
-    tokens among all tokens, whichever is more, times the odds that calibration allows (`Table` of `luck`).
+    Honest misses know nothing of rewards. A longer rollout has more of them, but by no more than its length: so of the
+    misses, those in rollouts with the higher rewards are at most as frequent as such rollouts among all rollouts, or as
+    their tokens among all tokens, whichever is more, times the odds that calibration allows (`Table` of `luck`).
 
     Args:
         margins, lengths: see `count_group`; rewards: of each rollout, in millionths.
         beyond: the steps of `luck`.
     """
-    total, none = sum(rewards), (0,) * len(beyond)
+    total = sum(rewards)
     high = np.array([reward * len(rewards) > total for reward in rewards])
     if not high.any():
-        return Tally(trials=0, steps=none)
+        return Tally(trials=0, steps=(0,) * len(beyond))
     # The larger of two shares, in thousandths, rounded up.
     tokens, rollouts = int(np.array(lengths)[high].sum()), int(high.sum())
     share = max(-(-SHARE_UNIT * tokens // sum(lengths)), -(-SHARE_UNIT * rollouts // len(rewards)))
-    largest = np.maximum.reduceat(margins, np.cumsum([0, *lengths[:-1]]))
-    misses = largest > beyond[0]
-    return Tally(trials=share * int(misses.sum()), steps=_tally(largest[misses & high], beyond).steps)
+    misses = margins > 0
+    lucky = int(misses[np.repeat(high, lengths)].sum())
+    return Tally(trials=share * int(misses.sum()), steps=_tally(np.full(lucky, share), beyond).steps)
 
 
 def whole_margins(margins: np.ndarray, unit: float) -> np.ndarray:

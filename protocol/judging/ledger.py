@@ -327,17 +327,24 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
             if row.accepted:
                 thresholds = proof.row(row.arithmetic, summary.arithmetic)
                 for statistic in _PRICED:
-                    excess = _excess_misses(row, thresholds, statistic) * scale[0] // scale[1]
+                    excess = excess_misses(row, thresholds, statistic) * scale[0] // scale[1]
                     key = row.miner, row.arithmetic, statistic
                     excesses[key] = excesses.get(key, 0) + excess * decays[age] // SHARE
-    for (miner, _, _), excess in excesses.items():
-        result[miner] -= scoring.miss_price * max(0, excess) // GROUP
+    for (miner, _, statistic), excess in excesses.items():
+        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * _PRICED[statistic][2])
     return result
 
 
-_PRICED: Final[dict[StatisticName, int]] = {"sketch": RATE_UNIT // 1000, "margin": RATE_UNIT // 1000, "stop": RATE_UNIT}
-"""Statistics whose misses have a price, and the largest rate of the step from which on a trial is one. A rollout has
-many tokens, so that its stops may be missed more often. `luck` has no price: it saves no work.
+_RARE: Final = RATE_UNIT // 1000
+_PRICED: Final[dict[StatisticName, tuple[int, int, int]]] = {
+    "sketch": (_RARE, 100, 1), "margin": (_RARE, 100, 1), "stop": (RATE_UNIT, 100, 1), "luck": (RATE_UNIT, 95, 20)
+}  # fmt: skip
+"""For each statistic, the largest rate of the step from which on a trial is a miss with a price, the percentage of what
+honest work may have that is free, and what the price is divided by.
+
+A rollout has many tokens, so that its stops may be missed more often. The bound of luck has no headroom: where chance
+takes something off the luck of honest misses, a miner could add as much unseen, and the last percents leave it little.
+They cost honest work something, too. As luck saves no work, a small price suffices.
 """
 
 
@@ -352,18 +359,19 @@ def _decays(scoring: ScoringSpec) -> list[int]:
 def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return the first step that honest work reaches rarely enough for a price; the last one if there is none."""
     rates = thresholds.table(statistic).rates
-    return next((step for step, rate in enumerate(rates) if rate <= _PRICED[statistic]), len(rates) - 1)
+    return next((step for step, rate in enumerate(rates) if rate <= _PRICED[statistic][0]), len(rates) - 1)
 
 
-def _excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
-    """Return how many more misses a window with accepted groups has than honest work may have on average, in
-    millionths; fewer are negative. A miss is a trial that reaches the priced step.
+def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
+    """Return how many more misses a window with accepted groups has than are free, in millionths; fewer are negative.
+    A miss is a trial that reaches the priced step.
 
     The audited groups stand for all that were dealt and count.
     """
     tally: Tally = getattr(row.counts, statistic)
     first = priced_step(thresholds, statistic)
-    allowed = tally.trials * thresholds.table(statistic).rates[first] // (RATE_UNIT // GROUP)
+    expected = tally.trials * thresholds.table(statistic).rates[first]
+    allowed = expected * _PRICED[statistic][1] // (100 * RATE_UNIT // GROUP)
     return (row.dealt - row.rejected) * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
 
 

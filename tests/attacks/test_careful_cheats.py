@@ -7,10 +7,10 @@ The rows are those of tests, as `python -m bench.proofs cheats` has measured one
 import numpy as np
 import pytest
 
-from grailnode.calibration.thresholds import likelihood_scores
+from grailnode.calibration.thresholds import likelihood_scores, luck_table
 from grailnode.calibration.thresholds import table as calibrated_table
 from grailnode.run.creation import SCORING
-from protocol.proof import RATE_UNIT, Table
+from protocol.proof import Table
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.adversaries.careful_cheats import HEADROOM, Cheat, Gain, choose_luck, edit_tokens, gain, take_stops
 from tests.support.builders.samples import table, thresholds
@@ -33,15 +33,17 @@ ROWS = {
     "float32": thresholds(
         margin=margin_table((0.0, 1e-4, 1e-3, 1e-2), (1e-4, 1e-9, 1e-12, 1e-15)),
         stop=table(steps(1e-5, 1e-4), (1e-3, 1e-8), *_STOP_SCORES),
+        luck=luck_table(1.0),
     ),
     "bfloat16": thresholds(
         margin=margin_table(
             (0.0, 0.01, 0.03, 0.5, 0.9, 1.7, 3.1, 5.6), (4e-3, 2e-3, 8e-4, 2e-6, 7e-8, 8e-10, 2e-12, 1e-15)
         ),
         stop=table(steps(0.0, 0.02), (5e-3, 1e-3), *_STOP_SCORES),
+        luck=luck_table(1.0),
     ),
 }  # fmt: skip
-COINS = [[0.0] * 4 + [1.0] * 4]
+COINS, RARE = [[0.0] * 4 + [1.0] * 4], [[0.0] * 7 + [1.0]]
 
 
 def gains(cheat: Cheat, row: str, *, careful: bool, windows: int = 20) -> Gain:
@@ -66,27 +68,39 @@ def test_who_ends_as_early_as_it_dares_gains_one_percent_at_most(row: str, reach
 
 def test_a_miner_without_a_cheat_is_never_refused_and_gains_nothing() -> None:
     for row in ROWS:
-        for cheat in (take_stops(370, 0.0), choose_luck(59, 0.0, 0.25, COINS), edit_tokens(6000, 0, [1.0])):
+        for cheat in (take_stops(370, 0.0), edit_tokens(6000, 0, [1.0])):
             assert gains(cheat, row, careful=False) == Gain(pytest.approx(1.0), 0.0, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("row", "tokens", "cost"), [("float32", 512, 5e-4), ("bfloat16", 59, 2e-3), ("bfloat16", 512, 1e-2)]
+)
+def test_the_price_of_luck_costs_honest_work_little(row: str, tokens: int, cost: float) -> None:
+    """Some honest misses are in rollouts with the higher rewards by chance."""
+    honest = choose_luck(tokens, 0.0, 0.25, COINS)
+    results = [gain(honest, ROWS[row], SCORING, careful=False, windows=20, seed=seed) for seed in range(4)]
+    assert {(result.reward, result.refused) for result in results} == {(0.0, None)}
+    assert 1 - cost < np.mean([result.pay for result in results]) <= 1
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_luck_is_limited_by_the_misses_that_the_row_allows(row: str) -> None:
-    """Half of the rollouts have the reward 1: the best case. Honest misses of bfloat16 can hide more than those of
-    float32: it is the price of admitting that arithmetic.
-    """
-    careful = gains(choose_luck(59, 0.1, 0.25, COINS), row, careful=True)
-    assert careful.refused is None
-    assert 0.0 < careful.reward < 59 * ROWS[row].margin.rates[0] / RATE_UNIT
-    other = gains(choose_luck(59, 0.5, 0.25, COINS), row, careful=False)
-    assert (other.refused or 99) <= 10
+@pytest.mark.parametrize(("tokens", "rewards"), [(59, COINS), (512, COINS), (512, RARE)], ids=["59", "512", "rare"])
+def test_luck_gains_half_a_percent_of_reward_at_most(row: str, tokens: int, rewards: list[list[float]]) -> None:
+    lucky = choose_luck(tokens, 0.02, 0.25, rewards)
+    results = [gain(lucky, ROWS[row], SCORING, careful=True, seed=seed) for seed in range(2)]
+    assert {result.refused for result in results} == {None}
+    assert np.mean([result.reward for result in results]) <= 0.005
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_who_chooses_its_luck_wherever_it_can_is_refused(row: str) -> None:
+    assert (gains(choose_luck(59, 0.5, 0.25, COINS), row, careful=False).refused or 99) <= 10
 
 
 def test_misses_of_rollouts_with_higher_rewards_refuse_a_miner_whose_margins_are_as_honest_ones() -> None:
-    right = [[0.0] * 7 + [1.0]]
     blind = ROWS["bfloat16"].model_copy(update={"margin": table(steps(0.0), (4e-4,), (1e-4,))})
     for row, is_refused in ((blind, True), (blind.model_copy(update={"luck": table((0,), (1e-3,), (1e-4,))}), False)):
-        result = gain(choose_luck(59, 0.02, 0.25, right), row, SCORING, careful=False, windows=40)
+        result = gain(choose_luck(59, 0.02, 0.25, RARE), row, SCORING, careful=False, windows=40)
         assert (result.refused is not None) == is_refused
 
 

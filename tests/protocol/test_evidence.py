@@ -24,7 +24,7 @@ from protocol.judging.evidence import (
     repeated_positions,
     whole_margins,
 )
-from protocol.proof import DECADE, EXACT_PROOF, RATE_UNIT, STATISTICS, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, EXACT_PROOF, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import packaged_thresholds
 from tests.support.builders.samples import counts, table, thresholds
@@ -59,11 +59,22 @@ def worst_mean(item: Table, tails: Sequence[float]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("statistic", ["sketch", "margin", "stop"])
 @pytest.mark.parametrize("row", NAMED_ROWS.values(), ids=NAMED_ROWS)
 def test_no_alternative_grows_at_the_full_rates(row: Thresholds, statistic: StatisticName) -> None:
     item = row.table(statistic)
     assert max(worst_mean(item, [rate / RATE_UNIT for rate in item.rates])) <= 1e-15
+
+
+@pytest.mark.parametrize("row", NAMED_ROWS.values(), ids=NAMED_ROWS)
+def test_no_miss_of_any_share_grows_at_the_full_odds(row: Thresholds) -> None:
+    """A miss of n thousandths has a mean of 10^s of at most 10^(n g), whichever step n reaches."""
+    for share in range(1, SHARE_UNIT + 1):
+        step = sum(share > beyond for beyond in row.luck.beyond) - 1
+        for alternative in row.luck.alternatives:
+            gain = math.expm1(alternative.scores[step] / DECADE * math.log(10))
+            growth = share * alternative.growth / DECADE * math.log(10)
+            assert share * row.luck.rates[step] / RATE_UNIT * gain <= math.expm1(growth) * (1 + 1e-9)
 
 
 @settings(max_examples=50)
@@ -81,17 +92,18 @@ def test_no_alternative_grows_under_any_honest_distribution(data: st.DataObject)
     assert max(worst_mean(item, tails)) <= max(worst_mean(item, rates)) <= 1e-12
 
 
+@pytest.mark.parametrize("row", [ROW, packaged_thresholds()], ids=["sample", "packaged"])
 @pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_luck_does_not_grow_if_misses_know_nothing_of_rewards(weight: float) -> None:
+def test_luck_does_not_grow_if_misses_know_nothing_of_rewards(weight: float, row: Thresholds) -> None:
     """Misses are as frequent in every rollout, or in every token: the mean of 10^e is at most 1."""
     rng, values = np.random.default_rng(0), []
     for _ in range(4000):
         lengths = rng.integers(1, 40, 8)
         margins = np.zeros(lengths.sum(), dtype=np.int64)
         missing = rng.random(8) < 0.5 * (lengths / lengths.max()) ** weight
-        margins[(lengths.cumsum() - 1)[missing]] = ROW.luck.beyond[0] + 1
-        luck = count_luck(margins, lengths.tolist(), (rng.random(8) < 0.4).astype(int).tolist(), ROW.luck.beyond)
-        values.append(advance(NO_EVIDENCE, Counts(luck=luck), ROW)["luck"])
+        margins[(lengths.cumsum() - 1)[missing]] = 1
+        luck = count_luck(margins, lengths.tolist(), (rng.random(8) < 0.4).astype(int).tolist(), row.luck.beyond)
+        values.append(advance(NO_EVIDENCE, Counts(luck=luck), row)["luck"])
     assert (np.mean(10.0 ** (np.array(values) / DECADE), axis=0) <= 1.0).all()
 
 
@@ -101,7 +113,7 @@ FREQUENT = thresholds(
     sketch=table((32, 64), (0.05, 0.01), (0.3, 0.6), (0.0, 1.0)),
     margin=table((10, 20, 30), (0.1, 0.02, 1e-3), (0.5, 0.5, 0.5), (0.2, 0.6, 2.0), (0.0, 0.0, 2.0)),
     stop=table((10,), (0.1,), (0.7,)),
-    luck=table((10,), (1.5e-3,), (0.3,), (0.6,)),
+    luck=table((0,), (1.5e-3,), (0.3,), (0.6,)),
     threshold=math.ceil(math.log10(8 / 0.01) * DECADE),
 )
 """A row of so few trials, and with so low a threshold, that honest work is refused now and then; the level is 1e-2."""
@@ -253,21 +265,27 @@ def test_stops_are_counted_once_for_each_rollout_by_the_largest_margin() -> None
         ((5, 5, 5), (1, 0, 0), (1,), (334, 0)),
         ((8, 1, 1), (1, 0, 0), (0,), (800, 1)),  # of the tokens it is more
         ((1, 8, 1), (1, 0, 0), (0,), (334, 1)),  # of the rollouts it is more
+        ((5, 5, 5), (1, 0, 0), (0, 0, 1), (3 * 334, 2)),  # for each miss
         ((5, 5, 5), (1, 1, 1), (0, 1, 2), (0, 0)),  # nobody is lucky
         ((5, 5, 5), (-1, 3, -1), (1,), (334, 1)),
         ((5, 5, 5), (1, 0, 0), (), (0, 0)),
     ],
 )
-def test_luck_is_the_share_of_the_rollouts_with_a_miss_that_have_the_higher_rewards(
+def test_luck_counts_the_misses_of_rollouts_with_the_higher_rewards(
     lengths: tuple[int, ...], rewards: tuple[int, ...], missing: tuple[int, ...], expected: tuple[int, int]
 ) -> None:
     margins = np.zeros(sum(lengths), np.int64)
     begins = np.cumsum([0, *lengths[:-1]])
-    margins[begins[list(missing)]] = 10_001
-    result = count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW.luck.beyond)
+    for place, rollout in enumerate(missing):
+        margins[begins[rollout] + missing[:place].count(rollout)] = 1
+    whole = [reward * REWARD_UNIT for reward in rewards]
+    result = count_luck(margins, lengths, whole, (0,))
     assert (result.trials, *result.steps) == expected
-    margins[margins > 0] = 10_000  # not beyond the step
-    assert count_luck(margins, lengths, [reward * REWARD_UNIT for reward in rewards], ROW.luck.beyond).trials == 0
+    steps = [
+        expected[1] if low < expected[0] // max(1, len(missing)) <= high else 0
+        for low, high in ((0, 333), (333, 799), (799, 1000))
+    ]
+    assert count_luck(margins, lengths, whole, (0, 333, 799)) == Tally(trials=expected[0], steps=tuple(steps))
     assert SHARE_UNIT == 1000
 
 

@@ -26,7 +26,7 @@ from protocol.judging.evidence import (
     exceeded,
     is_improbable,
 )
-from protocol.judging.ledger import LedgerRow, priced_step
+from protocol.judging.ledger import LedgerRow, excess_misses
 from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
@@ -50,7 +50,8 @@ class SimulatedGroup:
     Attributes:
         counts: what a validator counts.
         tokens: that the miner generates; honest_tokens: that honest work has.
-        gained: the rewards that it has more than honest work, of all rollouts.
+        gained: the rewards that it has more than honest work, of all rollouts; nothing if all are equal, because then
+            the group teaches nothing.
     """
 
     counts: Counts
@@ -123,12 +124,9 @@ def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Coun
 
 def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
     """Return whether these counts have no more misses than cost nothing."""
-    names: tuple[StatisticName, ...] = ("margin", "stop")
-    for name in names:
-        tally, first = getattr(counts, name), priced_step(thresholds, name)
-        if sum(tally.steps[first:]) * RATE_UNIT > tally.trials * thresholds.table(name).rates[first]:
-            return False
-    return True
+    names: tuple[StatisticName, ...] = ("margin", "stop", "luck")
+    row = ledger_row(audited=1, accepted=1, counts=counts)
+    return all(excess_misses(row, thresholds, name) <= 0 for name in names)
 
 
 def take_stops(tokens: int, reach: float) -> Cheat:
@@ -165,24 +163,28 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
-        has_miss = rng.random(GROUP_SIZE) < 1.0 - (1.0 - _rates(thresholds.margin)[0]) ** tokens
-        margins = np.array([_draw(thresholds.margin, rng) if miss else 0 for miss in has_miss])
+        misses = rng.binomial(tokens, _rates(thresholds.margin)[0], GROUP_SIZE)
+        margins = np.zeros((GROUP_SIZE, 1 + misses.max()), dtype=np.int64)  # of the near tie, and of honest misses
+        for place, number in enumerate(misses.tolist()):
+            margins[place, 1 : 1 + number] = [_draw(thresholds.margin, rng) for _ in range(number)]
         own = honest_rewards.copy()
 
         def counts() -> Counts:
-            luck = count_luck(margins, [1] * GROUP_SIZE, np.round(own * 1e6).astype(int).tolist(), (0,))
+            lengths, whole = [margins.shape[1]] * GROUP_SIZE, np.round(own * 1e6).astype(int).tolist()
+            luck = count_luck(margins.ravel(), lengths, whole, thresholds.luck.beyond)
             margin = _tally(thresholds.margin, margins[margins > 0].tolist(), GROUP_SIZE * tokens)
             return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=luck)
 
         for place in range(GROUP_SIZE):
             other, margin = rng.choice(honest_rewards), max(1, round(reach * rng.random() / NOISE_UNIT))
             if rng.random() < has_tie and other > own[place]:
-                before = own[place], margins[place]
-                own[place], margins[place] = other, max(margin, margins[place])
+                before = own[place]
+                own[place], margins[place, 0] = other, margin
                 if not accepts(counts()):
-                    own[place], margins[place] = before
+                    own[place], margins[place, 0] = before, 0
         total = GROUP_SIZE * tokens
-        return SimulatedGroup(counts(), total, total, float((own - honest_rewards).sum()))
+        gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
+        return SimulatedGroup(counts(), total, total, gained)
 
     return group
 
