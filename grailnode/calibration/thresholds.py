@@ -349,10 +349,8 @@ def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
     """
     odds = demands.odds
     groups = [group for pair in honest.values() for group in pair if len(set(group.rewards)) > 1]
-    tallies = [
-        count_luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards, _LUCK_STEPS)
-        for group in groups
-    ]
+    luck = partial(count_luck, beyond=_LUCK_STEPS)
+    tallies = [luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards) for group in groups]
     values = np.tile([*(step + 1 for step in _LUCK_STEPS), 0], len(tallies))
     times = [number for tally in tallies for number in (*tally.steps, tally.trials - sum(tally.steps))]
     trials = np.array([tally.trials for tally in tallies], dtype=np.int64)
@@ -368,13 +366,13 @@ def luck_table(odds: float) -> Table:
     Trials of n thousandths of a share take off n * growth. The scores of a step make this the logarithm of the honest
     mean of 10^score, 1 + odds * n / 1000 * (10^score - 1), for its least n.
     """
+    shares, rate = np.array(_LUCK_STEPS) + 1, math.ceil(odds / SHARE_UNIT * RATE_UNIT)
     alternatives = []
     for growth in _LUCK_GROWTHS:
-        gains = [math.expm1((step + 1) * growth / DECADE * math.log(10)) / (step + 1) for step in _LUCK_STEPS]
-        scores = tuple(math.floor(DECADE * math.log10(1 + SHARE_UNIT * gain / odds)) for gain in gains)
-        alternatives.append(Alternative(scores=scores, growth=growth))
-    rate = math.ceil(odds / SHARE_UNIT * RATE_UNIT)
-    return Table(beyond=_LUCK_STEPS, rates=(rate,) * len(_LUCK_STEPS), alternatives=tuple(alternatives))
+        gains = np.expm1(shares * growth / DECADE * math.log(10)) / (shares * odds / SHARE_UNIT)
+        scores = np.floor(DECADE * np.log1p(gains) / math.log(10)).astype(int).tolist()
+        alternatives.append(Alternative(scores=tuple(scores), growth=growth))
+    return Table(beyond=_LUCK_STEPS, rates=(rate,) * len(shares), alternatives=tuple(alternatives))
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them

@@ -28,7 +28,7 @@ from protocol.limits import MAX_STEPS
 from protocol.proof import STATISTICS, StatisticName, Thresholds
 
 SHARE_UNIT: Final = 1000
-"""Trials of `luck` for one miss, if all rollouts of its group had the higher rewards."""
+"""Trials of `luck` for one miss, if all tokens of its group had the higher rewards."""
 
 _LARGEST: Final = (1 << 31) - 1
 
@@ -60,7 +60,7 @@ class Counts(Record):
         margin: tokens, by their margin.
         stop: rollouts, by the largest margin of a token where the end token is taken or drawn.
         luck: misses in rollouts with a reward above the mean of their group, whose trials are the shares that such
-            rollouts have of their groups, one for each miss, in thousandths.
+            rollouts have of the tokens of their groups, one for each miss, in thousandths.
     """
 
     kind: ClassVar[str] = "counts"
@@ -196,23 +196,18 @@ def count_group(
 def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], beyond: Sequence[int]) -> Tally:
     """Count the misses of a group, and those of them in rollouts with a reward above the group's mean, by their share.
 
-    Honest misses know nothing of rewards. A longer rollout has more of them, but by no more than its length: so of the
-    misses, those in rollouts with the higher rewards are at most as frequent as such rollouts among all rollouts, or as
-    their tokens among all tokens, whichever is more, times the odds that calibration allows (`Table` of `luck`).
+    Honest misses know nothing of rewards: the probability that one falls on a token of a rollout with a higher reward
+    is at most the share of such tokens in the group, times the odds that calibration allows (`Table` of `luck`).
 
     Args:
         margins, lengths: see `count_group`; rewards: of each rollout, in millionths.
         beyond: the steps of `luck`.
     """
     total = sum(rewards)
-    high = np.array([reward * len(rewards) > total for reward in rewards])
-    if not high.any():
-        return Tally(trials=0, steps=(0,) * len(beyond))
-    # The larger of two shares, in thousandths, rounded up.
-    tokens, rollouts = int(np.array(lengths)[high].sum()), int(high.sum())
-    share = max(-(-SHARE_UNIT * tokens // sum(lengths)), -(-SHARE_UNIT * rollouts // len(rewards)))
+    high = np.repeat([reward * len(rewards) > total for reward in rewards], lengths)
+    share = -(-SHARE_UNIT * int(high.sum()) // len(high))
     misses = margins > 0
-    lucky = int(misses[np.repeat(high, lengths)].sum())
+    lucky = int((misses & high).sum())
     return Tally(trials=share * int(misses.sum()), steps=_tally(np.full(lucky, share), beyond).steps)
 
 

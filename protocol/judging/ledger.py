@@ -335,16 +335,15 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
     return result
 
 
-_RARE: Final = RATE_UNIT // 1000
 _PRICED: Final[dict[StatisticName, tuple[int, int, int]]] = {
-    "sketch": (_RARE, 100, 1), "margin": (_RARE, 100, 1), "stop": (RATE_UNIT, 100, 1), "luck": (RATE_UNIT, 95, 20)
+    "sketch": (1000, 100, 1), "margin": (1000, 100, 1), "stop": (1, 100, 1), "luck": (1, 95, 20)
 }  # fmt: skip
-"""For each statistic, the largest rate of the step from which on a trial is a miss with a price, the percentage of what
-honest work may have that is free, and what the price is divided by.
+"""For each statistic (x, y, z): a miss is a trial that reaches the first step with a rate of at most 1 / x, y percent
+of what honest work may have are free, and z divides the price.
 
-A rollout has many tokens, so that its stops may be missed more often. The bound of luck has no headroom: where chance
-takes something off the luck of honest misses, a miner could add as much unseen, and the last percents leave it little.
-They cost honest work something, too. As luck saves no work, a small price suffices.
+A rollout has many tokens, so that its stops may be missed more often. Luck has no headroom: a miner that knows its
+evidence could add what chance takes off the luck of honest misses. The last percents leave it little, and cost honest
+work a little, too. As luck saves no work, a small price suffices.
 """
 
 
@@ -359,7 +358,7 @@ def _decays(scoring: ScoringSpec) -> list[int]:
 def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return the first step that honest work reaches rarely enough for a price; the last one if there is none."""
     rates = thresholds.table(statistic).rates
-    return next((step for step, rate in enumerate(rates) if rate <= _PRICED[statistic][0]), len(rates) - 1)
+    return next((step for step, rate in enumerate(rates) if rate * _PRICED[statistic][0] <= RATE_UNIT), len(rates) - 1)
 
 
 def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:

@@ -263,8 +263,8 @@ def test_stops_are_counted_once_for_each_rollout_by_the_largest_margin() -> None
     [
         ((5, 5, 5), (1, 0, 0), (0, 1, 2), (3 * 334, 1)),  # a third, rounded up, for each of the three with a miss
         ((5, 5, 5), (1, 0, 0), (1,), (334, 0)),
-        ((8, 1, 1), (1, 0, 0), (0,), (800, 1)),  # of the tokens it is more
-        ((1, 8, 1), (1, 0, 0), (0,), (334, 1)),  # of the rollouts it is more
+        ((8, 1, 1), (1, 0, 0), (0,), (800, 1)),  # of the tokens, not of the rollouts
+        ((1, 8, 1), (1, 0, 0), (0,), (100, 1)),
         ((5, 5, 5), (1, 0, 0), (0, 0, 1), (3 * 334, 2)),  # for each miss
         ((5, 5, 5), (1, 1, 1), (0, 1, 2), (0, 0)),  # nobody is lucky
         ((5, 5, 5), (-1, 3, -1), (1,), (334, 1)),
@@ -281,12 +281,13 @@ def test_luck_counts_the_misses_of_rollouts_with_the_higher_rewards(
     whole = [reward * REWARD_UNIT for reward in rewards]
     result = count_luck(margins, lengths, whole, (0,))
     assert (result.trials, *result.steps) == expected
-    steps = [
-        expected[1] if low < expected[0] // max(1, len(missing)) <= high else 0
-        for low, high in ((0, 333), (333, 799), (799, 1000))
-    ]
-    assert count_luck(margins, lengths, whole, (0, 333, 799)) == Tally(trials=expected[0], steps=tuple(steps))
     assert SHARE_UNIT == 1000
+
+
+@pytest.mark.parametrize(("length", "steps"), [(1, (1, 0, 0)), (4, (1, 0, 0)), (5, (0, 1, 0)), (8, (0, 0, 1))])
+def test_a_lucky_miss_reaches_a_step_by_the_share_of_its_group(length: int, steps: tuple[int, ...]) -> None:
+    margins = np.array([1, *[0] * 9])
+    assert count_luck(margins, (length, 10 - length), (REWARD_UNIT, 0), (0, 499, 799)).steps == steps
 
 
 def test_margins_are_whole_units_rounded_up() -> None:

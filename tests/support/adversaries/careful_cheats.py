@@ -156,33 +156,34 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
     What follows from it has the reward of any rollout of the group.
 
     Args:
+        tokens: of a rollout on average; none has more than four times as many.
         density: near ties of a token, for each unit of their margin.
         rewards: of the rollouts of honest groups.
     """
-    has_tie = 1.0 - math.exp(-density * tokens * reach)
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
-        misses = rng.binomial(tokens, _rates(thresholds.margin)[0], GROUP_SIZE)
-        margins = np.zeros((GROUP_SIZE, 1 + misses.max()), dtype=np.int64)  # of the near tie, and of honest misses
-        for place, number in enumerate(misses.tolist()):
-            margins[place, 1 : 1 + number] = [_draw(thresholds.margin, rng) for _ in range(number)]
+        lengths = np.minimum(rng.geometric(1.0 / tokens, GROUP_SIZE), 4 * tokens)
+        total = int(lengths.sum())
+        margins = np.zeros(total, dtype=np.int64)
+        for miss in np.flatnonzero(rng.random(total) < _rates(thresholds.margin)[0]):
+            margins[miss] = _draw(thresholds.margin, rng)
         own = honest_rewards.copy()
 
         def counts() -> Counts:
-            lengths, whole = [margins.shape[1]] * GROUP_SIZE, np.round(own * 1e6).astype(int).tolist()
-            luck = count_luck(margins.ravel(), lengths, whole, thresholds.luck.beyond)
-            margin = _tally(thresholds.margin, margins[margins > 0].tolist(), GROUP_SIZE * tokens)
+            whole = np.round(own * 1e6).astype(int).tolist()
+            luck = count_luck(margins, lengths.tolist(), whole, thresholds.luck.beyond)
+            margin = _tally(thresholds.margin, margins[margins > 0].tolist(), total)
             return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=luck)
 
-        for place in range(GROUP_SIZE):
+        for rollout, end in enumerate(np.cumsum(lengths).tolist()):
             other, margin = rng.choice(honest_rewards), max(1, round(reach * rng.random() / NOISE_UNIT))
-            if rng.random() < has_tie and other > own[place]:
-                before = own[place]
-                own[place], margins[place, 0] = other, margin
+            place = end - int(rng.integers(1, lengths[rollout] + 1))
+            if rng.random() < 1.0 - math.exp(-density * lengths[rollout] * reach) and other > own[rollout]:
+                before = own[rollout], margins[place]
+                own[rollout], margins[place] = other, max(margin, margins[place])
                 if not accepts(counts()):
-                    own[place], margins[place, 0] = before, 0
-        total = GROUP_SIZE * tokens
+                    own[rollout], margins[place] = before
         gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
         return SimulatedGroup(counts(), total, total, gained)
 
