@@ -310,7 +310,7 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
         return {}
     decays = _decays(scoring)
     result: dict[bytes, int] = {}
-    excesses: dict[tuple[bytes, str, str], int] = {}  # by miner, its declaration and statistic
+    excesses: dict[tuple[bytes, str, StatisticName], int] = {}  # by miner, its declaration and statistic
     amendments: dict[tuple[int, bytes], tuple[int, int]] = {}  # (accepted, rejected) groups by (window, miner)
     for summary in ledger:
         for item in summary.amendments:
