@@ -65,7 +65,7 @@ class ThresholdDemands:
     level: float = 1e-8
     confidence: float = 0.99
     headroom: float = 4.0
-    odds: float = 1.0
+    odds: float = 1.25
     window: int = 16
 
 

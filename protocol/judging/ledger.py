@@ -336,14 +336,15 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
 
 
 _PRICED: Final[dict[StatisticName, tuple[int, int, int]]] = {
-    "sketch": (1000, 100, 1), "margin": (1000, 100, 1), "stop": (1, 100, 1), "luck": (1, 95, 20)
+    "sketch": (1000, 100, 1), "margin": (1000, 100, 1), "stop": (1, 100, 1), "luck": (1, 76, 20)
 }  # fmt: skip
 """For each statistic (x, y, z): a miss is a trial that reaches the first step with a rate of at most 1 / x, y percent
 of what honest work may have are free, and z divides the price.
 
-A rollout has many tokens, so that its stops may be missed more often. Luck has no headroom: a miner that knows its
-evidence could add what chance takes off the luck of honest misses. The last percents leave it little, and cost honest
-work a little, too. As luck saves no work, a small price suffices.
+A rollout has many tokens, so that its stops may be missed more often. The odds of luck are 5 / 4 by default, so that
+evidence refuses no honest work whose misses know a little of rewards. The price has no such headroom, and begins at 95%
+of odds of 1: a miner that knows its evidence could add what chance takes off the luck of honest misses. That costs
+honest work a little, too. As luck saves no work, a small price suffices.
 """
 
 
