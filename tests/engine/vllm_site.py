@@ -87,11 +87,19 @@ class BendableServer(SharedServer):
     """A shared server whose weights a test can damage."""
 
     def environment(self) -> dict[str, str]:
-        site = self.log.parent / "site"
-        site.mkdir(exist_ok=True)
-        shutil.copy(Path(__file__).with_name("bendable_extension.py"), site)
+        self._site.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(__file__).with_name("bendable_extension.py"), self._site)
         own = super().environment()
-        return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(site)))}
+        return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(self._site)))}
+
+    @property
+    def _site(self) -> Path:
+        return self.log.parent / "site"
+
+    def exchange_experts(self) -> None:
+        """Have servers that start from now on read the gate and up projections of experts in the other order."""
+        self._site.mkdir(parents=True, exist_ok=True)
+        (self._site / "exchanged").touch()
 
     def flags(self, socket: str) -> list[str]:
         """Return the flags; the last one of a name counts."""

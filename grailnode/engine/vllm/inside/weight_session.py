@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grailnode.engine.vllm.inside import hidden_taps
-from grailnode.engine.vllm.inside.plain_weights import unpacked
+from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import Cancelled, stage_patch, stage_weights
@@ -210,6 +210,7 @@ class WeightSession:
             with torch.inference_mode():
                 engine_weights.commit(staged)
         finally:
+            weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
             records.version = engine_weights.version
             records.clear()
