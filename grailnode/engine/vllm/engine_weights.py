@@ -159,7 +159,7 @@ class EngineWeights:
             step = self._checkpoints.steps[-1]
             if step.command == "stage_weights":
                 try:
-                    await self._server.repeat(partial(self._check_layout, step=step))
+                    await self._server.repeat(lambda client: self._check_layout(client, step))
                 except EngineError:
                     self._checkpoints.forget()
                     raise

@@ -58,7 +58,7 @@ def check_layout(
         tokens = torch.tensor([result.tokens for result in results])
         served = torch.stack([result.hidden for result in results]).to(torch.bfloat16)
 
-        def hidden(changed: Mapping[str, Tensor]) -> Tensor:
+        def hidden(changed: dict[str, Tensor]) -> Tensor:
             states = model.hidden(weights | changed, ids, torch.ones_like(ids, dtype=torch.bool))
             return states[:, -tokens.shape[1] :]
 
