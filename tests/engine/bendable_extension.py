@@ -1,4 +1,5 @@
-"""A worker extension that damages weights, as memory that fails does. vLLM imports this file.
+"""A worker extension that damages weights, as memory that fails does, and tells how vLLM schedules. vLLM imports this
+file.
 
 With a file `exchanged` beside it, the kernel for experts reads their gate and up projections in the other order, as
 those of FlashInfer do.
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor, cat
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
+from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.worker_extension import WorkerExtension, _sessions
 
 _compute = CPUUnquantizedExperts.apply
@@ -34,3 +36,8 @@ class BendableExtension(WorkerExtension):
             view = _sessions[id(self)]._weights().placements[name].pieces[0].view
             view[(0,) * view.dim()] ^= 1 << 16
         return {"bent": len(names)}
+
+    def scheduling(self) -> dict[str, int]:
+        """Return whether vLLM begins a step before it knows the tokens of the last one, and how many records wait."""
+        ahead = self.vllm_config.scheduler_config.async_scheduling  # type: ignore[attr-defined]
+        return {"ahead": ahead, "records": len(records._records)}

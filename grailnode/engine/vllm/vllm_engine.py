@@ -285,11 +285,14 @@ def _collect(
         versions = ", ".join(record["versions"])
         raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
     if isinstance(call, _PrefillCall):
-        recorded, likely, has_states = call.completion, (), True
+        recorded, likely, has_states, length = call.completion, (), True, len(call.completion)
     else:
         recorded, likely, has_states = tuple(record["tokens"]), tuple(record["log_probabilities"]), call.states
-        # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
-        if list(recorded) != tokens:
+        length = len(tokens)
+        # vLLM may cut or repeat tokens of an answer; the record says what was drawn. With async scheduling vLLM draws
+        # once more after a stop token, before it knows of it.
+        is_longer = length < len(recorded) and call.params.is_complete(tuple(tokens))
+        if list(recorded[:length] if is_longer else recorded) != tokens:
             raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
     states = base64.b64decode(record["states"])
     # A bytearray, because torch refuses memory that cannot be written.
@@ -297,4 +300,5 @@ def _collect(
     # Whole rows of states, and none where none were asked for.
     if not recorded or len(flat) % len(recorded) or bool(len(flat)) != has_states:
         raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
-    return Generation(recorded, flat.view(len(recorded), len(flat) // len(recorded)), likely)
+    hidden = flat.view(len(recorded), len(flat) // len(recorded))
+    return Generation(recorded[:length], hidden[:length], likely[:length])
