@@ -14,7 +14,7 @@ from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
-from protocol.rollout.sketch import SketchKind
+from protocol.rollout.sketch import SketchKey
 
 LineReporter = Callable[[str], None]
 """Takes a line for the operator."""
@@ -86,14 +86,6 @@ class ObjectStore(Protocol):
 
     async def delete(self, path: str) -> None:
         """Remove an object; it is no error if there is none."""
-
-
-@dataclass(frozen=True)
-class SketchKey:
-    """What determines the sketches of a window: their kind, and its 32-byte seed."""
-
-    kind: SketchKind
-    seed: bytes
 
 
 @dataclass(frozen=True)

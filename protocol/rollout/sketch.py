@@ -15,6 +15,7 @@ protocol/judging/evidence.py counts them.
 """
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -27,9 +28,18 @@ from protocol.rollout.challenge import stream
 
 SketchKind = Literal["projection", "topk"]
 BYTES_PER_TOKEN: Final = 4
+SEED_BYTES: Final = 32
 TOP_K: Final = 32
 _SCALE: Final = 512.0  # units per standard deviation
 _PIECE: Final = 4096  # tokens whose normalized states are in memory at once
+
+
+@dataclass(frozen=True)
+class SketchKey:
+    """What determines the sketches of a window: their kind, and the window's 32-byte seed."""
+
+    kind: SketchKind
+    seed: bytes
 
 
 def _normalized(hidden: Tensor) -> Tensor:

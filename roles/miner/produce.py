@@ -6,8 +6,9 @@ from typing import Protocol
 
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group, Rollout, pack_tokens
+from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
-from roles.ports import Engine, Generation, Request, SketchKey
+from roles.ports import Engine, Generation, Request
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,22 @@ more token may be drawn after the stop token: the node cuts it off, and it is dr
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import SEED_BYTES
+from protocol.rollout.sketch import SEED_BYTES as SKETCH_SEED_BYTES
+from protocol.rollout.sketch import SketchKey, SketchKind
 
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
 
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states"}
+_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch"}
 _MAX_RECORDS: Final = 65_536
 """Records of requests that nobody asks for are dropped after so many newer ones."""
 
@@ -39,6 +43,7 @@ class RequestArguments:
         temperature: divides the logits; filters: which tokens may be sampled.
         begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
         states: whether the states are recorded from which tokens are drawn.
+        sketch: what their sketch is computed with, which is then recorded in their place.
     """
 
     request: str
@@ -47,6 +52,7 @@ class RequestArguments:
     filters: Filters = EVERY_TOKEN
     begin: int | None = None
     states: bool = True
+    sketch: SketchKey | None = None
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
@@ -72,7 +78,12 @@ class RequestArguments:
             raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
         filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
         begin = None if values.get("begin") is None else int(values["begin"])
-        return cls(values["id"], seed, temperature, filters, begin, bool(values.get("states", True)))
+        states, sketch = bool(values.get("states", True)), values.get("sketch")
+        if sketch is not None:
+            sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
+            if sketch.kind not in get_args(SketchKind) or len(sketch.seed) != SKETCH_SEED_BYTES:
+                raise ValueError(f"{ARGUMENT}.sketch: a kind and {2 * SKETCH_SEED_BYTES} hexadecimal digits are needed")
+        return cls(values["id"], seed, temperature, filters, begin, states, sketch)
 
 
 def validate(sampling_params: Any) -> None:
@@ -92,20 +103,36 @@ def validate(sampling_params: Any) -> None:
         raise ValueError(f"a request with {ARGUMENT} takes no penalties")
 
 
-@dataclass(frozen=True)
 class Step:
-    """What one step of the engine computed for the rows of its batch, on the engine's device.
+    """What one step of the engine drew for rows of its batch, on its way to the host: nothing waits for it there.
 
-    Attributes:
+    Args:
         version: of the verified weights; None if they were not verified.
-        states: [B, D], the states from which the tokens were drawn; [B, 0] where they are not recorded.
+        states: [B, D], from which the tokens were drawn; uint8 [B, 4], their sketch; or [B, 0].
         tokens: int64 [B]; log_probabilities: float32 [B].
     """
 
-    version: int | None
-    states: Tensor
-    tokens: Tensor
-    log_probabilities: Tensor
+    def __init__(self, version: int | None, states: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
+        self.version = version
+        self._copies = [_begin_copy(tensor) for tensor in (tokens, log_probabilities, states)]
+        self._copied = torch.cuda.Event() if tokens.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    @cached_property
+    def on_host(self) -> list[np.ndarray]:
+        """The tokens, log-probabilities and states; the latter in float32 if they are no sketch."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens, likely, states = self._copies
+        return [tokens.numpy(), likely.numpy(), (states if states.dtype == torch.uint8 else states.float()).numpy()]
+
+
+def _begin_copy(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host, where it keeps its values; from a GPU while the engine goes on."""
+    if not tensor.is_cuda:
+        return tensor.clone()  # vLLM writes into the same memory in its next step
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @dataclass
@@ -126,20 +153,24 @@ class Record:
         self.prefill[position] = version, states
 
     def collect(self) -> dict[str, Any]:
-        """Return the record on the host: versions, tokens, log-probabilities, and states float32 [T, D]."""
+        """Return the record on the host: versions, tokens, log-probabilities float32 [T], and states float32 [T, D] or
+        their sketch uint8 [T, 4].
+        """
         if self.prefill:
             # A long prefill comes in pieces.
             parts = self.prefill.values()
             states = torch.cat([part for _, part in parts])
-            return {"versions": sorted({str(version) for version, _ in parts}), "states": _on_host(states)}
-        states = torch.stack([step.states[row] for step, row in self.tokens])
+            return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
+        # Rows of one step are read together with those of other requests, and so only once.
+        steps = [(step.on_host, row) for step, row in self.tokens]
+        tokens, likely, states = (np.stack([values[place][row] for values, row in steps]) for place in range(3))
         return {
             # All versions that drew a token. More than one means that a commit fell into the completion, and the node
             # throws it away.
             "versions": sorted({str(step.version) for step, _ in self.tokens}),
-            "tokens": [int(step.tokens[row]) for step, row in self.tokens],
-            "log_probabilities": [float(step.log_probabilities[row]) for step, row in self.tokens],
-            "states": _on_host(states),
+            "tokens": tokens.tolist(),
+            "log_probabilities": likely,
+            "states": states,
         }
 
 
@@ -189,7 +220,3 @@ class RequestRecords:
 
 records: Final = RequestRecords()
 """The records of this worker: vLLM makes the logits processor and the worker extension, which share them."""
-
-
-def _on_host(states: Tensor) -> Tensor:
-    return states.to("cpu", torch.float32)

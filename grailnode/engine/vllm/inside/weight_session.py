@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -217,14 +218,14 @@ class WeightSession:
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
     def take(self, requests: list[str]) -> Values:
-        """Return the records of finished requests, their states as base64 of float32, and forget them."""
+        """Return the records of finished requests, their numbers but for tokens as base64, and forget them."""
         result: Values = {}
         for request in requests:
             # A record is handed out once. A request that vLLM never began has none.
             record = records.take(request)
             if record is not None:
-                states = record.pop("states")
-                record["states"] = base64.b64encode(states.contiguous().numpy().tobytes()).decode()
+                arrays = {name: value for name, value in record.items() if isinstance(value, np.ndarray)}
+                record |= {name: base64.b64encode(value.tobytes()).decode() for name, value in arrays.items()}
             result[request] = record
         return result
 
