@@ -115,7 +115,7 @@ class Step:
     def __init__(self, version: int | None, states: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
         self.version = version
         self._copies = [_begin_copy(tensor) for tensor in (tokens, log_probabilities, states)]
-        self._copied = torch.cuda.Event() if tokens.is_cuda else None
+        self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
             self._copied.record()
 
@@ -163,14 +163,14 @@ class Record:
             return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
         # Rows of one step are read together with those of other requests, and so only once.
         steps = [(step.on_host, row) for step, row in self.tokens]
-        tokens, likely, states = (np.stack([values[place][row] for values, row in steps]) for place in range(3))
+        tokens, likely, drawn_from = (np.stack([values[place][row] for values, row in steps]) for place in range(3))
         return {
             # All versions that drew a token. More than one means that a commit fell into the completion, and the node
             # throws it away.
             "versions": sorted({str(step.version) for step, _ in self.tokens}),
             "tokens": tokens.tolist(),
             "log_probabilities": likely,
-            "states": states,
+            "states": drawn_from,
         }
 
 

@@ -1,222 +1,112 @@
-"""What was sampled for each request: tokens, log-probabilities, hidden states, and the weights that each came from.
+"""Draws the tokens of a batch's rows by seed-bound sampling, for both logits processors."""
 
-A record is written where the token is drawn, under the lock-step of vLLM's worker, so it cannot mix up requests or
-versions: labels in vLLM's answers are what a caller set, but here the version is that of the verified weights in
-memory at the moment of each token. The node takes the records of finished requests, compares their tokens with those of
-vLLM's answer, and throws away a completion whose tokens do not all have one version.
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-Prompts that are computed in several steps, and requests that vLLM computes again, write a position twice; the last
-write counts, as it does for vLLM. Async scheduling begins a step before vLLM knows the tokens of the last one, so one
-more token may be drawn after the stop token: the node cuts it off, and it is dropped here if the record was taken.
-"""
-
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final, get_args
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.rollout.sampling import SEED_BYTES
-from protocol.rollout.sketch import SEED_BYTES as SKETCH_SEED_BYTES
-from protocol.rollout.sketch import SketchKey, SketchKind
-
-ARGUMENT: Final = "grailnode"
-"""The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
-
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch"}
-_MAX_RECORDS: Final = 65_536
-"""Records of requests that nobody asks for are dropped after so many newer ones."""
+from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
+from protocol.rollout.sampling import seed_words
+from protocol.rollout.sketch import units_of, values_of
+from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
 
 
 @dataclass(frozen=True)
-class RequestArguments:
-    """Our arguments of one request.
+class SampledRow:
+    """A row of a batch's logits whose token is ours to draw, with the position of that token in its completion."""
 
-    Attributes:
-        request: the id under which its record is asked for.
-        seed: 16 bytes; None for the most likely tokens.
-        temperature: divides the logits; filters: which tokens may be sampled.
-        begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
-        states: whether the states are recorded from which tokens are drawn.
-        sketch: what their sketch is computed with, which is then recorded in their place.
-    """
-
-    request: str
-    seed: bytes | None = None
-    temperature: float = 1.0
-    filters: Filters = EVERY_TOKEN
-    begin: int | None = None
-    states: bool = True
-    sketch: SketchKey | None = None
-
-    @classmethod
-    def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
-        """Parse a request's extra arguments; None if ours are not among them.
-
-        Raises:
-            ValueError: an unknown argument, or one with an invalid value.
-        """
-        values = (extra or {}).get(ARGUMENT)
-        if values is None:
-            return None
-        # A request comes from this machine's node, but a wrong one must end as one refused request, not as a worker
-        # that fails.
-        if not isinstance(values, Mapping) or not isinstance(values.get("id"), str):
-            raise ValueError(f"{ARGUMENT}: an object with an id is needed")
-        if unknown := values.keys() - _KEYS:
-            raise ValueError(f"{ARGUMENT}.{min(unknown)}: no such argument")
-        seed = None if values.get("seed") is None else bytes.fromhex(str(values["seed"]))
-        temperature = float(values.get("temperature", 1.0))
-        if seed is not None and len(seed) != SEED_BYTES:
-            raise ValueError(f"{ARGUMENT}.seed: {2 * SEED_BYTES} hexadecimal digits are needed")
-        if not temperature > 0.0:
-            raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
-        filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
-        begin = None if values.get("begin") is None else int(values["begin"])
-        states, sketch = bool(values.get("states", True)), values.get("sketch")
-        if sketch is not None:
-            sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
-            if sketch.kind not in get_args(SketchKind) or len(sketch.seed) != SKETCH_SEED_BYTES:
-                raise ValueError(f"{ARGUMENT}.sketch: a kind and {2 * SKETCH_SEED_BYTES} hexadecimal digits are needed")
-        return cls(values["id"], seed, temperature, filters, begin, states, sketch)
+    row: int
+    position: int
+    arguments: RequestArguments
 
 
-def validate(sampling_params: Any) -> None:
-    """Refuse a request that cannot be sampled as its arguments ask.
-
-    Raises:
-        ValueError: an argument is invalid, or vLLM would add noise or penalties of its own.
-    """
-    if RequestArguments.parse(sampling_params.extra_args) is None:
-        return
-    # vLLM takes the largest logit at temperature 0. Our token has the largest one (row_sampling.py), so vLLM adds no
-    # noise of its own.
-    if sampling_params.temperature != 0:
-        raise ValueError(f"a request with {ARGUMENT} needs temperature 0: the noise is in the logits")
-    penalties = (sampling_params.presence_penalty, sampling_params.frequency_penalty)
-    if any(penalties) or sampling_params.repetition_penalty != 1.0:
-        raise ValueError(f"a request with {ARGUMENT} takes no penalties")
-
-
-class Step:
-    """What one step of the engine drew for rows of its batch, on its way to the host: nothing waits for it there.
+def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) -> Tensor:
+    """Draw the tokens of rows and record them; the drawn token becomes the most likely one.
 
     Args:
-        version: of the verified weights; None if they were not verified.
-        states: [B, D], from which the tokens were drawn; uint8 [B, 4], their sketch; or [B, 0].
-        tokens: int64 [B]; log_probabilities: float32 [B].
+        logits: [B, V], changed in place.
+        rows: those whose token is drawn; vLLM samples the others as it likes.
+        records: of this worker.
+
+    Raises:
+        RuntimeError: the states of this step were not recorded, because the worker extension is not in use.
     """
+    states = records.sampled_states
+    if not rows:
+        return logits
+    if states is None or len(states) != len(logits):
+        raise RuntimeError("no hidden states of this step: the worker extension of grailnode is not loaded")
+    # Rows with the same settings are drawn by one call of the kernel.
+    groups: dict[tuple[object, ...], list[SampledRow]] = {}
+    for row in rows:
+        arguments = row.arguments
+        settings = arguments.seed is None, arguments.temperature, arguments.filters, arguments.states, arguments.sketch
+        groups.setdefault(settings, []).append(row)
+    for kind, group in groups.items():
+        layout = _layout_of(kind, group, logits.device)
+        # The usual case is a batch of one kind, which needs no copy of the logits.
+        is_whole = layout.rows == list(range(len(logits)))
+        tokens, log_probabilities = _draw_group(logits if is_whole else logits[layout.index], group, layout.words)
+        recorded = _recorded(states if is_whole else states[layout.index], group[0].arguments)
+        step = Step(records.version, recorded, tokens, log_probabilities)
+        # vLLM now takes the largest logit, which is that of our token.
+        logits[layout.index, tokens] = torch.inf
+        for place, item in enumerate(group):
+            records.write(item.arguments.request, item.position, step, place)
+    return logits
 
-    def __init__(self, version: int | None, states: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
-        self.version = version
-        self._copies = [_begin_copy(tensor) for tensor in (tokens, log_probabilities, states)]
-        self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._copied is not None:
-            self._copied.record()
 
-    @cached_property
-    def on_host(self) -> list[np.ndarray]:
-        """The tokens, log-probabilities and states; the latter in float32 if they are no sketch."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        tokens, likely, states = self._copies
-        return [tokens.numpy(), likely.numpy(), (states if states.dtype == torch.uint8 else states.float()).numpy()]
-
-
-def _begin_copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the host, where it keeps its values; from a GPU while the engine goes on."""
-    if not tensor.is_cuda:
-        return tensor.clone()  # vLLM writes into the same memory in its next step
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-@dataclass
-class Record:
-    """The record of one request: for each token the step that drew it, and its row in that step.
+@dataclass(frozen=True)
+class _Layout:
+    """Rows of a batch that are drawn together. It stays the same from step to step until a request comes or goes.
 
     Attributes:
-        prefill: for a prefill, by position of the first token: the version and the states [N, D].
+        rows: in the batch; arguments: of their requests.
+        index: int64 [B], the rows; words: int64 [B, 4], their seeds; on the device. Empty for the most likely tokens.
     """
 
-    tokens: list[tuple[Step, int]] = field(default_factory=list)
-    prefill: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
-
-    def write_prefill(self, position: int, version: int | None, states: Tensor) -> None:
-        """Record a prefill's states from a position on, in place of those at it and after it."""
-        # A prefill that vLLM preempted begins again, in pieces of other lengths.
-        self.prefill = {begin: piece for begin, piece in self.prefill.items() if begin < position}
-        self.prefill[position] = version, states
-
-    def collect(self) -> dict[str, Any]:
-        """Return the record on the host: versions, tokens, log-probabilities float32 [T], and states float32 [T, D] or
-        their sketch uint8 [T, 4].
-        """
-        if self.prefill:
-            # A long prefill comes in pieces.
-            parts = self.prefill.values()
-            states = torch.cat([part for _, part in parts])
-            return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
-        # Rows of one step are read together with those of other requests, and so only once.
-        steps = [(step.on_host, row) for step, row in self.tokens]
-        tokens, likely, drawn_from = (np.stack([values[place][row] for values, row in steps]) for place in range(3))
-        return {
-            # All versions that drew a token. More than one means that a commit fell into the completion, and the node
-            # throws it away.
-            "versions": sorted({str(step.version) for step, _ in self.tokens}),
-            "tokens": tokens.tolist(),
-            "log_probabilities": likely,
-            "states": drawn_from,
-        }
+    rows: list[int]
+    arguments: list[RequestArguments]
+    index: Tensor
+    words: Tensor
 
 
-class RequestRecords:
-    """The records of a worker's requests by id."""
-
-    def __init__(self) -> None:
-        self._records: OrderedDict[str, Record] = OrderedDict()
-        self.sampled_states: Tensor | None = None
-        """[B, D], the states whose logits the model computed last."""
-        self.version: int | None = None
-        """The version of the verified weights."""
-        self.has_processor = False
-        """Whether vLLM has made the logits processor."""
-
-    def record(self, request: str) -> Record:
-        """Return the record of a request; a new one if there is none."""
-        if request not in self._records:
-            self._records[request] = Record()
-            # A request that its node abandoned would stay for ever.
-            while len(self._records) > _MAX_RECORDS:
-                self._records.popitem(last=False)
-        return self._records[request]
-
-    def write(self, request: str, position: int, step: Step, row: int) -> None:
-        """Record the token at a position of a completion, in place of any later ones.
-
-        It is dropped if the tokens before it are not recorded: the record was taken or cleared meanwhile.
-        """
-        record = self._records.get(request) if position else self.record(request)
-        if record is not None and position <= len(record.tokens):
-            # A request that vLLM computes again begins at an earlier position; what was drawn after it is void.
-            del record.tokens[position:]
-            record.tokens.append((step, row))
-
-    def take(self, request: str) -> dict[str, Any] | None:
-        """Return a finished request's record and forget it; None if nothing was recorded."""
-        # Taken once: a second answer with the same id is a fault.
-        record = self._records.pop(request, None)
-        return None if record is None or not (record.tokens or record.prefill) else record.collect()
-
-    def clear(self) -> None:
-        """Forget all records."""
-        self._records.clear()
-        self.sampled_states = None
+_layouts: dict[tuple[object, ...], _Layout] = {}  # the last one of each kind
+_MAX_KINDS: Final = 64
 
 
-records: Final = RequestRecords()
-"""The records of this worker: vLLM makes the logits processor and the worker extension, which share them."""
+def _layout_of(kind: tuple[object, ...], group: Sequence[SampledRow], device: torch.device) -> _Layout:
+    rows, arguments = [item.row for item in group], [item.arguments for item in group]
+    layout = _layouts.get(kind)
+    if layout is None or layout.rows != rows or layout.arguments != arguments:
+        if len(_layouts) == _MAX_KINDS:
+            _layouts.clear()
+        words = seed_words([item.seed or b"" for item in arguments]) if arguments[0].seed else torch.empty(0, 4)
+        index, words = (_on_device(tensor, device) for tensor in (torch.tensor(rows), words))
+        layout = _layouts[kind] = _Layout(rows, arguments, index, words)
+    return layout
+
+
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; nothing waits for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _recorded(states: Tensor, arguments: RequestArguments) -> Tensor:
+    """Return what is recorded of the states [B, D] from which tokens are drawn."""
+    if arguments.sketch is not None:
+        return units_of(values_of(arguments.sketch.kind, states, arguments.sketch.seed))
+    return states if arguments.states else states[:, :0]
+
+
+def _draw_group(logits: Tensor, group: Sequence[SampledRow], words: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw the tokens of rows with the same temperature and filters: int64 [B] and float32 [B]."""
+    arguments = group[0].arguments
+    # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
+    logits = logits.to(torch.float32)
+    if arguments.seed is None:
+        return greedy_with_log_probabilities(logits)
+    positions = _on_device(torch.tensor([item.position for item in group]), logits.device)
+    return choose_with_log_probabilities(logits, words, positions, arguments.temperature, arguments.filters)
