@@ -114,25 +114,23 @@ class Step:
 
     def __init__(self, version: int | None, states: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
         self.version = version
-        self._copies = [_begin_copy(tensor) for tensor in (tokens, log_probabilities, states)]
-        self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._copied is not None:
+        self.dtype = np.uint8 if states.dtype == torch.uint8 else np.float32
+        columns = tokens[:, None], log_probabilities[:, None], states if self.dtype == np.uint8 else states.float()
+        # One tensor, so that it is one copy; vLLM writes into the memory of the states in its next step.
+        rows = torch.cat([column.contiguous().view(torch.uint8) for column in columns], dim=1)
+        self._rows, self._copied = rows, None
+        if rows.is_cuda:
+            self._rows = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True).copy_(rows, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
     @cached_property
-    def on_host(self) -> list[np.ndarray]:
-        """The tokens, log-probabilities and states; the latter in float32 if they are no sketch."""
+    def rows(self) -> list[bytes]:
+        """What was drawn for each row: its token, its log-probability, and its states in float32 or their sketch."""
         if self._copied is not None:
             self._copied.synchronize()
-        tokens, likely, states = self._copies
-        return [tokens.numpy(), likely.numpy(), (states if states.dtype == torch.uint8 else states.float()).numpy()]
-
-
-def _begin_copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the host, where it keeps its values; from a GPU while the engine goes on."""
-    if not tensor.is_cuda:
-        return tensor.clone()  # vLLM writes into the same memory in its next step
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        data, width = self._rows.numpy().tobytes(), self._rows.shape[1]
+        return [data[begin : begin + width] for begin in range(0, len(data), width)]
 
 
 @dataclass
@@ -160,17 +158,19 @@ class Record:
             # A long prefill comes in pieces.
             parts = self.prefill.values()
             states = torch.cat([part for _, part in parts])
-            return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
-        # Rows of one step are read together with those of other requests, and so only once.
-        steps = [(step.on_host, row) for step, row in self.tokens]
-        tokens, likely, drawn_from = (np.stack([values[place][row] for values, row in steps]) for place in range(3))
+            return {
+                "versions": sorted({str(version) for version, _ in parts}),
+                "states": states.cpu().float().numpy().view(np.uint8),
+            }
+        rows = np.frombuffer(b"".join(step.rows[row] for step, row in self.tokens), dtype=np.uint8)
+        rows = rows.reshape(len(self.tokens), -1)
         return {
             # All versions that drew a token. More than one means that a commit fell into the completion, and the node
             # throws it away.
-            "versions": sorted({str(step.version) for step, _ in self.tokens}),
-            "tokens": tokens.tolist(),
-            "log_probabilities": likely,
-            "states": drawn_from,
+            "versions": sorted({str(version) for version in {step.version for step, _ in self.tokens}}),
+            "tokens": rows[:, :8].copy().view(np.int64).ravel().tolist(),
+            "log_probabilities": rows[:, 8:12].copy().view(np.float32).ravel(),
+            "states": rows[:, 12:].copy().view(self.tokens[0][0].dtype),
         }
 
 
