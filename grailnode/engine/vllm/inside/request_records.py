@@ -158,10 +158,7 @@ class Record:
             # A long prefill comes in pieces.
             parts = self.prefill.values()
             states = torch.cat([part for _, part in parts])
-            return {
-                "versions": sorted({str(version) for version, _ in parts}),
-                "states": states.cpu().float().numpy().view(np.uint8),
-            }
+            return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
         rows = np.frombuffer(b"".join(step.rows[row] for step, row in self.tokens), dtype=np.uint8)
         rows = rows.reshape(len(self.tokens), -1)
         return {
