@@ -179,6 +179,9 @@ def test_a_server_that_fits(changes: dict[str, Any]):
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
         ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         ({"speculative": True}, "speculative decoding"),
+        # an output projection that is on another rank has no dtype there
+        ({"pipeline_parallel": 2, "head": "bfloat16"}, "--pipeline-parallel-size 2: pipeline parallelism"),
+        ({"data_parallel": 2}, "--data-parallel-size 2: data parallelism"),
         ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT is set, and it computes on cpu"),
         (
             {"batch_invariant": True, "device": "cuda:0", "capability": [7, 5]},

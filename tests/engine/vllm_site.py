@@ -41,6 +41,8 @@ def fitting_description(**changes: Any) -> dict[str, Any]:
         "quantization": None,
         "processor": True,
         "speculative": False,
+        "pipeline_parallel": 1,
+        "data_parallel": 1,
         "device": "cpu",
         "capability": None,
         "batch_invariant": False,

@@ -24,7 +24,7 @@ import trio
 
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
-from grailnode.engine.vllm.vllm_settings import EngineLimits
+from grailnode.engine.vllm.vllm_settings import PARALLELISM_REFUSALS, EngineLimits
 from protocol.rollout import sampling
 from roles.ports import EngineError
 
@@ -169,7 +169,8 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     """Check what a worker of a server says of itself.
 
     Raises:
-        EngineError: its version, dtype, quantization, logits processor, or the bits of its noise do not fit.
+        EngineError: its version, parallelism, dtype, quantization, logits processor, or the bits of its noise do not
+            fit.
     """
     numbers = str(description["vllm"]).split(".")
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
@@ -178,9 +179,17 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
     words = sampling.seed_words([bytes(range(16))] * 4)
     probe = sampling.choose(logits, words, torch.arange(4), 1.0).tolist()
+    parallelism = {
+        "--pipeline-parallel-size": description["pipeline_parallel"],
+        "--data-parallel-size": description["data_parallel"],
+    }
+    refused = [option for option, size in parallelism.items() if size > 1]
     fault = ""
     if not low <= version < high:
         fault = f"vLLM {description['vllm']}; versions from {low[0]}.{low[1]} to below {high[0]}.{high[1]} fit"
+    # Before the checks of the model: a stage of a pipeline has only a part of it.
+    elif refused:
+        fault = f"{refused[0]} {parallelism[refused[0]]}: {PARALLELISM_REFUSALS[refused[0]]}"
     elif description["dtype"] != expected:
         fault = f"it computes in {description['dtype']}, and engine.dtype is {expected}"
     elif description["head"] != "float32":

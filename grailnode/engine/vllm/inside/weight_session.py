@@ -96,6 +96,8 @@ class WeightSession:
             "quantization": config.model_config.quantization,
             "processor": records.has_processor,
             "speculative": config.speculative_config is not None,
+            "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
+            "data_parallel": config.parallel_config.data_parallel_size,
             "probe": tokens.tolist(),
         }
 
