@@ -46,6 +46,7 @@ def fitting_description(**changes: Any) -> dict[str, Any]:
         "device": "cpu",
         "capability": None,
         "batch_invariant": False,
+        "triton_fault": "",
         "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
     } | changes
 

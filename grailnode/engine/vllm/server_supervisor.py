@@ -51,7 +51,7 @@ class ServerSupervisor:
         dtype: in which the server must compute.
         restore: brings the served version into a server without weights, verified, and returns it; None if there is
             none yet.
-        report: gets an event when a server was replaced.
+        report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
     """
 
     def __init__(
@@ -140,8 +140,11 @@ class ServerSupervisor:
     async def _make_ready(self, client: VllmClient) -> int | None:
         """Check a server that has started, find the places of the tensors, and bring the weights into them."""
         # 1. Every rank is what the node needs, or the server is refused with the reason.
-        for description in await _describe(client):
+        descriptions = await _describe(client)
+        for description in descriptions:
             check_description(description, self._dtype)
+        if fault := descriptions[0]["triton_fault"]:
+            self._report("triton-unusable", error=fault)
         # 2. The places of the tensors are found before any weights arrive.
         await client.call("map", shapes=self._shapes)
         # 3. The version that serves is brought back, and verified.

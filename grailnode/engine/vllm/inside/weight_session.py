@@ -22,7 +22,7 @@ from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
-from protocol.rollout.sampling import seed_words
+from protocol.rollout.sampling import seed_words, triton_fault
 from protocol.rollout.token_choice import choose_with_log_probabilities
 
 
@@ -63,6 +63,7 @@ class WeightSession:
             "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
             "data_parallel": config.parallel_config.data_parallel_size,
             "probe": tokens.tolist(),
+            "triton_fault": triton_fault(device) if device.type == "cuda" else "",
         }
 
     def _head_dtype(self) -> str:
