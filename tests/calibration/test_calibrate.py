@@ -165,7 +165,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
         ({"environment": "multiplication"}, "unknown environment 'multiplication'"),
         ({"environment": "math"}, "takes its problems from a data file: --data FILE"),
         ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, same, small-batches"),
-        ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: needs --python, the interpreter of vLLM's environment"),
+        ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: no vLLM in "),
         ({"validator": "vllm-float32", "python": Path("nowhere")}, "--python nowhere: no such file"),
         ({"python": Path("/bin/true")}, "--python belongs to vLLM: give --miner or --validator vllm-bfloat16"),
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),

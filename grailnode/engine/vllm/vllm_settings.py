@@ -27,9 +27,7 @@ class VllmSettings(Settings):
     """How a server of vLLM is found or started, and what of it is used."""
 
     python: Path | None = None
-    """The interpreter of vLLM's environment, which `grailnode engine install` makes. A node with vLLM has either this
-    or `url`.
-    """
+    """The interpreter of vLLM's environment. Default: that of `grailnode engine install`, unless `url` is set."""
     url: str = Field(default="", pattern=r"^(https?://[^/]+)?$")
     """The base URL of a vLLM server that somebody else runs, instead of `python`."""
     device: str = "cpu"
