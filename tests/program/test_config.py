@@ -72,7 +72,9 @@ def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path,
     assert len(line.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flags", [("--pipeline-parallel-size", "1"), ("-dp=1",), ("--data-parallel-backend", "mp")])
+@pytest.mark.parametrize(
+    "flags", [(), ("--pipeline-parallel-size", "1"), ("-dp=1",), ("--data-parallel-backend", "mp")]
+)
 def test_other_flags_of_vllm_are_taken_as_they_are(run_toml: Path, flags: tuple[str, ...]):
     assert load(run_toml, [f"engine.flags={list(flags)}"]).engine.flags == flags
 

@@ -1,6 +1,7 @@
 """How vLLM is run, by the keys of a node's section [engine] that are for vLLM, and how long an engine waits for it."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Literal
 
@@ -59,7 +60,7 @@ class VllmSettings(Settings):
     @classmethod
     def _check_flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
         # vLLM takes underscores for dashes, a value behind a space or a sign of equality, and abbreviations.
-        for word, next_word in zip(flags, (*flags[1:], ""), strict=True):
+        for word, next_word in zip_longest(flags, flags[1:], fillvalue=""):
             name, has_value, value = word.partition("=")
             value = value if has_value else next_word
             name = _SHORT.get(name, name.replace("_", "-"))
