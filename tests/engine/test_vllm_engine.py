@@ -23,7 +23,7 @@ from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve, serving
-from tests.engine.vllm_site import BendableServer, shared_server, url_of
+from tests.engine.vllm_site import BendableServer, refuse_restarts, shared_server, url_of
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 from tests.support.processes.command_line import run_command
 
@@ -35,10 +35,12 @@ def model(policy: Policy) -> CausalModel:
     return build(policy)
 
 
-@pytest.fixture(scope="module")
-def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BendableServer]:
-    """Return a server of the policy that all tests share."""
-    server = shared_server(policy.directory, tmp_path_factory.mktemp("server"))
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def server(
+    policy: Policy, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[BendableServer]:
+    """Return a server of the policy that all tests share; one that schedules as on a CPU, and one as on a GPU."""
+    server = shared_server(policy.directory, tmp_path_factory.mktemp("server"), ahead=request.param)
     yield server
     server.end()
 
@@ -49,7 +51,7 @@ async def new_engine(model: CausalModel, server: BendableServer, tmp_path: Path)
     engines: list[VllmEngine] = []
 
     def make() -> VllmEngine:
-        engines.append(VllmEngine(model, server, tmp_path / str(len(engines))))
+        engines.append(VllmEngine(model, server, tmp_path / str(len(engines)), report=refuse_restarts))
         return engines[-1]
 
     yield make

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from grailnode.engine.models import check_fit
 from grailnode.engine.torch_engine import RunSync
-from grailnode.engine.vllm.checkpoints import Checkpoints
+from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.engine_weights import EngineWeights, restore
 from grailnode.engine.vllm.inside.request_records import ARGUMENT
+from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
@@ -98,10 +99,10 @@ class VllmEngine:
         self._states = states
         self._limits = limits or EngineLimits()
         checkpoints = Checkpoints(directory)
-        self._server = ServerSupervisor(
-            server, model.shapes, dtype, self._limits, partial(restore, checkpoints), report
-        )
-        self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, report)
+        self._run_sync = run_sync
+        bring_back = partial(restore, checkpoints, self._check_layout)
+        self._server = ServerSupervisor(server, model.shapes, dtype, self._limits, bring_back, report)
+        self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, self._check_layout, report)
         self._head: tuple[bytes, dict[str, Tensor]] = b"", {}  # digest of a version, and its output projection
         self._next_request = 0
 
@@ -156,6 +157,14 @@ class VllmEngine:
             project = partial(self._project, await self._output_projection(serving.digest))
         width = self._model.shapes[self._head_names()[0]][-1]
         return [Forward(next(states).hidden if call.completion else torch.empty(0, width), project) for call in calls]
+
+    async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
+        """Compare what the server computes from a checkpoint, which it serves, with the torch model."""
+        requests = probes(self._model.vocabulary)
+        calls = [_GenerationCall(self._id(), request.prompt, request.seed, PARAMS) for request in requests]
+        results = await self._run_calls(step.version, calls, _completion_body, client)
+        prompts = [request.prompt for request in requests]
+        await self._run_sync(check_layout, self._model, step.path, prompts, results)
 
     async def _answered(self, calls: list[_GenerationCall]) -> list[Generation]:
         async with self._weights.in_use() as serving:
@@ -276,11 +285,14 @@ def _collect(
         versions = ", ".join(record["versions"])
         raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
     if isinstance(call, _PrefillCall):
-        recorded, likely, has_states = call.completion, (), True
+        recorded, likely, has_states, length = call.completion, (), True, len(call.completion)
     else:
         recorded, likely, has_states = tuple(record["tokens"]), tuple(record["log_probabilities"]), call.states
-        # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
-        if list(recorded) != tokens:
+        length = len(tokens)
+        # vLLM may cut or repeat tokens of an answer; the record says what was drawn. With async scheduling vLLM draws
+        # once more after a stop token, before it knows of it.
+        is_longer = length < len(recorded) and call.params.is_complete(tuple(tokens))
+        if list(recorded[:length] if is_longer else recorded) != tokens:
             raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
     states = base64.b64decode(record["states"])
     # A bytearray, because torch refuses memory that cannot be written.
@@ -288,4 +300,5 @@ def _collect(
     # Whole rows of states, and none where none were asked for.
     if not recorded or len(flat) % len(recorded) or bool(len(flat)) != has_states:
         raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
-    return Generation(recorded, flat.view(len(recorded), len(flat) // len(recorded)), likely)
+    hidden = flat.view(len(recorded), len(flat) // len(recorded))
+    return Generation(recorded[:length], hidden[:length], likely[:length])

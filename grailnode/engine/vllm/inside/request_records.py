@@ -6,7 +6,8 @@ memory at the moment of each token. The node takes the records of finished reque
 vLLM's answer, and throws away a completion whose tokens do not all have one version.
 
 Prompts that are computed in several steps, and requests that vLLM computes again, write a position twice; the last
-write counts, as it does for vLLM.
+write counts, as it does for vLLM. Async scheduling begins a step before vLLM knows the tokens of the last one, so one
+more token may be drawn after the stop token: the node cuts it off, and it is dropped here if the record was taken.
 """
 
 from collections import OrderedDict
@@ -118,17 +119,17 @@ class Record:
     tokens: list[tuple[Step, int]] = field(default_factory=list)
     prefill: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
 
-    def write(self, position: int, step: Step, row: int) -> None:
-        """Record the token at a position of the completion, in place of any later ones."""
-        # A request that vLLM preempted begins again at an earlier position; what was drawn after it is void.
-        del self.tokens[position:]
-        self.tokens.append((step, row))
+    def write_prefill(self, position: int, version: int | None, states: Tensor) -> None:
+        """Record a prefill's states from a position on, in place of those at it and after it."""
+        # A prefill that vLLM preempted begins again, in pieces of other lengths.
+        self.prefill = {begin: piece for begin, piece in self.prefill.items() if begin < position}
+        self.prefill[position] = version, states
 
     def collect(self) -> dict[str, Any]:
         """Return the record on the host: versions, tokens, log-probabilities, and states float32 [T, D]."""
         if self.prefill:
-            # A long prefill comes in pieces, maybe out of order.
-            parts = [self.prefill[position] for position in sorted(self.prefill)]
+            # A long prefill comes in pieces.
+            parts = self.prefill.values()
             states = torch.cat([part for _, part in parts])
             return {"versions": sorted({str(version) for version, _ in parts}), "states": _on_host(states)}
         states = torch.stack([step.states[row] for step, row in self.tokens])
@@ -162,6 +163,17 @@ class RequestRecords:
             while len(self._records) > _MAX_RECORDS:
                 self._records.popitem(last=False)
         return self._records[request]
+
+    def write(self, request: str, position: int, step: Step, row: int) -> None:
+        """Record the token at a position of a completion, in place of any later ones.
+
+        It is dropped if the tokens before it are not recorded: the record was taken or cleared meanwhile.
+        """
+        record = self._records.get(request) if position else self.record(request)
+        if record is not None and position <= len(record.tokens):
+            # A request that vLLM computes again begins at an earlier position; what was drawn after it is void.
+            del record.tokens[position:]
+            record.tokens.append((step, row))
 
     def take(self, request: str) -> dict[str, Any] | None:
         """Return a finished request's record and forget it; None if nothing was recorded."""

@@ -54,7 +54,7 @@ def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) ->
         # vLLM now takes the largest logit, which is that of our token.
         logits[index, tokens] = torch.inf
         for place, item in enumerate(group):
-            records.record(item.arguments.request).write(item.position, step, place)
+            records.write(item.arguments.request, item.position, step, place)
     return logits
 
 

@@ -16,7 +16,7 @@ import torch
 
 from grailnode.engine.vllm.inside import hidden_taps
 from grailnode.engine.vllm.inside.jobs import Job, Values
-from grailnode.engine.vllm.inside.plain_weights import unpacked
+from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
@@ -178,6 +178,7 @@ class WeightSession:
             with torch.inference_mode():
                 engine_weights.commit(staged)
         finally:
+            weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
             records.version = engine_weights.version
             records.clear()
