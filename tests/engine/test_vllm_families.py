@@ -159,6 +159,22 @@ async def test_a_server_without_our_code_is_refused(
     await check_refusal(engine, random_weights(model), reason)
 
 
+class PipelineServer(ForkedServer):
+    """A server of somebody else, of which each process has some of the layers."""
+
+    def flags(self, socket: str) -> list[str]:
+        return [*super().flags(socket), "--pipeline-parallel-size", "2"]
+
+
+async def test_a_server_with_pipeline_parallelism_is_refused_by_its_name(
+    tmp_path: Path, launcher: ServerLauncher
+) -> None:
+    model = model_of(tmp_path, "qwen3")
+    server = PipelineServer(VllmSettings(python=vllm_python()), tmp_path, tmp_path / "server", launcher)
+    engine = VllmEngine(model, server, tmp_path / "engine")
+    await check_refusal(engine, random_weights(model), "--pipeline-parallel-size 2: pipeline parallelism")
+
+
 async def test_a_policy_of_another_architecture_is_refused_at_start(tmp_path: Path, launcher: ServerLauncher) -> None:
     model = model_of(tmp_path, "llama")
     weights = random_weights(model) | {"model.layers.0.mlp.extra.weight": torch.zeros(3, 3, dtype=torch.bfloat16)}

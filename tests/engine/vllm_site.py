@@ -52,9 +52,12 @@ def fitting_description(**changes: Any) -> dict[str, Any]:
         "quantization": None,
         "processor": True,
         "speculative": False,
+        "pipeline_parallel": 1,
+        "data_parallel": 1,
         "device": "cpu",
         "capability": None,
         "batch_invariant": False,
+        "triton_fault": "",
         "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
     } | changes
 

@@ -174,7 +174,10 @@ class ChildServer:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
         }
-        caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+        caches = (
+            *("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
+            *("FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"),  # they are in the user's home by default
+        )
         own = {"PYTHONPATH": str(write_modules(cache)), **dict.fromkeys(caches, str(cache))}
         if settings.device == "cpu":
             own |= {
