@@ -1,9 +1,30 @@
 """A worker extension that damages weights, as memory that fails does, and tells how vLLM schedules. vLLM imports this
 file.
+
+With a file `exchanged` beside it, the kernel for experts reads their gate and up projections in the other order, as
+those of FlashInfer do.
 """
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, cat
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.worker_extension import WorkerExtension, _sessions
+
+_compute = CPUUnquantizedExperts.apply
+
+
+def _compute_exchanged(
+    self: Any, output: Tensor, hidden_states: Tensor, w1: Tensor, *others: Any, **named: Any
+) -> None:
+    _compute(self, output, hidden_states, cat(w1.chunk(2, dim=1)[::-1], dim=1), *others, **named)
+
+
+if Path(__file__).with_name("exchanged").exists():
+    CPUUnquantizedExperts.apply = _compute_exchanged
 
 
 class BendableExtension(WorkerExtension):

@@ -97,7 +97,7 @@ class SharedServer(ChildServer):
 def add_module(environment: dict[str, str], directory: Path, name: str) -> Path:
     """Let vLLM's processes import a module of this folder; return the site for them, which is on their path then."""
     site = directory / "site"
-    site.mkdir(exist_ok=True)
+    site.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).with_name(f"{name}.py"), site)
     if str(site) not in environment["PYTHONPATH"].split(os.pathsep):
         environment["PYTHONPATH"] += f"{os.pathsep}{site}"
@@ -132,6 +132,12 @@ class BendableServer(SharedServer):
         if self.ahead:
             schedule_ahead(environment, self.log.parent)
         return environment
+
+    def exchange_experts(self) -> None:
+        """Have servers that start from now on read the gate and up projections of experts in the other order."""
+        site = self.log.parent / "site"
+        site.mkdir(parents=True, exist_ok=True)
+        (site / "exchanged").touch()
 
     def flags(self, socket: str) -> list[str]:
         """Return the flags; the last one of a name counts."""

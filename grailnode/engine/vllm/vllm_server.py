@@ -253,6 +253,8 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
         *("--worker-extension-cls", f"{_INSIDE}.worker_extension.WorkerExtension"),
         *("--generation-config", "vllm"),
+        # Other kernels for experts read them in another layout than that of the checkpoint (docs/adr/0351).
+        *(("--moe-backend", "triton") if settings.device != "cpu" else ()),
         *("--hf-overrides", json.dumps(_overrides(model))),
         "--enable-scale-out",
         "--skip-tokenizer-init",

@@ -13,11 +13,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from grailnode.engine.vllm.inside import hidden_taps
-from grailnode.engine.vllm.inside.plain_weights import unpacked
+from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import Cancelled, stage_patch, stage_weights
@@ -210,20 +211,21 @@ class WeightSession:
             with torch.inference_mode():
                 engine_weights.commit(staged)
         finally:
+            weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
             records.version = engine_weights.version
             records.clear()
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
     def take(self, requests: list[str]) -> Values:
-        """Return the records of finished requests, their states as base64 of float32, and forget them."""
+        """Return the records of finished requests, their numbers but for tokens as base64, and forget them."""
         result: Values = {}
         for request in requests:
             # A record is handed out once. A request that vLLM never began has none.
             record = records.take(request)
             if record is not None:
-                states = record.pop("states")
-                record["states"] = base64.b64encode(states.contiguous().numpy().tobytes()).decode()
+                arrays = {name: value for name, value in record.items() if isinstance(value, np.ndarray)}
+                record |= {name: base64.b64encode(value.tobytes()).decode() for name, value in arrays.items()}
             result[request] = record
         return result
 
