@@ -8,7 +8,7 @@ tokens, records the hidden states, and writes patches into the parameters.
 Invariants:
 1. A token is drawn by the noise of docs/spec/sampling.md, with the same bits as by the torch engine.
 2. A completion is returned only if the engine recorded, token by token, that one verified version drew all of it, and
-   vLLM's answer has the same tokens; only after a complete answer may more be recorded, which is dropped. Labels, health
+   vLLM's answer has the same tokens. More may be recorded only after a complete answer, and is cut off. Labels, health
    checks and listings prove nothing.
 3. Weights are verified when every tensor was read back from the engine's memory and has the digest that the trainer
    signed; a patch keeps that property, because it is decoded against the engine's own memory, its result is digested
