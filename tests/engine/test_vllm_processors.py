@@ -57,6 +57,9 @@ else:
     seen = np.array([lengths.np[slot] + position for slot, position in zip(order, positions)])
     context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=seen)
     result = processor.apply(logits.clone(), context)
+    # nothing is drawn from the rows of prompts that go on in the next step
+    context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=lengths.np[order] - 1)
+    assert torch.equal(processor.apply(logits.clone(), context), logits)
 assert issubclass(SeedBoundSampling, LogitsProcessor)
 words = sampling.seed_words([bytes([number]) * 16 for number in order])
 expected = sampling.choose(logits, words, torch.tensor(positions), 1.0).tolist()
