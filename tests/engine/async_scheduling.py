@@ -19,9 +19,9 @@ def register() -> None:
         vllm_config.scheduler_config.async_scheduling = True
 
     platform.check_and_update_config = staticmethod(update_and_schedule_ahead)
-    torch.cuda.Event = torch.cuda.Stream = Placeholder
-    torch.cuda.current_stream = Placeholder
-    torch.cuda.stream = contextlib.nullcontext
+    cuda: Any = torch.cuda
+    cuda.Event = cuda.Stream = cuda.current_stream = Placeholder
+    cuda.stream = contextlib.nullcontext
 
 
 class Placeholder:

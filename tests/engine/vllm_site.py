@@ -193,8 +193,8 @@ def new_launcher(directory: Path) -> ServerLauncher:
 
 def shared_server(model: Path, directory: Path, *, ahead: bool = False, **changes: Any) -> BendableServer:
     """Return a server for a policy directory; it starts with its first engine."""
-    settings = VllmSettings(**{"python": vllm_python(), "sequences": 64} | changes)
-    return BendableServer(settings, model, directory, ahead)
+    values = {"python": vllm_python(), "sequences": 64, **changes}
+    return BendableServer(VllmSettings.model_validate(values), model, directory, ahead)
 
 
 async def check_refusal(engine: VllmEngine, weights: Weights, reason: str) -> None:
