@@ -224,7 +224,7 @@ class Miners:
         windows = [MiningWindow(window, randomness, 0, miner.public) for miner in miners]
         assignments = [self.producer.assignments(mining_window, range(GROUPS)) for mining_window in windows]
         generations = await self.producer.generate(
-            [item for own_assignments in assignments for item in own_assignments]
+            windows[0], [item for own_assignments in assignments for item in own_assignments]
         )
         groups_by_miner = []
         for position, (mining_window, own_assignments) in enumerate(zip(windows, assignments, strict=True)):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import Field, ValidationError, model_validator
 
 from grailnode import UserError
+from grailnode.engine.vllm.installation import find_python
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.identity.participant import SPACE_FORM
 from protocol.limits import MAX_STREAMS, MAX_WORKERS
@@ -173,8 +174,8 @@ class EngineSection(VllmSettings):
 
     @model_validator(mode="after")
     def _check_place(self) -> "EngineSection":
-        if self.kind == "vllm" and (self.python is None) == (not self.url):
-            raise ValueError('kind "vllm" needs either python, the interpreter of its environment, or url')
+        if self.kind == "vllm" and self.python is not None and self.url:
+            raise ValueError('kind "vllm" takes python, the interpreter of its environment, or url; drop one of them')
         if self.kind == "vllm" and self.draft is not None:
             raise ValueError('drafts are for kind "torch": drop draft')
         return self
@@ -279,6 +280,17 @@ class Config(Settings):
         """Return a path of this file as an absolute path."""
         path = Path(path)
         return path if path.is_absolute() else self.directory / path
+
+    @property
+    def vllm_python(self) -> Path | None:
+        """The interpreter with which a node starts vLLM; None for a server that somebody else runs.
+
+        Raises:
+            InstallationError: this file names none, and vLLM is not installed in the default directory.
+        """
+        if self.engine.url:
+            return None
+        return find_python("engine.python") if self.engine.python is None else self.at(self.engine.python)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -14,6 +14,7 @@ from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 
 LineReporter = Callable[[str], None]
 """Takes a line for the operator."""
@@ -89,10 +90,18 @@ class ObjectStore(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to generate: prompt token ids, and the 16-byte seed of its noise."""
+    """One completion to generate.
+
+    Attributes:
+        prompt: token ids.
+        seed: 16 bytes, of its noise.
+        sketch: of the window, if only the sketch of the hidden states is needed; an engine that computes it where it
+            samples returns it in their place.
+    """
 
     prompt: tuple[int, ...]
     seed: bytes
+    sketch: SketchKey | None = None
 
 
 @dataclass(frozen=True)
@@ -101,13 +110,16 @@ class Generation:
 
     Attributes:
         tokens: token ids, with the stop token if the completion ended with one.
-        hidden: float32 [T, D], the final hidden state (after the last norm) from which each token was drawn.
+        hidden: float32 [T, D], the final hidden state (after the last norm) from which each token was drawn; [T, 0] if
+            there is a sketch in its place.
         logprobs: of each token under the sampled distribution; for the operator, as training uses the validators'.
+        sketch: 4 bytes a token (protocol/rollout/sketch.py), if it was requested and computed here.
     """
 
     tokens: tuple[int, ...]
     hidden: Tensor
     logprobs: tuple[float, ...]
+    sketch: bytes = b""
 
 
 @dataclass(frozen=True)

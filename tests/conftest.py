@@ -29,10 +29,13 @@ settings.load_profile("grailnode")
 
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep what `grailnode status` and `verify` download away from the cache of whoever runs the tests."""
+    """Keep what `grailnode status` and `verify` download away from the cache of whoever runs the tests, and a vLLM that
+    they have installed away from the tests.
+    """
     directory = tmp_path_factory.mktemp("user-cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(directory))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("user-data")))
         yield directory
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import GUARD_PLUGIN, ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Request
 from tests.support.builders.policies import random_weights, write_policy
@@ -69,7 +70,8 @@ class Task:
         """Return the task for a policy of some size."""
         policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
         model = build(policy)
-        requests = requests_of(arguments.rollouts, model.vocabulary)
+        key = SketchKey("projection", bytes(32))
+        requests = [replace(request, sketch=key) for request in requests_of(arguments.rollouts, model.vocabulary)]
         params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
         return cls(place, policy, model, random_weights(model), requests, params)
 

@@ -33,7 +33,11 @@ _RULES: Final = (
 @shown_option("--miner", type=click.Choice(CALIBRATED), default="torch-float32", help="How miners compute.")
 @shown_option("--validator", type=click.Choice(CALIBRATED), default="torch-float32", help="How validators compute.")
 @shown_option("--pairs", default="run", help="Pairs of honest nodes: run for all, or names.")
-@click.option("--python", type=FILE, help="The interpreter of vLLM's environment, to measure an arithmetic of vLLM.")
+@click.option(
+    "--python",
+    type=FILE,
+    help="For an arithmetic of vLLM: its environment's interpreter. Default: that of `grailnode engine install`.",
+)
 @shown_option("--device", default="cpu", help="The device of torch and vLLM.")
 @shown_option(
     "--sketch",

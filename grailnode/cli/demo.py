@@ -27,7 +27,7 @@ from grailnode.cli.options import DIRECTORY, EXISTING_FILE, run_action, shown_op
 @click.option(
     "--engine-python",
     type=EXISTING_FILE,
-    help="The interpreter of vLLM's environment, which `grailnode engine install` made.",
+    help="The interpreter of vLLM's environment. Default: that of `grailnode engine install`.",
 )
 def demo(**parameters: Any) -> None:
     """The whole network on this machine: 1 trainer, 2 miners, 1 validator and 1 cheat, as processes of their own."""

@@ -13,10 +13,18 @@ def engine() -> None:
 
 
 @engine.command()
-@click.argument("directory", type=DIRECTORY)
-@shown_option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="What vLLM runs on.")
+@click.argument("directory", type=DIRECTORY, required=False)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="What vLLM runs on. Default: cuda if nvidia-smi lists a GPU, else cpu.",
+)
 def install(**parameters: Any) -> None:
-    """Make an environment with vLLM in DIRECTORY, a new virtual environment of 2.5 GB or more."""
+    """Make an environment with vLLM in DIRECTORY, a new virtual environment of 2.5 GB or more.
+
+    Without DIRECTORY it is made in the user's data directory ($XDG_DATA_HOME/grailnode/vllm, by default in
+    ~/.local/share), where nodes, `demo` and `calibrate` look for it.
+    """
     run_action("engine_environment", "install", parameters)
 
 

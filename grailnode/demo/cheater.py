@@ -95,12 +95,12 @@ class Cheater(HonestProducer):
 
     async def _own_noise_groups(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[Group]:
         """Sample the right policy with the miner's own noise; sample again if this gives the assigned tokens."""
-        honest_tokens = [_tokens(generations) for generations in await self.generate(assignments)]
+        honest_tokens = [_tokens(generations) for generations in await self.generate(mining_window, assignments)]
         groups: dict[int, Group] = {}
         for _ in range(_REDRAWS):
             todo = [item for item in assignments if item.index not in groups]
             reseeded = [replace(item, seeds=tuple(self._random.randbytes(16) for _ in item.seeds)) for item in todo]
-            for assignment, generations in zip(todo, await self.generate(reseeded), strict=True):
+            for assignment, generations in zip(todo, await self.generate(mining_window, reseeded), strict=True):
                 if _tokens(generations) != honest_tokens[assignments.index(assignment)]:
                     rollouts = await self.rollouts(mining_window, assignment, generations)
                     groups[assignment.index] = self.group(mining_window, assignment, rollouts)

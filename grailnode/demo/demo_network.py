@@ -10,9 +10,10 @@ from typing import Any
 
 import trio
 
-from grailnode.config import Config, load
+from grailnode.config import Config, EngineSection, load
 from grailnode.demo import cheater
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
+from grailnode.engine.vllm.installation import VllmEnvironment
 from grailnode.node import node_makers, processes
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
@@ -43,7 +44,7 @@ class DemoSettings:
     Attributes:
         seed: all keys, and with them prompts and noise, are derived from it.
         out: directory of the report; keep: keep the run's directory in it.
-        python: the interpreter of vLLM's environment, with which the honest miners generate; None for torch.
+        vllm: with which the honest miners generate; None for torch.
         trainers: how many sites train together; 1 for the trainer alone.
     """
 
@@ -52,7 +53,7 @@ class DemoSettings:
     out: Path
     keep: bool
     command: str
-    python: Path | None = None
+    vllm: VllmEnvironment | None = None
     trainers: int = 1
 
     @property
@@ -62,7 +63,17 @@ class DemoSettings:
     @property
     def miner_arithmetics(self) -> tuple[Arithmetic, ...]:
         """How the miners compute: the cheat with torch."""
-        return ("torch-float32",) if self.python is None else ("torch-float32", "vllm-float32")
+        return ("torch-float32",) if self.vllm is None else ("torch-float32", "vllm-float32")
+
+    def engine_of(self, name: str, engine: EngineSection) -> EngineSection:
+        """Return the engine of a node, given that of the run: the honest miners may generate with vLLM."""
+        if self.vllm is None or name not in HONEST:
+            return engine
+        changes: dict[str, Any] = {"kind": "vllm", "python": self.vllm.python, "device": self.vllm.device}
+        if self.vllm.device == "cuda":
+            # All of them are on one GPU, and compiling the model would take longer than the demo.
+            changes |= {"memory_share": 0.8 / len(HONEST), "flags": ("--enforce-eager",)}
+        return engine.model_copy(update=changes)
 
     @property
     def processes(self) -> tuple[tuple[str, Kind], ...]:
@@ -86,7 +97,7 @@ async def run_demo(settings: DemoSettings) -> DemoReport:
             read_recipe(DEMO, {"trainers": settings.trainers, "miner_arithmetics": settings.miner_arithmetics}),
             miners=(*HONEST, CHEAT),
             seed=settings.seed,
-            begin=time.time() + (_START_SECONDS if settings.python is None else _VLLM_START_SECONDS),
+            begin=time.time() + (_START_SECONDS if settings.vllm is None else _VLLM_START_SECONDS),
         )
         return await _Demo(settings, created).run()
 
@@ -129,9 +140,7 @@ class _Demo:
 
     def _config_of(self, name: str) -> Config:
         """Return the configuration of a node: that of the honest miners may name vLLM."""
-        if self._settings.python is None or name not in HONEST:
-            return self._config
-        engine = self._config.engine.model_copy(update={"kind": "vllm", "python": self._settings.python})
+        engine = self._settings.engine_of(name, self._config.engine)
         return self._config.model_copy(update={"engine": engine})
 
     async def _watch(self, view: View) -> None:

@@ -11,6 +11,7 @@ from grailnode.engine.draft_engine import DraftEngine
 from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.proof import Arithmetic, arithmetic_of
+from protocol.rollout.sampling import triton_fault
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
 
@@ -82,6 +83,9 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
     Args:
         report: `report(event, **fields)`, as Telemetry.event.
     """
+    uses_torch, device = compute.vllm is None or compute.vllm.states == "torch", torch.device(compute.device)
+    if uses_torch and device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
+        report("triton-unusable", error=fault)
     if compute.vllm is None:
         yield make_engine(compute, run_sync)
         return

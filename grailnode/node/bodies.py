@@ -100,8 +100,7 @@ async def fetch_task(
     compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
     if engine.kind == "torch":
         return task, compute
-    python = None if engine.python is None else config.at(engine.python)
-    vllm = engine.model_copy(update={"python": python})
+    vllm = engine.model_copy(update={"python": config.vllm_python})
     policy_files, engine_files = policy.directory.absolute(), engine_directory(directory).absolute()
     return task, replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
 

@@ -150,10 +150,9 @@ def _check_engine(config: Config, role: Role) -> None:
     """Refuse an engine that cannot start; vLLM itself is checked when it has started."""
     engine = config.engine
     if engine.kind == "vllm" and role in ("miner", "validator"):
-        if engine.python is not None and not config.at(engine.python).is_file():
-            raise ConfigError(
-                f"engine.python: no interpreter at {config.at(engine.python)}; `grailnode engine install DIR` makes one"
-            )
+        python = config.vllm_python
+        if python is not None and not python.is_file():
+            raise ConfigError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
         if engine.states == "torch":
             _check_device(engine.device)
         return

@@ -12,7 +12,6 @@ probability by a factor e).
 """
 
 import functools
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -134,10 +133,29 @@ def gumbel(words: Tensor) -> Tensor:
     return units.to(torch.float32) * NOISE_UNIT
 
 
+def has_triton(device: torch.device) -> bool:
+    """Return whether Triton can draw tokens on a GPU; see `triton_fault`."""
+    return not triton_fault(device)
+
+
 @functools.cache
-def has_triton() -> bool:
-    """Return whether Triton can compile for this process's GPU; it comes with torch's builds for CUDA."""
-    return importlib.util.find_spec("triton") is not None
+def triton_fault(device: torch.device) -> str:
+    """Return in a line why Triton cannot draw tokens on a GPU, and what to do; empty if it can.
+
+    Triton comes with torch's builds for CUDA, but it compiles with the system's C compiler, and into a directory that
+    must be writable. So this launches the kernel once, on a few logits. Where that fails, torch computes the same bits.
+    """
+    zeros = torch.zeros(1, 4, dtype=torch.int64, device=device)
+    try:
+        best_tokens_on_gpu(torch.zeros(1, 4, device=device), zeros, zeros[:, 0]).tolist()
+    except Exception as error:  # noqa: BLE001 - compilers, drivers and file systems fail in many ways
+        reason = (str(error) or type(error).__name__).partition("\n")[0][:200].rstrip(". ")
+        return (
+            f"Triton cannot compile the kernel that draws tokens ({reason}), so torch draws the same tokens, more "
+            "slowly: install gcc, libc6-dev and Python's headers, and let TRITON_CACHE_DIR name a directory that this "
+            "user can write, on a file system without noexec"
+        )
+    return ""
 
 
 def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor:
@@ -306,7 +324,7 @@ def best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tens
 
 def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
     """Return the best score of each row, at least `own`: float32 [N]. A logit that is no number has no score."""
-    if contenders.is_cuda and has_triton():
+    if contenders.is_cuda and has_triton(contenders.device):
         winners = best_tokens_on_gpu(contenders.contiguous(), words, positions)
         scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, winners))
         return torch.maximum(own, scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf))

@@ -15,6 +15,8 @@ protocol/judging/evidence.py counts them.
 """
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -26,9 +28,18 @@ from protocol.rollout.challenge import stream
 
 SketchKind = Literal["projection", "topk"]
 BYTES_PER_TOKEN: Final = 4
+SEED_BYTES: Final = 32
 TOP_K: Final = 32
 _SCALE: Final = 512.0  # units per standard deviation
 _PIECE: Final = 4096  # tokens whose normalized states are in memory at once
+
+
+@dataclass(frozen=True)
+class SketchKey:
+    """What determines the sketches of a window: their kind, and the window's 32-byte seed."""
+
+    kind: SketchKind
+    seed: bytes
 
 
 def _normalized(hidden: Tensor) -> Tensor:
@@ -54,18 +65,23 @@ def _product(states: Tensor, matrix: Tensor) -> Tensor:
     return torch.from_numpy(exact.products(exact.padded(states), exact.padded(matrix.t())))
 
 
-def _projection(hidden: Tensor, seed: bytes) -> Tensor:
-    D = hidden.shape[-1]
-    bits = np.unpackbits(np.frombuffer(stream(seed, "projection", -(-4 * D // 8)), dtype=np.uint8))[: 4 * D]
-    signs = torch.from_numpy(bits.astype(np.float32) * 2.0 - 1.0).reshape(D, 4).to(hidden.device)
-    return _product(_normalized(hidden), signs) * (_SCALE / math.sqrt(D))
+@lru_cache(maxsize=8)
+def _coefficients(kind: SketchKind, seed: bytes, width: int, device: torch.device) -> Tensor:
+    """Return the coefficients of the dimensions: float32 [D, 4]; kept, because an engine needs them in each step."""
+    if kind == "topk":
+        raw = np.frombuffer(stream(seed, "topk", 4 * width), dtype=np.int8).astype(np.float32)
+        return torch.from_numpy(raw / 74.0).reshape(width, 4).to(device)  # 74: standard deviation of an int8
+    bits = np.unpackbits(np.frombuffer(stream(seed, "projection", -(-4 * width // 8)), dtype=np.uint8))[: 4 * width]
+    return torch.from_numpy(bits.astype(np.float32) * 2.0 - 1.0).reshape(width, 4).to(device)
 
 
-def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
+def _projection(hidden: Tensor, signs: Tensor) -> Tensor:
+    return _product(_normalized(hidden), signs) * (_SCALE / math.sqrt(hidden.shape[-1]))
+
+
+def _top_k(hidden: Tensor, coefficients: Tensor) -> Tensor:
     D = hidden.shape[-1]
     k = min(TOP_K, D)
-    raw = np.frombuffer(stream(seed, "topk", 4 * D), dtype=np.int8).astype(np.float32)
-    coefficients = torch.from_numpy(raw / 74.0).reshape(D, 4).to(hidden.device)  # 74: standard deviation of an int8
     magnitudes = _normalized(hidden).abs().clamp_min(1e-12)
     values, dimensions = torch.topk(magnitudes, k, dim=-1)
     # Octaves above the largest excluded dimension, so that a dimension at the border contributes next to nothing.
@@ -76,16 +92,23 @@ def _top_k(hidden: Tensor, seed: bytes) -> Tensor:
 
 
 def values_of(kind: SketchKind, hidden: Tensor, seed: bytes) -> Tensor:
-    """Return the values of a sketch before they are rounded: float32 [T, 4], in units; see `commit`."""
+    """Return the values of a sketch before they are rounded: float32 [T, 4] on the states' device, in units; see
+    `commit`.
+    """
     compute = _projection if kind == "projection" else _top_k
-    return torch.cat([compute(piece.to(torch.float32), seed) for piece in torch.split(hidden, _PIECE)]).cpu()
+    coefficients = _coefficients(kind, seed, hidden.shape[-1], hidden.device)
+    return torch.cat([compute(piece.to(torch.float32), coefficients) for piece in torch.split(hidden, _PIECE)])
+
+
+def units_of(values: Tensor) -> Tensor:
+    """Return values of a sketch as whole units modulo 256: uint8 [T, 4] on their device."""
+    # NaN becomes 0: its conversion to an integer would depend on the processor.
+    return (values.nan_to_num(0.0, posinf=0.0, neginf=0.0).round().to(torch.int64) & 0xFF).to(torch.uint8)
 
 
 def rounded(values: Tensor) -> bytes:
     """Return the sketch of some values: uint8 [T, 4], row-major."""
-    # NaN becomes 0: its conversion to an integer would depend on the processor.
-    units = values.nan_to_num(0.0, posinf=0.0, neginf=0.0).round().to(torch.int64) & 0xFF
-    return units.to(torch.uint8).numpy().tobytes()
+    return units_of(values).cpu().numpy().tobytes()
 
 
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:

@@ -37,7 +37,9 @@ def choose_with_log_probabilities(
     Returns:
         int64 [B], token ids, and float32 [B].
     """
-    compiled = logits.dtype == torch.float32 and (logits.device.type == "cpu" or (logits.is_cuda and has_triton()))
+    compiled = logits.dtype == torch.float32 and (
+        logits.device.type == "cpu" or (logits.is_cuda and has_triton(logits.device))
+    )
     if not compiled:
         tokens = choose(logits, seeds, positions, temperature, filters)
         return tokens, log_probabilities(logits, tokens, temperature, filters)

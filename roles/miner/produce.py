@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group, Rollout, pack_tokens
+from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
 from roles.ports import Engine, Generation, Request
 
@@ -41,9 +40,10 @@ class HonestProducer:
         window, randomness, miner = mining_window.window, mining_window.randomness, mining_window.miner
         return [self.task.assign(window, randomness, miner, index) for index in indices]
 
-    async def generate(self, assignments: Sequence[Assignment]) -> list[list[Generation]]:
+    async def generate(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[list[Generation]]:
         """Generate one completion for every seed of every assignment."""
-        requests = [Request(item.prompt, seed) for item in assignments for seed in item.seeds]
+        key = self._sketch_key(mining_window)
+        requests = [Request(item.prompt, seed, key) for item in assignments for seed in item.seeds]
         generations = await self.engine.generate(requests, self.task.run.sampling.params())
         size = self.task.run.group_size
         return [generations[start : start + size] for start in range(0, len(generations), size)]
@@ -52,15 +52,17 @@ class HonestProducer:
         self, mining_window: MiningWindow, assignment: Assignment, generations: Sequence[Generation]
     ) -> list[Rollout]:
         """Return the completions of one group with their sketches and rewards."""
-        seed = challenge.sketch_seed(self.task.run_id, mining_window.window, mining_window.randomness)
-        sketches = sketch.commit(self.task.run.proof.sketch, torch.cat([item.hidden for item in generations]), seed)
+        key = self._sketch_key(mining_window)
+        sketches = [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
         rewards = await self.task.rewards(assignment.problem, [item.tokens for item in generations])
-        rollouts, begin = [], 0
-        for item, reward in zip(generations, rewards, strict=True):
-            end = begin + sketch.BYTES_PER_TOKEN * len(item.tokens)
-            rollouts.append(Rollout(completion=pack_tokens(item.tokens), sketch=sketches[begin:end], reward=reward))
-            begin = end
-        return rollouts
+        return [
+            Rollout(completion=pack_tokens(item.tokens), sketch=own_sketch, reward=reward)
+            for item, own_sketch, reward in zip(generations, sketches, rewards, strict=True)
+        ]
+
+    def _sketch_key(self, mining_window: MiningWindow) -> SketchKey:
+        seed = challenge.sketch_seed(self.task.run_id, mining_window.window, mining_window.randomness)
+        return SketchKey(self.task.run.proof.sketch, seed)
 
     def group(self, mining_window: MiningWindow, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
         """Return the record of a group."""
@@ -77,7 +79,7 @@ class HonestProducer:
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         assignments = self.assignments(mining_window, indices)
         groups = []
-        for assignment, generations in zip(assignments, await self.generate(assignments), strict=True):
+        for assignment, generations in zip(assignments, await self.generate(mining_window, assignments), strict=True):
             rollouts = await self.rollouts(mining_window, assignment, generations)
             groups.append(self.group(mining_window, assignment, rollouts))
         return groups

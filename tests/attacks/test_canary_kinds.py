@@ -60,7 +60,7 @@ def true_groups() -> tuple[list[Assignment], list[Group]]:
         assignments = canary.assignments(window, range(2 * GROUPS))
         groups = [
             canary.group(window, assignment, await canary.rollouts(window, assignment, generations))
-            for assignment, generations in zip(assignments, await canary.generate(assignments), strict=True)
+            for assignment, generations in zip(assignments, await canary.generate(window, assignments), strict=True)
         ]
         return assignments, groups
 

@@ -165,7 +165,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
         ({"environment": "multiplication"}, "unknown environment 'multiplication'"),
         ({"environment": "math"}, "takes its problems from a data file: --data FILE"),
         ({"pairs": "same,other"}, "--pairs: no pair 'other'; there are: run, same, small-batches"),
-        ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: needs --python, the interpreter of vLLM's environment"),
+        ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: no vLLM in "),
         ({"validator": "vllm-float32", "python": Path("nowhere")}, "--python nowhere: no such file"),
         ({"python": Path("/bin/true")}, "--python belongs to vLLM: give --miner or --validator vllm-bfloat16"),
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),
@@ -199,7 +199,7 @@ def test_an_interpreter_without_vllm_is_refused_before_anything_is_measured(tmp_
 
 
 def test_a_vllm_that_does_not_start_is_one_line_and_its_log_is_kept(tmp_path: Path) -> None:
-    out, python = tmp_path / "proof.json", interpreter(tmp_path / "python", "no kernels", "0.32.0")
+    out, python = tmp_path / "proof.json", interpreter(tmp_path / "python", "no kernels", "vllm 0.32.0")
     with pytest.raises(CalibrationError) as error_info:
         invoke("--miner", "vllm-float32", "--python", python, "--rollouts", 64, "--out", out)
     assert explain(error_info.value) == (

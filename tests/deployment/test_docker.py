@@ -77,6 +77,27 @@ def test_a_dockerfile_has_no_faults(file: Path):
     assert all("--require-hashes" in rest or "--no-deps --no-build-isolation ." in rest for rest in installed)
 
 
+def variables(file: Path) -> dict[str, str]:
+    """Return the environment variables of an image."""
+    return dict(word.split("=", 1) for verb, rest in last_stage(file) if verb == "ENV" for word in shlex.split(rest))
+
+
+def test_the_image_for_gpus_has_what_compiles_kernels():
+    """Triton compiles a launcher in C before its first launch; Python's headers are in the base image."""
+    runs = " ".join(rest for verb, rest in last_stage(DOCKER / "Dockerfile.cuda") if verb == "RUN")
+    assert {"gcc", "libc6-dev"} <= set(re.findall(r"[\w-]+", runs.partition("apt-get install")[2].partition("&&")[0]))
+    assert next(rest for verb, rest in last_stage(DOCKER / "Dockerfile.cuda") if verb == "FROM").startswith("python:")
+
+
+def test_what_is_compiled_and_installed_lies_in_the_volume_of_the_run():
+    """Services have a read-only root, and Docker mounts a tmpfs so that no compiled library can be loaded from it."""
+    image = variables(DOCKER / "Dockerfile.cuda")
+    compilers = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "VLLM_CACHE_ROOT")
+    for name in (*compilers, "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        assert Path(image[name]).is_relative_to(dict(last_stage(DOCKER / "Dockerfile.cuda"))["WORKDIR"]), name
+    assert variables(DOCKER / "Dockerfile")["XDG_DATA_HOME"] == image["XDG_DATA_HOME"]
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

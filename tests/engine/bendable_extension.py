@@ -1,6 +1,30 @@
-"""A worker extension that damages weights, as memory that fails does. vLLM imports this file."""
+"""A worker extension that damages weights, as memory that fails does, and tells how vLLM schedules. vLLM imports this
+file.
 
+With a file `exchanged` beside it, the kernel for experts reads their gate and up projections in the other order, as
+those of FlashInfer do.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, cat
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.worker_extension import WorkerExtension, _sessions
+
+_compute = CPUUnquantizedExperts.apply
+
+
+def _compute_exchanged(
+    self: Any, output: Tensor, hidden_states: Tensor, w1: Tensor, *others: Any, **named: Any
+) -> None:
+    _compute(self, output, hidden_states, cat(w1.chunk(2, dim=1)[::-1], dim=1), *others, **named)
+
+
+if Path(__file__).with_name("exchanged").exists():
+    CPUUnquantizedExperts.apply = _compute_exchanged
 
 
 class BendableExtension(WorkerExtension):
@@ -12,3 +36,8 @@ class BendableExtension(WorkerExtension):
             view = _sessions[id(self)]._weights().placements[name].pieces[0].view
             view[(0,) * view.dim()] ^= 1 << 16
         return {"bent": len(names)}
+
+    def scheduling(self) -> dict[str, int]:
+        """Return whether vLLM begins a step before it knows the tokens of the last one, and how many records wait."""
+        ahead = self.vllm_config.scheduler_config.async_scheduling  # type: ignore[attr-defined]
+        return {"ahead": ahead, "records": len(records._records)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from grailnode.engine import compute
 from grailnode.engine.models import build_exact
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import Policy
@@ -113,6 +114,21 @@ async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> 
 
 
 # An engine that samples with one engine and computes hidden states with torch, here with torch for both
+
+
+async def test_a_gpu_on_which_triton_cannot_compile_is_reported(
+    model: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, object]] = []
+
+    def report(event: str, **fields: object) -> None:
+        events.append((event, fields["error"]))
+
+    monkeypatch.setattr(compute, "triton_fault", lambda device: f"not on {device}")
+    for device in ("cpu", "cuda:1"):
+        async with compute.open_engine(compute.Compute(model, device), inline, report):
+            pass
+    assert events == [("triton-unusable", "not on cuda:1")]
 
 
 class Sampler(TorchEngine):

@@ -1,6 +1,7 @@
 """The vLLM engine, with the real vLLM: the contract of Engine, equality with the torch engine, patches in place."""
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import apply, encode
+from protocol.rollout import sketch
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey, SketchKind
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve, serving
-from tests.engine.vllm_site import BendableServer, shared_server, url_of
+from tests.engine.vllm_site import BendableServer, refuse_restarts, shared_server, url_of
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 from tests.support.processes.command_line import run_command
 
@@ -35,10 +38,12 @@ def model(policy: Policy) -> CausalModel:
     return build(policy)
 
 
-@pytest.fixture(scope="module")
-def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BendableServer]:
-    """Return a server of the policy that all tests share."""
-    server = shared_server(policy.directory, tmp_path_factory.mktemp("server"))
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def server(
+    policy: Policy, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[BendableServer]:
+    """Return a server of the policy that all tests share; one that schedules as on a CPU, and one as on a GPU."""
+    server = shared_server(policy.directory, tmp_path_factory.mktemp("server"), ahead=request.param)
     yield server
     server.end()
 
@@ -49,7 +54,7 @@ async def new_engine(model: CausalModel, server: BendableServer, tmp_path: Path)
     engines: list[VllmEngine] = []
 
     def make() -> VllmEngine:
-        engines.append(VllmEngine(model, server, tmp_path / str(len(engines))))
+        engines.append(VllmEngine(model, server, tmp_path / str(len(engines)), report=refuse_restarts))
         return engines[-1]
 
     yield make
@@ -76,6 +81,20 @@ async def test_rollouts_are_those_of_torch(model: CausalModel, new_engine: NewEn
     for expected, generation in await check_tokens(engine, model, weights, params, count=100):
         torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
         torch.testing.assert_close(generation.logprobs, expected.logprobs, rtol=0, atol=NOISE)
+
+
+@pytest.mark.parametrize("kind", ["projection", "topk"])
+async def test_sketches_are_those_of_the_states(model: CausalModel, new_engine: NewEngine, kind: SketchKind) -> None:
+    engine, key = await serving(new_engine, random_weights(model)), SketchKey(kind, bytes(range(32)))
+    requests = requests_of_many_lengths()
+    with_states = await engine.generate(requests, PARAMS)
+    for before, after in zip(
+        with_states, await engine.generate([replace(item, sketch=key) for item in requests], PARAMS), strict=True
+    ):
+        assert (after.tokens, after.hidden.numel()) == (before.tokens, 0)
+        # The batches of the two calls differ, and with them the last bits.
+        assert after.logprobs == pytest.approx(before.logprobs, abs=NOISE)
+        assert sketch.distances(after.sketch, sketch.commit(kind, before.hidden, key.seed)).max() <= 1
 
 
 async def test_states_may_come_from_torch(model: CausalModel, server: BendableServer, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Policies of several architectures are patched in place in the real vLLM, and read back bit by bit."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +16,10 @@ from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
+from roles.ports import EngineError, Request
 from tests.engine.engine_contract import changed, check_tokens, serve
-from tests.engine.vllm_site import ForkedServer, check_refusal, new_launcher, vllm_python
-from tests.support.builders.policies import random_weights
+from tests.engine.vllm_site import ForkedServer, check_refusal, new_launcher, shared_server, vllm_python
+from tests.support.builders.policies import PARAMS, random_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -109,6 +112,29 @@ async def test_a_family_is_patched_and_generates_as_transformers(
         await engine.close()
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_kernel_that_reads_experts_in_another_order_is_refused(restarted: bool, tmp_path: Path) -> None:
+    """All tensors read back right: the map that writes them reads them, too."""
+    model = model_of(tmp_path, "qwen3_moe")
+    weights = random_weights(model)
+    server = shared_server(tmp_path, tmp_path / "server")
+    engine = VllmEngine(model, server, tmp_path / "engine")
+    try:
+        if restarted:
+            await serve(engine, weights, changed(weights, 1))
+            assert (await engine.verify()).tensors == len(weights)
+            assert server.process_id is not None
+            os.killpg(server.process_id, signal.SIGKILL)
+        server.exchange_experts()
+        with pytest.raises(EngineError, match=r"its hidden states differ by .* in another layout"):
+            await (engine.generate([Request((5,), bytes(16))], PARAMS) if restarted else serve(engine, weights))
+        with pytest.raises(EngineError, match=r"in another layout|no policy has been committed"):
+            await engine.generate([Request((5,), bytes(16))], PARAMS)
+    finally:
+        await engine.close()
+        server.end()
+
+
 async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
     model = model_of(tmp_path, "qwen3")
     flags = ("--quantization", "fp8")
@@ -131,6 +157,22 @@ async def test_a_server_without_our_code_is_refused(
     server = PlainServer(tmp_path, launcher, missing)
     engine = VllmEngine(model, server, tmp_path / "engine")
     await check_refusal(engine, random_weights(model), reason)
+
+
+class PipelineServer(ForkedServer):
+    """A server of somebody else, of which each process has some of the layers."""
+
+    def flags(self, socket: str) -> list[str]:
+        return [*super().flags(socket), "--pipeline-parallel-size", "2"]
+
+
+async def test_a_server_with_pipeline_parallelism_is_refused_by_its_name(
+    tmp_path: Path, launcher: ServerLauncher
+) -> None:
+    model = model_of(tmp_path, "qwen3")
+    server = PipelineServer(VllmSettings(python=vllm_python()), tmp_path, tmp_path / "server", launcher)
+    engine = VllmEngine(model, server, tmp_path / "engine")
+    await check_refusal(engine, random_weights(model), "--pipeline-parallel-size 2: pipeline parallelism")
 
 
 async def test_a_policy_of_another_architecture_is_refused_at_start(tmp_path: Path, launcher: ServerLauncher) -> None:

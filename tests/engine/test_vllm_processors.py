@@ -47,16 +47,19 @@ else:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
     from grailnode.engine.vllm.inside.sampling_v2 import SeedBoundSampling
     import numpy as np
-    lengths = np.array([5, 6, 7, 8, 9])
-    processor = SeedBoundSampling(None, SimpleNamespace(prompt_len=SimpleNamespace(np=lengths)))
+    lengths = SimpleNamespace(np=np.array([5, 6, 7, 8, 9]))
+    processor = SeedBoundSampling(None, SimpleNamespace(prompt_len=lengths, prefill_len=lengths))
     assert not processor.add_request(4, SamplingParams(temperature=0))
     for slot in range(4):
         assert processor.add_request(slot, params(slot))
     order = [3, 1, 2, 0]
     positions = [13, 11, 12, 10]
-    seen = np.array([lengths[slot] + position for slot, position in zip(order, positions)])
+    seen = np.array([lengths.np[slot] + position for slot, position in zip(order, positions)])
     context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=seen)
     result = processor.apply(logits.clone(), context)
+    # nothing is drawn from the rows of prompts that go on in the next step
+    context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=lengths.np[order] - 1)
+    assert torch.equal(processor.apply(logits.clone(), context), logits)
 assert issubclass(SeedBoundSampling, LogitsProcessor)
 words = sampling.seed_words([bytes([number]) * 16 for number in order])
 expected = sampling.choose(logits, words, torch.tensor(positions), 1.0).tolist()
@@ -84,21 +87,23 @@ def test_a_processor_draws_the_required_tokens(runner: str, tmp_path: Path) -> N
 def test_rows_with_other_temperatures_and_filters_are_drawn_together() -> None:
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(1))
     kinds = [(1.0, Filters()), (0.5, Filters()), (1.0, Filters(top_k=3)), (1.0, Filters())]
-    rows = [
-        SampledRow(row, 5 + row, RequestArguments(str(row), SEEDS[row], *kinds[row])) for row in range(3)
-    ]  # the last row is not ours
     records = RequestRecords()
     records.version, records.sampled_states = 7, torch.arange(8.0).view(4, 2)
-    scores = draw(logits.clone(), rows, records)
+    for step in range(8):
+        # one row begins after the other, and the last one is not ours
+        arguments = [(row, RequestArguments(str(row), SEEDS[row], *kinds[row])) for row in range(3) if step + row >= 2]
+        rows = [SampledRow(row, step + row - 2, ours) for row, ours in arguments]
+        scores = draw(logits.clone(), rows, records)
     assert torch.equal(scores[3], logits[3])
     for row in range(3):
         words = sampling.seed_words([SEEDS[row]])
         (expected,) = sampling.choose(logits[row : row + 1], words, torch.tensor([5 + row]), *kinds[row]).tolist()
         assert scores[row].argmax() == expected
         record = records.record(str(row)).collect()
-        assert record["tokens"] == [expected]
+        assert len(record["tokens"]) == 6 + row
+        assert record["tokens"][-1] == expected
         assert record["versions"] == ["7"]
-        assert record["states"].tolist() == [[2.0 * row, 2.0 * row + 1]]
+        assert record["states"].tolist() == [[2.0 * row, 2.0 * row + 1]] * (6 + row)
 
 
 def test_a_position_that_is_computed_again_counts_once() -> None:

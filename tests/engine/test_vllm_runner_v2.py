@@ -6,6 +6,7 @@ that GRAILNODE_TRITON names.
 """
 
 import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,16 @@ from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import changed, check_tokens, serve
-from tests.engine.vllm_site import check_refusal, vllm_python
+from tests.engine.vllm_site import (
+    SHORT_MEMORY,
+    BendableServer,
+    check_preempted,
+    check_refusal,
+    refuse_restarts,
+    vllm_python,
+)
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -38,15 +47,14 @@ triton.backends.backends["cpu"] = Backend  # vLLM looks for it; the interpreter 
 """
 
 
-class InterpretedServer(ChildServer):
+class InterpretedServer(BendableServer):
     """A server whose Triton kernels are interpreted."""
 
     def environment(self) -> dict[str, str]:
         own = super().environment()
         site = self.log.parent / "site"
-        site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(CPU_BACKEND)
-        paths = os.pathsep.join((own["PYTHONPATH"], str(site), str(triton_site())))
+        paths = os.pathsep.join((own["PYTHONPATH"], str(triton_site())))
         return own | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 
 
@@ -58,26 +66,49 @@ def triton_site() -> Path:
     return path
 
 
-async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(policy: Policy, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def model(policy: Policy) -> CausalModel:
+    return build(policy)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def server(
+    policy: Policy, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[InterpretedServer]:
     triton_site()
-    model = build(policy)
+    settings = VllmSettings(python=vllm_python(), runner="v2", sequences=16, flags=SHORT_MEMORY)
+    server = InterpretedServer(settings, policy.directory, tmp_path_factory.mktemp("server"), ahead=request.param)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+async def engine(model: CausalModel, server: InterpretedServer, tmp_path: Path) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(model, server, tmp_path, report=refuse_restarts)
+    yield engine
+    await engine.close()
+
+
+async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(engine: VllmEngine, model: CausalModel) -> None:
     weights = random_weights(model)
     target = changed(weights, 1)
-    settings = VllmSettings(python=vllm_python(), runner="v2", sequences=16)
-    engine = VllmEngine(model, InterpretedServer(settings, policy.directory, tmp_path / "server"), tmp_path / "engine")
-    try:
-        await serve(engine, weights, target)
-        await engine.verify()
-        for params in (PARAMS, FILTERED):
-            pairs = await check_tokens(engine, model, target, params)
-            for expected, generation in pairs:
-                torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
-        prompts, completions = [r.prompt for r in requests_of_many_lengths()], [g.tokens for g, _ in pairs]
-        forwards = await (await engine_of(model, target)).forward(prompts, completions)
-        for expected_forward, forward in zip(forwards, await engine.forward(prompts, completions), strict=True):
-            torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
-    finally:
-        await engine.close()
+    await serve(engine, weights, target)
+    await engine.verify()
+    for params in (PARAMS, FILTERED):
+        pairs = await check_tokens(engine, model, target, params)
+        for expected, generation in pairs:
+            torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
+    prompts, completions = [r.prompt for r in requests_of_many_lengths()], [g.tokens for g, _ in pairs]
+    forwards = await (await engine_of(model, target)).forward(prompts, completions)
+    for expected_forward, forward in zip(forwards, await engine.forward(prompts, completions), strict=True):
+        torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
+
+
+async def test_requests_that_runner_v2_computes_again_are_those_of_torch(
+    engine: VllmEngine, model: CausalModel, server: InterpretedServer
+) -> None:
+    await serve(engine, random_weights(model))
+    await check_preempted(engine, server, model, count=24)
 
 
 # vLLM's batch-invariant mode, with the real vLLM on a CPU, which has none

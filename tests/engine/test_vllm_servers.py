@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +13,8 @@ import trio
 
 from grailnode.engine.vllm.server_supervisor import ServerSupervisor, check_description
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
-from grailnode.engine.vllm.vllm_server import ExternalServer
-from grailnode.engine.vllm.vllm_settings import EngineLimits
+from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer
+from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
 
@@ -143,6 +144,12 @@ async def test_a_server_that_does_not_fit_gets_no_weights_and_is_not_started_aga
     assert set(server.commands) == {"describe"}
 
 
+async def test_a_server_that_draws_without_triton_is_reported() -> None:
+    events = list[str]()
+    await supervisor_of(FailingServer(triton_fault="Triton cannot compile"), events).connected()
+    assert events == ["triton-unusable"]
+
+
 async def test_a_silent_server_is_noticed(autojump_clock: trio.testing.MockClock) -> None:
     server = FailingServer()
     supervisor = supervisor_of(server)
@@ -150,6 +157,19 @@ async def test_a_silent_server_is_noticed(autojump_clock: trio.testing.MockClock
     server.silent = True
     with pytest.raises(BrokenEngineError, match="did not answer"):
         await supervisor.watch(client)
+
+
+def test_what_the_processes_of_vllm_compile_lies_in_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's home may be read-only, as in a container."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    (tmp_path / "pyvenv.cfg").touch()
+    server = ChildServer(VllmSettings(python=tmp_path / "bin" / "python"), tmp_path, tmp_path / "state")
+    variables = server.environment()
+    caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "NUMBA_CACHE_DIR")
+    for name in (*caches, "FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"):
+        assert variables[name] == str(tmp_path / "grailnode-cache")
 
 
 # A server of vLLM that does not fit is refused in one line, before it gets a weight
@@ -179,6 +199,9 @@ def test_a_server_that_fits(changes: dict[str, Any]):
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
         ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         ({"speculative": True}, "speculative decoding"),
+        # an output projection that is on another rank has no dtype there
+        ({"pipeline_parallel": 2, "head": "bfloat16"}, "--pipeline-parallel-size 2: pipeline parallelism"),
+        ({"data_parallel": 2}, "--data-parallel-size 2: data parallelism"),
         ({"batch_invariant": True}, "VLLM_BATCH_INVARIANT is set, and it computes on cpu"),
         (
             {"batch_invariant": True, "device": "cuda:0", "capability": [7, 5]},

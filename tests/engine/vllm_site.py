@@ -17,7 +17,18 @@ from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
 from protocol.rollout import sampling
+from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
+from tests.support.builders.policies import NOISE, engine_of, random_weights, requests_of_many_lengths
+
+SHORT_MEMORY = ("--block-size", "32", "--num-gpu-blocks-override", "10", "--max-num-batched-tokens", "24")
+"""Flags of a server that preempts: it has 10 blocks for keys and values, one of which vLLM keeps for itself, and a
+prompt of more than 24 tokens takes several steps.
+"""
+
+LONG = SamplingParams(temperature=20.0, max_tokens=100, stops=(1,))
+"""Nearly uniform, so that some completions end soon and others fill their memory."""
 
 ABSENT = "GRAILNODE_VLLM_PYTHON names no interpreter with vLLM; `grailnode engine install DIR` makes one"
 
@@ -41,9 +52,12 @@ def fitting_description(**changes: Any) -> dict[str, Any]:
         "quantization": None,
         "processor": True,
         "speculative": False,
+        "pipeline_parallel": 1,
+        "data_parallel": 1,
         "device": "cpu",
         "capability": None,
         "batch_invariant": False,
+        "triton_fault": "",
         "probe": sampling.choose(logits, words, torch.arange(4), 1.0).tolist(),
     } | changes
 
@@ -83,24 +97,77 @@ class SharedServer(ChildServer):
         super().close()
 
 
+def add_module(environment: dict[str, str], directory: Path, name: str) -> Path:
+    """Let vLLM's processes import a module of this folder; return the site for them, which is on their path then."""
+    site = directory / "site"
+    site.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).with_name(f"{name}.py"), site)
+    if str(site) not in environment["PYTHONPATH"].split(os.pathsep):
+        environment["PYTHONPATH"] += f"{os.pathsep}{site}"
+    return site
+
+
+def schedule_ahead(environment: dict[str, str], directory: Path) -> None:
+    """Turn async scheduling on in vLLM's processes, which is vLLM's default on a GPU and which a CPU has not."""
+    information = add_module(environment, directory, "async_scheduling") / "async_scheduling-0.dist-info"
+    information.mkdir(exist_ok=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: async_scheduling\nVersion: 0\n")
+    (information / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nasync_scheduling = async_scheduling:register\n"
+    )
+    environment["VLLM_PLUGINS"] += ",async_scheduling"
+
+
 class BendableServer(SharedServer):
-    """A shared server whose weights a test can damage."""
+    """A shared server whose weights a test can damage, and which tells how it works.
+
+    Args:
+        ahead: whether it schedules as on a GPU.
+    """
+
+    def __init__(self, settings: VllmSettings, model: Path, directory: Path, ahead: bool = False) -> None:
+        super().__init__(settings, model, directory)
+        self.ahead = ahead
 
     def environment(self) -> dict[str, str]:
+        environment = super().environment()
+        add_module(environment, self.log.parent, "bendable_extension")
+        if self.ahead:
+            schedule_ahead(environment, self.log.parent)
+        return environment
+
+    def exchange_experts(self) -> None:
+        """Have servers that start from now on read the gate and up projections of experts in the other order."""
         site = self.log.parent / "site"
-        site.mkdir(exist_ok=True)
-        shutil.copy(Path(__file__).with_name("bendable_extension.py"), site)
-        own = super().environment()
-        return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(site)))}
+        site.mkdir(parents=True, exist_ok=True)
+        (site / "exchanged").touch()
 
     def flags(self, socket: str) -> list[str]:
         """Return the flags; the last one of a name counts."""
-        return [*super().flags(socket), "--worker-extension-cls", "bendable_extension.BendableExtension"]
+        flags = [flag for flag in super().flags(socket) if flag != "--disable-log-stats"]
+        return [*flags, "--worker-extension-cls", "bendable_extension.BendableExtension"]
 
     async def bend(self, *names: str) -> None:
+        assert await self._call("bend", *names) == {"bent": len(names)}
+
+    async def records(self) -> int:
+        """Return how many records the worker keeps, after checking that it schedules as it should."""
+        state = await self._call("scheduling")
+        assert state["ahead"] == self.ahead
+        return int(state["records"])
+
+    async def preemptions(self) -> int:
+        """Return how often vLLM has preempted a request since it was started."""
         async with self.client(60.0, 1) as client:
-            answer = await client.post("/collective_rpc", json={"method": "bend", "args": names})
-            assert answer.json()["results"] == [{"bent": len(names)}], answer.text
+            lines = (await client.get("/metrics")).text.splitlines()
+        (line,) = (line for line in lines if line.startswith("vllm:num_preemptions_total"))
+        return int(float(line.rpartition(" ")[2]))
+
+    async def _call(self, method: str, *arguments: str) -> dict[str, Any]:
+        async with self.client(60.0, 1) as client:
+            answer = await client.post("/collective_rpc", json={"method": method, "args": arguments})
+            (result,) = answer.json()["results"]
+            return dict(result)
 
 
 class ForkedServer(ChildServer):
@@ -124,9 +191,10 @@ def new_launcher(directory: Path) -> ServerLauncher:
     return ServerLauncher(ChildServer(VllmSettings(python=vllm_python()), directory, directory)._spawn)
 
 
-def shared_server(model: Path, directory: Path, **changes: object) -> BendableServer:
+def shared_server(model: Path, directory: Path, *, ahead: bool = False, **changes: Any) -> BendableServer:
     """Return a server for a policy directory; it starts with its first engine."""
-    return BendableServer(VllmSettings(python=vllm_python(), sequences=64, **changes), model, directory)  # type: ignore[arg-type]
+    values = {"python": vllm_python(), "sequences": 64, **changes}
+    return BendableServer(VllmSettings.model_validate(values), model, directory, ahead)
 
 
 async def check_refusal(engine: VllmEngine, weights: Weights, reason: str) -> None:
@@ -136,3 +204,42 @@ async def check_refusal(engine: VllmEngine, weights: Weights, reason: str) -> No
             await engine.stage(0, weights)
     finally:
         await engine.close()
+
+
+def refuse_restarts(event: str, **fields: Any) -> None:
+    """Fail where an engine reports that it was restarted: the second attempt would hide a fault."""
+    assert event != "engine-restarted", fields
+
+
+async def check_preempted(engine: VllmEngine, server: BendableServer, model: CausalModel, count: int) -> None:
+    """Check that completions and prefills are those of torch, although a server with SHORT_MEMORY preempts some of
+    them and computes them again; the engine serves `random_weights(model)`.
+    """
+    requests = requests_of_many_lengths(count)
+    reference = await engine_of(model, random_weights(model))
+    expected = await reference.generate(requests, LONG)
+    prompts, completions = [request.prompt for request in requests], [g.tokens for g in expected]
+    prefills = await reference.forward(prompts, completions)
+
+    async def generate(place: int) -> None:
+        (generation,) = await engine.generate([requests[place]], LONG)
+        assert generation.tokens == completions[place]
+        torch.testing.assert_close(generation.hidden, expected[place].hidden, rtol=0, atol=NOISE)
+        torch.testing.assert_close(generation.logprobs, expected[place].logprobs, rtol=0, atol=NOISE)
+
+    async def forward(place: int) -> None:
+        (prefill,) = await engine.forward([prompts[place]], [completions[place]])
+        torch.testing.assert_close(prefill.hidden, prefills[place].hidden, rtol=0, atol=NOISE)
+
+    before = await server.preemptions()
+    # A server that gets its requests slowly, on a busy machine, may need another round.
+    for _ in range(5):
+        # Each call alone and in any order, so that prefills lie among the completions.
+        async with trio.open_nursery() as nursery:
+            for place in range(count):
+                nursery.start_soon(generate, place)
+                nursery.start_soon(forward, place)
+        assert await server.records() == 0
+        if await server.preemptions() > before:
+            return
+    pytest.fail("vLLM preempted nothing")

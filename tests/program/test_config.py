@@ -40,6 +40,15 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
         ("[miner]\ngroups = 0\n", "miner.groups: input should be greater than or equal to 1"),
         ("[trainer]\ndecay = 1.5\n", "trainer.decay: input should be less than or equal to 1"),
         ("[engine]\ndtype = 'int4'\n", "engine.dtype: input should be 'float32' or 'bfloat16'"),
+        ("[engine]\nflags = ['--pipeline-parallel-size', '2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),
+        ("[engine]\nflags = ['--pipeline_parallel_size=2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),
+        ("[engine]\nflags = ['-pp', '4']\n", "engine.flags: --pipeline-parallel-size 4: pipeline"),
+        (
+            "[engine]\nflags = ['--pipeline-par', '4']\n",
+            "one GPU has only some layers; drop it, and set engine.ranks",
+        ),
+        ("[engine]\nflags = ['--data-parallel-size', '2']\n", "engine.flags: --data-parallel-size 2: data parallelism"),
+        ("[engine]\nflags = ['-dp=2']\n", "start one node for each GPU instead"),
         ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),
         ("[beacon]\nrelays = 'https://a.example'\n", "beacon.relays: a list is needed: write [ ] around it"),
         ("not toml", "not TOML"),
@@ -61,6 +70,13 @@ def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path,
     assert message in line
     assert str(file) in line
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--pipeline-parallel-size", "1"), ("-dp=1",), ("--data-parallel-backend", "mp")]
+)
+def test_other_flags_of_vllm_are_taken_as_they_are(run_toml: Path, flags: tuple[str, ...]):
+    assert load(run_toml, [f"engine.flags={list(flags)}"]).engine.flags == flags
 
 
 def test_the_keys_of_the_meeting_point_are_not_those_of_the_store(tmp_path: Path):

@@ -11,10 +11,22 @@ from pathlib import Path
 import pytest
 import trio
 
+from grailnode.config import ConfigError, EngineSection, load
+from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.engine.vllm.installation import CPU_LOCK
+from grailnode.engine.vllm import installation
+from grailnode.engine.vllm.installation import (
+    CPU_LOCK,
+    Device,
+    Installation,
+    InstallationError,
+    VllmEnvironment,
+    detect_device,
+    find_python,
+)
 from grailnode.engine.vllm.server_supervisor import SUPPORTED
 from grailnode.engine.vllm.verify_requests import Verification, serve_verifications
+from grailnode.node.role_processes import _check_engine
 from roles.ports import EngineError
 from tests.support.processes.command_line import CommandResult, fail, run_command, succeed
 
@@ -33,6 +45,129 @@ def test_an_environment_is_made_only_in_a_new_directory(tmp_path: Path) -> None:
     error = fail("engine", "install", str(tmp_path))
     assert error == f"grailnode: {tmp_path}: not empty; choose another directory, or remove it\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# The device and the directory of `engine install` follow from the machine and its user
+
+
+LISTED = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the only directory with programs, which is empty."""
+    directory = tmp_path / "programs"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    return directory
+
+
+@pytest.fixture
+def user_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the user's data directory, which is empty."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("script", "device", "reason"),
+    [
+        (f"printf '%s\\n' '{LISTED}'", "cuda", "nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3"),
+        ("echo 'No devices found'", "cpu", "nvidia-smi lists no GPU"),
+        (f"printf '%s\\n' '{LISTED}'; exit 9", "cpu", "nvidia-smi lists no GPU"),
+        (None, "cpu", "nvidia-smi cannot be run (No such file or directory)"),
+    ],
+)
+def test_the_device_is_the_gpu_that_the_driver_lists(
+    programs: Path, script: str | None, device: str, reason: str
+) -> None:
+    if script is not None:
+        (programs / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (programs / "nvidia-smi").chmod(0o755)
+    assert detect_device() == (device, reason)
+
+
+@pytest.mark.parametrize(("options", "device"), [((), "cuda"), (("--device", "cpu"), "cpu")])
+def test_install_says_for_which_device_and_where(
+    programs: Path, user_data: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], device: str
+) -> None:
+    (programs / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '%s\\n' '{LISTED}'\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    made: list[tuple[Path, str]] = []
+
+    def make(directory: Path, device: str) -> Installation:
+        made.append((directory, device))
+        return Installation(directory / "bin" / "python", "0.32.0", "2.13.0", 60.0, 3_000_000_000)
+
+    monkeypatch.setattr(installation, "install", make)
+    lines = succeed("engine", "install", *options).splitlines()
+    directory = user_data / "grailnode" / "vllm"
+    assert made == [(directory, device)]
+    if not options:
+        reason = "nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3"
+        assert lines.pop(0) == f"for cuda, because {reason}; --device chooses otherwise"
+    assert lines[0] == f"{directory}: vLLM 0.32.0 with torch 2.13.0, 60 s, 3.0 GB"
+    assert lines[1] == 'used by [engine] kind = "vllm" in run.toml, `grailnode demo --engine vllm` and `calibrate`'
+
+
+def environment_with_vllm(directory: Path) -> Path:
+    """Make what looks like an environment with vLLM, and return its interpreter."""
+    package = directory / "lib" / "python3.11" / "site-packages" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (directory / "bin").mkdir()
+    (directory / "bin" / "python").touch()
+    return directory / "bin" / "python"
+
+
+def test_an_environment_in_the_default_directory_is_found(user_data: Path) -> None:
+    directory = user_data / "grailnode" / "vllm"
+    with pytest.raises(InstallationError) as refusal:
+        find_python("--engine-python")
+    assert str(refusal.value) == (
+        f"no vLLM in {directory}: run `grailnode engine install`, or name an interpreter that has vLLM by "
+        "--engine-python"
+    )
+    python = environment_with_vllm(directory)
+    assert find_python("--engine-python") == python
+    (directory / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py").unlink()
+    with pytest.raises(InstallationError, match="no vLLM in"):  # an installation that was interrupted
+        find_python("--engine-python")
+
+
+def test_a_demo_without_vllm_says_how_to_get_it(user_data: Path, tmp_path: Path) -> None:
+    error = fail("demo", "--engine", "vllm", "--out", str(tmp_path / "out"))
+    assert error.startswith(f"grailnode: no vLLM in {user_data / 'grailnode' / 'vllm'}: run `grailnode engine install`")
+    python = environment_with_vllm(tmp_path / "vllm")
+    error = fail("demo", "--engine-python", str(python), "--out", str(tmp_path / "out"), code=2)
+    assert "--engine-python belongs to --engine vllm" in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("device", "share"), [("cpu", 0.85), ("cuda", 0.4)])
+def test_the_miners_of_a_demo_share_the_device_of_vllm(tmp_path: Path, device: Device, share: float) -> None:
+    python = tmp_path / "bin" / "python"
+    settings = DemoSettings(1, 0, tmp_path, False, "", vllm=VllmEnvironment(python, device))
+    engine = settings.engine_of("miner-1", EngineSection())
+    assert (engine.kind, engine.python, engine.device, engine.memory_share) == ("vllm", python, device, share)
+    assert settings.engine_of("cheat", EngineSection()) == EngineSection()
+
+
+def test_a_node_with_vllm_finds_it(run: Path, user_data: Path) -> None:
+    config = load(run, ["engine.kind=vllm"])
+    with pytest.raises(InstallationError) as refusal:
+        _check_engine(config, "miner")
+    directory = user_data / "grailnode" / "vllm"
+    assert str(refusal.value) == (
+        f"no vLLM in {directory}: run `grailnode engine install`, or name an interpreter that has vLLM by engine.python"
+    )
+    python = environment_with_vllm(directory)
+    _check_engine(config, "miner")
+    assert config.vllm_python == python
+    assert load(run, ["engine.kind=vllm", "engine.python=own/python"]).vllm_python == run.parent / "own" / "python"
+    assert load(run, ["engine.kind=vllm", "engine.url='http://127.0.0.1:1'"]).vllm_python is None
+    with pytest.raises(ConfigError, match=r'kind "vllm" takes python, the interpreter of its environment, or url'):
+        load(run, ["engine.kind=vllm", "engine.python=python", "engine.url='http://127.0.0.1:1'"])
 
 
 def test_the_flags_of_a_server_load_our_code(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -144,6 +145,49 @@ def test_the_tokens_are_those_of_the_reference(case: tuple[int, int, int, float]
     words = torch.randint(0, 1 << 32, (rows, 4), generator=generator)
     positions = torch.randint(0, 1 << 17, (rows,), generator=generator)
     assert json.loads(result.stdout) == sampling.choose(logits, words, positions, 1.0).tolist()
+
+
+# Triton is used only where it can compile, which is tried once
+
+
+CPU = torch.device("cpu")
+TRIAL = "import torch; from protocol.rollout.sampling import triton_fault; print(triton_fault(torch.device('cpu')))"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install '.[test]'")
+@pytest.mark.parametrize(("interpreted", "fault"), [("1", "\n"), ("0", "Triton cannot compile the kernel that draws")])
+def test_triton_is_tried_by_the_kernel_itself(interpreted: str, fault: str) -> None:
+    """Its interpreter stands for a machine where it works; without, it finds no GPU here."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"TRITON_INTERPRET": interpreted, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([sys.executable, "-c", TRIAL], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(fault)
+    assert result.stdout.count("\n") == 1
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Have Triton fail as without a C compiler; the list gets an item for each time that it is tried."""
+    attempts: list[int] = []
+
+    def fail(*_: object) -> Tensor:
+        attempts.append(1)
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable\nor set something.")
+
+    monkeypatch.setattr(sampling, "best_tokens_on_gpu", fail)
+    sampling.triton_fault.cache_clear()
+    yield attempts
+    sampling.triton_fault.cache_clear()
+
+
+def test_a_missing_compiler_is_found_once_and_explained_in_a_line(trials: list[int]) -> None:
+    line = sampling.triton_fault(CPU)
+    assert "(Failed to find C compiler. Please specify via CC environment variable)" in line
+    assert "torch draws the same tokens, more slowly: install gcc" in line
+    assert "TRITON_CACHE_DIR" in line
+    assert "\n" not in line
+    assert not sampling.has_triton(CPU)
+    assert trials == [1]
 
 
 # The compiled choice of tokens gives the bits of the reference, whatever the logits

@@ -24,7 +24,7 @@ from grailnode.chat.chat_template import ChatTemplate
 from grailnode.cli.from_model import given
 from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from grailnode.engine.vllm.installation import installed_version
+from grailnode.engine.vllm.installation import InstallationError, find_python, installed_version
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
@@ -222,14 +222,13 @@ def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVa
     engine, _, dtype = arithmetic.partition("-")
     if engine == "torch":
         return Variant(dtype="float32" if dtype == "float32" else "bfloat16", device=options.device)
-    if options.python is None:
-        raise CalibrationError(
-            f"{arithmetic}: needs --python, the interpreter of vLLM's environment; `grailnode engine install DIR` "
-            "makes one"
-        )
-    if not options.python.is_file():
-        raise CalibrationError(f"--python {options.python}: no such file")
-    return VllmVariant(options.python, directory, installed_version(options.python), dtype, options.device)
+    try:
+        python = options.python or find_python("--python")
+    except InstallationError as error:
+        raise CalibrationError(f"{arithmetic}: {error}") from error
+    if not python.is_file():
+        raise CalibrationError(f"--python {python}: no such file")
+    return VllmVariant(python, directory, installed_version(python), dtype, options.device)
 
 
 def _pairs(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from grailnode.demo.demo_network import DemoSettings, run_demo
+from grailnode.engine.vllm.installation import environment_of, find_python
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.run.workspace import WorkspaceError
 from grailnode.ui.terminal import render_summary
@@ -21,11 +22,13 @@ def demo(
     network = out / "network"
     if network.exists():
         raise WorkspaceError(f"{network}: a run was kept there; choose another --out, or remove it")
-    if (engine == "vllm") != (engine_python is not None):
-        raise click.UsageError("--engine vllm and --engine-python belong together: `grailnode engine install DIR`")
-    python = None if engine_python is None else engine_python.absolute()
+    if engine != "vllm" and engine_python is not None:
+        raise click.UsageError("--engine-python belongs to --engine vllm")
+    vllm = None
+    if engine == "vllm":
+        vllm = environment_of(engine_python.absolute() if engine_python else find_python("--engine-python"))
     command = shlex.join(["grailnode", *sys.argv[1:]])
-    settings = DemoSettings(windows, seed, out, keep, command, python, trainers)
+    settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers)
     report = run_until_interrupted(partial(run_demo, settings))
     if report is None:
         raise click.exceptions.Abort

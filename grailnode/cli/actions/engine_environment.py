@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -11,12 +11,19 @@ from grailnode.engine.vllm.vllm_server import server_environment, server_flags, 
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 
 
-def install(directory: Path, device: Literal["cpu", "cuda"]) -> None:
+def install(directory: Path | None, device: installation.Device | None) -> None:
     """Make an environment with vLLM, and say what it took and how to use it."""
-    environment = installation.install(directory, device)
+    if device is None:
+        device, reason = installation.detect_device()
+        click.echo(f"for {device}, because {reason}; --device chooses otherwise")
+    target = directory or installation.default_directory()
+    environment = installation.install(target, device)
     size, seconds = f"{environment.nbytes / 1e9:.1f} GB", f"{environment.seconds:.0f} s"
-    click.echo(f"{directory}: vLLM {environment.vllm} with torch {environment.torch}, {seconds}, {size}")
-    click.echo(f'use it with [engine] kind = "vllm", python = "{environment.python}" in run.toml')
+    click.echo(f"{target}: vLLM {environment.vllm} with torch {environment.torch}, {seconds}, {size}")
+    if directory is None:
+        click.echo('used by [engine] kind = "vllm" in run.toml, `grailnode demo --engine vllm` and `calibrate`')
+    else:
+        click.echo(f'use it with [engine] kind = "vllm", python = "{environment.python}" in run.toml')
 
 
 def flags(policy: Path, **choices: Any) -> None:

@@ -94,6 +94,10 @@ class Checkpoints:
             self.steps.clear()
         self.steps.append(step)
 
+    def forget(self) -> None:
+        """Note that what was brought into the engine last may not serve, and nothing else can."""
+        self.steps.clear()
+
     def compact(self) -> None:
         """Apply the patches to the checkpoint, if there are many."""
         if len(self.steps) <= MAX_PATCHES:

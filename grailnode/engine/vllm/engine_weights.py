@@ -6,7 +6,8 @@ Interface: `stage` or `stage_patch`, then `commit`; `verify` at any time; `in_us
 Invariants:
 1. The version in use does not change: a commit waits until the calls that use it have ended, and calls that come
    meanwhile wait for the commit.
-2. A version serves only after every tensor in the engine's memory had the digest that the trainer signed.
+2. A version serves only after every tensor in the engine's memory had the digest that the trainer signed, and after
+   vLLM was seen to compute with the checkpoint before it as torch does.
 3. What serves can be restored from this machine's disk: a version's file is complete before the version is staged, and
    is removed only after a later checkpoint serves.
 4. Stage, commit and verification exclude each other.
@@ -16,7 +17,7 @@ version); weights that were damaged (restarted with the same); a full disk at st
 a server that fails while it takes a version (restarted, and asked once more).
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
@@ -39,6 +40,8 @@ from roles.ports import EngineError
 
 T = TypeVar("T")
 
+LayoutCheck = Callable[[VllmClient, RecoveryStep], Awaitable[None]]
+
 
 class EngineWeights:
     """The weights of one engine.
@@ -47,6 +50,7 @@ class EngineWeights:
         server: where they are served.
         checkpoints: the files from which `restore` takes them.
         run_sync: runs a function outside the event loop.
+        check_layout: compares what the server computes from a checkpoint with torch (layout_check.py).
         report: gets an event at each commit, and when all tensors were read back.
     """
 
@@ -56,12 +60,14 @@ class EngineWeights:
         checkpoints: Checkpoints,
         limits: EngineLimits,
         run_sync: RunSync,
+        check_layout: LayoutCheck,
         report: EventReport,
     ) -> None:
         self._server = server
         self._checkpoints = checkpoints
         self._limits = limits
         self._run_sync = run_sync
+        self._check_layout = check_layout
         self._report = report
         self._staged: int | None = None
         self._commits = 0
@@ -150,6 +156,13 @@ class EngineWeights:
         else:
             self._checkpoints.commit()
             self._commits += 1
+            step = self._checkpoints.steps[-1]
+            if step.command == "stage_weights":
+                try:
+                    await self._server.repeat(lambda client: self._check_layout(client, step))
+                except EngineError:
+                    self._checkpoints.forget()
+                    raise
             # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
             if self._commits % self._limits.verify_interval == 0:
                 await self._verify()
@@ -207,7 +220,7 @@ class EngineWeights:
         return result
 
 
-async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
+async def restore(checkpoints: Checkpoints, check_layout: LayoutCheck, client: VllmClient) -> int | None:
     """Bring the served version into a server without weights, verified, and stage again what was staged.
 
     Returns:
@@ -217,6 +230,8 @@ async def restore(checkpoints: Checkpoints, client: VllmClient) -> int | None:
     for step in checkpoints.steps:
         await _stage(client, step)
         await _commit(client, step)
+        if step.command == "stage_weights":
+            await check_layout(client, step)
     if checkpoints.steps:
         await client.post("/reset_prefix_cache")
     if checkpoints.staged is not None:

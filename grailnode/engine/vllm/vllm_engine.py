@@ -17,9 +17,10 @@ from torch import Tensor
 
 from grailnode.engine.models import check_fit
 from grailnode.engine.torch_engine import RunSync
-from grailnode.engine.vllm.checkpoints import Checkpoints
+from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.engine_weights import EngineWeights, restore
 from grailnode.engine.vllm.inside.request_records import ARGUMENT
+from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
@@ -28,8 +29,9 @@ from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.proof import arithmetic_of
-from protocol.rollout import sampling
+from protocol.rollout import sampling, sketch
 from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 from roles.first_failure import first_failure
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens
@@ -47,6 +49,7 @@ class _GenerationCall:
         request: the id of its record inside of vLLM.
         seed: 16 bytes; None for the most likely tokens.
         states: whether the hidden states are recorded.
+        sketch: for the sketch that is recorded in their place.
     """
 
     request: str
@@ -54,6 +57,7 @@ class _GenerationCall:
     seed: bytes | None
     params: SamplingParams
     states: bool = True
+    sketch: SketchKey | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,10 @@ class VllmEngine:
         self._states = states
         self._limits = limits or EngineLimits()
         checkpoints = Checkpoints(directory)
-        self._server = ServerSupervisor(
-            server, model.shapes, dtype, self._limits, partial(restore, checkpoints), report
-        )
-        self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, report)
+        self._run_sync = run_sync
+        bring_back = partial(restore, checkpoints, self._check_layout)
+        self._server = ServerSupervisor(server, model.shapes, dtype, self._limits, bring_back, report)
+        self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, self._check_layout, report)
         self._head: tuple[bytes, dict[str, Tensor]] = b"", {}  # digest of a version, and its output projection
         self._next_request = 0
 
@@ -137,7 +141,7 @@ class VllmEngine:
         if any(len(request.seed) != sampling.SEED_BYTES for request in requests):
             raise ValueError(f"a seed has {sampling.SEED_BYTES} bytes")
         calls = [
-            _GenerationCall(self._id(), request.prompt, request.seed, params, self._states) for request in requests
+            _GenerationCall(self._id(), item.prompt, item.seed, params, self._states, item.sketch) for item in requests
         ]
         return await self._answered(calls)
 
@@ -156,6 +160,14 @@ class VllmEngine:
             project = partial(self._project, await self._output_projection(serving.digest))
         width = self._model.shapes[self._head_names()[0]][-1]
         return [Forward(next(states).hidden if call.completion else torch.empty(0, width), project) for call in calls]
+
+    async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
+        """Compare what the server computes from a checkpoint, which it serves, with the torch model."""
+        requests = probes(self._model.vocabulary)
+        calls = [_GenerationCall(self._id(), request.prompt, request.seed, PARAMS) for request in requests]
+        results = await self._run_calls(step.version, calls, _completion_body, client)
+        prompts = [request.prompt for request in requests]
+        await self._run_sync(check_layout, self._model, step.path, prompts, results)
 
     async def _answered(self, calls: list[_GenerationCall]) -> list[Generation]:
         async with self._weights.in_use() as serving:
@@ -235,6 +247,8 @@ def _completion_body(call: _GenerationCall) -> dict[str, object]:
     """Return the body of a request that generates a completion."""
     params = call.params
     arguments: dict[str, object] = {"id": call.request, "states": call.states}
+    if call.states and call.sketch is not None:
+        arguments["sketch"] = {"kind": call.sketch.kind, "seed": call.sketch.seed.hex()}
     if call.seed is not None:
         filters = params.filters
         arguments |= {"seed": call.seed.hex(), "temperature": params.temperature}
@@ -275,17 +289,34 @@ def _collect(
     if record["versions"] != [str(version)]:
         versions = ", ".join(record["versions"])
         raise BrokenEngineError(f"a completion was computed by version {versions}, and version {version} is served")
-    if isinstance(call, _PrefillCall):
-        recorded, likely, has_states = call.completion, (), True
-    else:
-        recorded, likely, has_states = tuple(record["tokens"]), tuple(record["log_probabilities"]), call.states
-        # vLLM may cut or repeat tokens of an answer; the record says what was drawn.
-        if list(recorded) != tokens:
-            raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
     states = base64.b64decode(record["states"])
+    if isinstance(call, _PrefillCall):
+        hidden = _rows(states, len(call.completion))
+        return Generation(call.completion, hidden, ())
+    drawn, length = tuple(record["tokens"]), len(tokens)
+    # vLLM may cut or repeat tokens of an answer; the record says what was drawn. With async scheduling vLLM draws once
+    # more after a stop token, before it knows of it.
+    is_longer = length < len(drawn) and call.params.is_complete(tuple(tokens))
+    if not drawn or list(drawn[:length] if is_longer else drawn) != tokens:
+        raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
+    likely = tuple(_numbers(base64.b64decode(record["log_probabilities"])).tolist()[:length])
+    if call.states and call.sketch is not None:
+        own_sketch = states[: length * sketch.BYTES_PER_TOKEN]
+        if len(states) != len(drawn) * sketch.BYTES_PER_TOKEN:
+            raise BrokenEngineError(f"vLLM recorded {len(states)} bytes for the sketch of {len(drawn)} tokens")
+        return Generation(drawn[:length], torch.empty(length, 0), likely, own_sketch)
+    hidden = _rows(states, len(drawn)) if call.states else torch.empty(len(drawn), 0)
+    return Generation(drawn[:length], hidden[:length], likely)
+
+
+def _rows(states: bytes, count: int) -> Tensor:
+    """Return recorded states: float32 [T, D]."""
+    flat = _numbers(states)
+    if not len(flat) or not count or len(flat) % count:
+        raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {count} tokens")
+    return flat.view(count, len(flat) // count)
+
+
+def _numbers(data: bytes) -> Tensor:
     # A bytearray, because torch refuses memory that cannot be written.
-    flat = torch.frombuffer(bytearray(states), dtype=torch.float32) if states else torch.empty(0)
-    # Whole rows of states, and none where none were asked for.
-    if not recorded or len(flat) % len(recorded) or bool(len(flat)) != has_states:
-        raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {len(recorded)} tokens")
-    return Generation(recorded, flat.view(len(recorded), len(flat) // len(recorded)), likely)
+    return torch.frombuffer(bytearray(data), dtype=torch.float32) if data else torch.empty(0)

@@ -174,7 +174,10 @@ class ChildServer:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
         }
-        caches = ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+        caches = (
+            *("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
+            *("FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"),  # they are in the user's home by default
+        )
         own = {"PYTHONPATH": str(write_modules(cache)), **dict.fromkeys(caches, str(cache))}
         if settings.device == "cpu":
             own |= {
@@ -253,6 +256,8 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
         *("--worker-extension-cls", f"{_INSIDE}.worker_extension.WorkerExtension"),
         *("--generation-config", "vllm"),
+        # Other kernels for experts read them in another layout than that of the checkpoint (docs/adr/0351).
+        *(("--moe-backend", "triton") if settings.device != "cpu" else ()),
         *("--hf-overrides", json.dumps(_overrides(model))),
         "--enable-scale-out",
         "--skip-tokenizer-init",

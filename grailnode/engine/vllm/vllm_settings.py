@@ -1,21 +1,34 @@
 """How vLLM is run, by the keys of a node's section [engine] that are for vLLM, and how long an engine waits for it."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from roles.settings_base import Settings
+
+PARALLELISM_REFUSALS: Final = {
+    "--pipeline-parallel-size": (
+        "pipeline parallelism is not supported: one GPU has only some layers; drop it, and set engine.ranks to "
+        "divide each layer among several GPUs"
+    ),
+    "--data-parallel-size": (
+        "data parallelism is not supported: only one of the copies of the model would answer the node; drop it, and "
+        "start one node for each GPU instead"
+    ),
+}
+"""Options of vLLM's command line that may only be 1, each with the reason and what to do."""
+
+_SHORT: Final = {"-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 
 
 class VllmSettings(Settings):
     """How a server of vLLM is found or started, and what of it is used."""
 
     python: Path | None = None
-    """The interpreter of vLLM's environment, which `grailnode engine install` makes. A node with vLLM has either this
-    or `url`.
-    """
+    """The interpreter of vLLM's environment. Default: that of `grailnode engine install`, unless `url` is set."""
     url: str = Field(default="", pattern=r"^(https?://[^/]+)?$")
     """The base URL of a vLLM server that somebody else runs, instead of `python`."""
     device: str = "cpu"
@@ -42,6 +55,19 @@ class VllmSettings(Settings):
     """For vLLM on a GPU: share of its memory that vLLM may take."""
     flags: tuple[str, ...] = ()
     """For vLLM: further flags of its command line."""
+
+    @field_validator("flags")
+    @classmethod
+    def _check_flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+        # vLLM takes underscores for dashes, a value behind a space or a sign of equality, and abbreviations.
+        for word, next_word in zip_longest(flags, flags[1:], fillvalue=""):
+            name, has_value, value = word.partition("=")
+            value = value if has_value else next_word
+            name = _SHORT.get(name, name.replace("_", "-"))
+            for option, refusal in PARALLELISM_REFUSALS.items():
+                if len(name) > len("--p") and option.startswith(name) and value != "1":
+                    raise ValueError(f"{option} {value}: {refusal}")
+        return flags
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ OWNERS: Final = {"founder": "", "judge": "2", "mine": "3"}
 
 NOT_CARRIED_OUT: Final = (
     "grailnode calibrate --policy /srv/policy",
-    "grailnode engine install /opt/vllm --device cuda",
+    "grailnode engine install",
     "grailnode engine flags POLICY",
 )
 """For a policy of one's own, and for a machine with a GPU."""

@@ -81,4 +81,4 @@ def _record(states: torch.Tensor, prefills: Iterable[tuple[int, RequestArguments
         if skipped < end - begin:
             # A copy, because vLLM reuses the memory of a pass.
             part = states[begin + skipped : end].clone()
-            records.record(arguments.request).prefill[position + skipped] = (records.version, part)
+            records.record(arguments.request).write_prefill(position + skipped, records.version, part)

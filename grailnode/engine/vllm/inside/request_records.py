@@ -6,24 +6,29 @@ memory at the moment of each token. The node takes the records of finished reque
 vLLM's answer, and throws away a completion whose tokens do not all have one version.
 
 Prompts that are computed in several steps, and requests that vLLM computes again, write a position twice; the last
-write counts, as it does for vLLM.
+write counts, as it does for vLLM. Async scheduling begins a step before vLLM knows the tokens of the last one, so one
+more token may be drawn after the stop token: the node cuts it off, and it is dropped here if the record was taken.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import SEED_BYTES
+from protocol.rollout.sketch import SEED_BYTES as SKETCH_SEED_BYTES
+from protocol.rollout.sketch import SketchKey, SketchKind
 
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
 
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states"}
+_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch"}
 _MAX_RECORDS: Final = 65_536
 """Records of requests that nobody asks for are dropped after so many newer ones."""
 
@@ -38,6 +43,7 @@ class RequestArguments:
         temperature: divides the logits; filters: which tokens may be sampled.
         begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
         states: whether the states are recorded from which tokens are drawn.
+        sketch: what their sketch is computed with, which is then recorded in their place.
     """
 
     request: str
@@ -46,6 +52,7 @@ class RequestArguments:
     filters: Filters = EVERY_TOKEN
     begin: int | None = None
     states: bool = True
+    sketch: SketchKey | None = None
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
@@ -71,7 +78,12 @@ class RequestArguments:
             raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
         filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
         begin = None if values.get("begin") is None else int(values["begin"])
-        return cls(values["id"], seed, temperature, filters, begin, bool(values.get("states", True)))
+        states, sketch = bool(values.get("states", True)), values.get("sketch")
+        if sketch is not None:
+            sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
+            if sketch.kind not in get_args(SketchKind) or len(sketch.seed) != SKETCH_SEED_BYTES:
+                raise ValueError(f"{ARGUMENT}.sketch: a kind and {2 * SKETCH_SEED_BYTES} hexadecimal digits are needed")
+        return cls(values["id"], seed, temperature, filters, begin, states, sketch)
 
 
 def validate(sampling_params: Any) -> None:
@@ -91,20 +103,34 @@ def validate(sampling_params: Any) -> None:
         raise ValueError(f"a request with {ARGUMENT} takes no penalties")
 
 
-@dataclass(frozen=True)
 class Step:
-    """What one step of the engine computed for the rows of its batch, on the engine's device.
+    """What one step of the engine drew for rows of its batch, on its way to the host: nothing waits for it there.
 
-    Attributes:
+    Args:
         version: of the verified weights; None if they were not verified.
-        states: [B, D], the states from which the tokens were drawn; [B, 0] where they are not recorded.
+        states: [B, D], from which the tokens were drawn; uint8 [B, 4], their sketch; or [B, 0].
         tokens: int64 [B]; log_probabilities: float32 [B].
     """
 
-    version: int | None
-    states: Tensor
-    tokens: Tensor
-    log_probabilities: Tensor
+    def __init__(self, version: int | None, states: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
+        self.version = version
+        self.dtype = np.uint8 if states.dtype == torch.uint8 else np.float32
+        columns = tokens[:, None], log_probabilities[:, None], states if self.dtype == np.uint8 else states.float()
+        # One tensor, so that it is one copy; vLLM writes into the memory of the states in its next step.
+        rows = torch.cat([column.contiguous().view(torch.uint8) for column in columns], dim=1)
+        self._rows, self._copied = rows, None
+        if rows.is_cuda:
+            self._rows = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True).copy_(rows, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    @cached_property
+    def rows(self) -> list[bytes]:
+        """What was drawn for each row: its token, its log-probability, and its states in float32 or their sketch."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        data, width = self._rows.numpy().tobytes(), self._rows.shape[1]
+        return [data[begin : begin + width] for begin in range(0, len(data), width)]
 
 
 @dataclass
@@ -118,27 +144,30 @@ class Record:
     tokens: list[tuple[Step, int]] = field(default_factory=list)
     prefill: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
 
-    def write(self, position: int, step: Step, row: int) -> None:
-        """Record the token at a position of the completion, in place of any later ones."""
-        # A request that vLLM preempted begins again at an earlier position; what was drawn after it is void.
-        del self.tokens[position:]
-        self.tokens.append((step, row))
+    def write_prefill(self, position: int, version: int | None, states: Tensor) -> None:
+        """Record a prefill's states from a position on, in place of those at it and after it."""
+        # A prefill that vLLM preempted begins again, in pieces of other lengths.
+        self.prefill = {begin: piece for begin, piece in self.prefill.items() if begin < position}
+        self.prefill[position] = version, states
 
     def collect(self) -> dict[str, Any]:
-        """Return the record on the host: versions, tokens, log-probabilities, and states float32 [T, D]."""
+        """Return the record on the host: versions, tokens, log-probabilities float32 [T], and states float32 [T, D] or
+        their sketch uint8 [T, 4].
+        """
         if self.prefill:
-            # A long prefill comes in pieces, maybe out of order.
-            parts = [self.prefill[position] for position in sorted(self.prefill)]
+            # A long prefill comes in pieces.
+            parts = self.prefill.values()
             states = torch.cat([part for _, part in parts])
-            return {"versions": sorted({str(version) for version, _ in parts}), "states": _on_host(states)}
-        states = torch.stack([step.states[row] for step, row in self.tokens])
+            return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
+        rows = np.frombuffer(b"".join(step.rows[row] for step, row in self.tokens), dtype=np.uint8)
+        rows = rows.reshape(len(self.tokens), -1)
         return {
             # All versions that drew a token. More than one means that a commit fell into the completion, and the node
             # throws it away.
-            "versions": sorted({str(step.version) for step, _ in self.tokens}),
-            "tokens": [int(step.tokens[row]) for step, row in self.tokens],
-            "log_probabilities": [float(step.log_probabilities[row]) for step, row in self.tokens],
-            "states": _on_host(states),
+            "versions": sorted({str(version) for version in {step.version for step, _ in self.tokens}}),
+            "tokens": rows[:, :8].copy().view(np.int64).ravel().tolist(),
+            "log_probabilities": rows[:, 8:12].copy().view(np.float32).ravel(),
+            "states": rows[:, 12:].copy().view(self.tokens[0][0].dtype),
         }
 
 
@@ -163,6 +192,17 @@ class RequestRecords:
                 self._records.popitem(last=False)
         return self._records[request]
 
+    def write(self, request: str, position: int, step: Step, row: int) -> None:
+        """Record the token at a position of a completion, in place of any later ones.
+
+        It is dropped if the tokens before it are not recorded: the record was taken or cleared meanwhile.
+        """
+        record = self._records.get(request) if position else self.record(request)
+        if record is not None and position <= len(record.tokens):
+            # A request that vLLM computes again begins at an earlier position; what was drawn after it is void.
+            del record.tokens[position:]
+            record.tokens.append((step, row))
+
     def take(self, request: str) -> dict[str, Any] | None:
         """Return a finished request's record and forget it; None if nothing was recorded."""
         # Taken once: a second answer with the same id is a fault.
@@ -177,7 +217,3 @@ class RequestRecords:
 
 records: Final = RequestRecords()
 """The records of this worker: vLLM makes the logits processor and the worker extension, which share them."""
-
-
-def _on_host(states: Tensor) -> Tensor:
-    return states.to("cpu", torch.float32)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
 from protocol.rollout.sampling import seed_words
+from protocol.rollout.sketch import units_of, values_of
 from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
 
 
@@ -40,31 +42,71 @@ def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) ->
     groups: dict[tuple[object, ...], list[SampledRow]] = {}
     for row in rows:
         arguments = row.arguments
-        kind = arguments.seed is None, arguments.temperature, arguments.filters, arguments.states
-        groups.setdefault(kind, []).append(row)
-    for group in groups.values():
+        settings = arguments.seed is None, arguments.temperature, arguments.filters, arguments.states, arguments.sketch
+        groups.setdefault(settings, []).append(row)
+    for kind, group in groups.items():
+        layout = _layout_of(kind, group, logits.device)
         # The usual case is a batch of one kind, which needs no copy of the logits.
-        whole = len(group) == len(logits) and all(item.row == place for place, item in enumerate(group))
-        index = torch.tensor([item.row for item in group], device=logits.device)
-        tokens, log_probabilities = _draw_group(logits if whole else logits[index], group)
-        drawn_from = states if group[0].arguments.states else states[:, :0]
-        # Cloned, because the next step of the model writes into the same memory.
-        recorded = drawn_from.clone() if whole else drawn_from[index]
+        is_whole = layout.rows == list(range(len(logits)))
+        tokens, log_probabilities = _draw_group(logits if is_whole else logits[layout.index], group, layout.words)
+        recorded = _recorded(states if is_whole else states[layout.index], group[0].arguments)
         step = Step(records.version, recorded, tokens, log_probabilities)
         # vLLM now takes the largest logit, which is that of our token.
-        logits[index, tokens] = torch.inf
+        logits[layout.index, tokens] = torch.inf
         for place, item in enumerate(group):
-            records.record(item.arguments.request).write(item.position, step, place)
+            records.write(item.arguments.request, item.position, step, place)
     return logits
 
 
-def _draw_group(logits: Tensor, group: Sequence[SampledRow]) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Layout:
+    """Rows of a batch that are drawn together. It stays the same from step to step until a request comes or goes.
+
+    Attributes:
+        rows: in the batch; arguments: of their requests.
+        index: int64 [B], the rows; words: int64 [B, 4], their seeds; on the device. Empty for the most likely tokens.
+    """
+
+    rows: list[int]
+    arguments: list[RequestArguments]
+    index: Tensor
+    words: Tensor
+
+
+_layouts: dict[tuple[object, ...], _Layout] = {}  # the last one of each kind
+_MAX_KINDS: Final = 64
+
+
+def _layout_of(kind: tuple[object, ...], group: Sequence[SampledRow], device: torch.device) -> _Layout:
+    rows, arguments = [item.row for item in group], [item.arguments for item in group]
+    layout = _layouts.get(kind)
+    if layout is None or layout.rows != rows or layout.arguments != arguments:
+        if len(_layouts) == _MAX_KINDS:
+            _layouts.clear()
+        words = seed_words([item.seed or b"" for item in arguments]) if arguments[0].seed else torch.empty(0, 4)
+        index, words = (_on_device(tensor, device) for tensor in (torch.tensor(rows), words))
+        layout = _layouts[kind] = _Layout(rows, arguments, index, words)
+    return layout
+
+
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; nothing waits for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _recorded(states: Tensor, arguments: RequestArguments) -> Tensor:
+    """Return what is recorded of the states [B, D] from which tokens are drawn."""
+    if arguments.sketch is not None:
+        return units_of(values_of(arguments.sketch.kind, states, arguments.sketch.seed))
+    return states if arguments.states else states[:, :0]
+
+
+def _draw_group(logits: Tensor, group: Sequence[SampledRow], words: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the tokens of rows with the same temperature and filters: int64 [B] and float32 [B]."""
     arguments = group[0].arguments
     # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
     logits = logits.to(torch.float32)
     if arguments.seed is None:
         return greedy_with_log_probabilities(logits)
-    words = seed_words([item.arguments.seed or b"" for item in group], logits.device)
-    positions = torch.tensor([item.position for item in group], device=logits.device)
+    positions = _on_device(torch.tensor([item.position for item in group]), logits.device)
     return choose_with_log_probabilities(logits, words, positions, arguments.temperature, arguments.filters)

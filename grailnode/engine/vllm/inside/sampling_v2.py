@@ -21,11 +21,12 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
     """Implements V2's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
 
     Args:
-        req_states: the prompt lengths of the slots.
+        req_states: the lengths of the slots' prompts, and of what vLLM computes before it draws: the prompt, and for a
+            request that it preempted the tokens drawn before.
     """
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
-        self._prompt_lengths = req_states.prompt_len
+        self._prompt_lengths, self._prefill_lengths = req_states.prompt_len, req_states.prefill_len
         slots.clear()
         records.has_processor = True
 
@@ -53,8 +54,10 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         sampled = []
         for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
             arguments = slots.get(slot)
-            if arguments is not None and arguments.begin is None:
+            length = int(ctx.seq_lens_upper_bound_np[row])
+            # A row of a prefill that goes on in the next step has logits, too, but vLLM draws nothing from them.
+            whole = length >= int(self._prefill_lengths.np[slot])
+            if arguments is not None and arguments.begin is None and whole:
                 # V2 has no list of generated tokens: the position follows from the lengths of sequence and prompt.
-                position = int(ctx.seq_lens_upper_bound_np[row]) - int(self._prompt_lengths.np[slot])
-                sampled.append(SampledRow(row, max(0, position), arguments))
+                sampled.append(SampledRow(row, length - int(self._prompt_lengths.np[slot]), arguments))
         return draw(logits, sampled, records)

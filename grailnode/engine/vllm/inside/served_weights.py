@@ -7,6 +7,7 @@ and a completion is a rollout only if every one of its tokens was sampled while 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -39,7 +40,17 @@ class DifferentWeightsError(ServedWeightsError):
 
 
 Gather = Callable[[Tensor], None]
-"""Completes a tensor, int16 on the CPU, in place with the parts of all ranks; elements of other ranks are 0."""
+"""Completes a tensor, int16 on the CPU, in place with the parts of all ranks; elements of other ranks are 0. Bytes that
+several ranks have become the largest of them.
+"""
+
+
+class Signal(IntEnum):
+    """What a rank tells the others whenever they read a tensor together; all of them act on the largest."""
+
+    GO_ON = 0
+    CANCELLED = 1
+    FAILED = 2
 
 
 @dataclass
@@ -110,26 +121,58 @@ class ServedWeights:
         self.digests: dict[str, bytes] = {}
         self.poisoned = ""
 
-    def read(self, name: str) -> Tensor:
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is the only rank."""
+        return self._gather is None
+
+    def read(self, name: str, gather: Gather | None = None) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
+        Args:
+            gather: of the thread that calls this, if it is another one than that of the jobs.
+
         Raises:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
+        tensor, signal = self.read_together(name, Signal.GO_ON, gather)
+        if signal == Signal.FAILED:
+            raise ServedWeightsError(f"{name}: an element that is served on another rank is no BF16 number")
+        return tensor
+
+    def read_together(self, name: str, signal: Signal, gather: Gather | None = None) -> tuple[Tensor, Signal]:
+        """Read a tensor and tell the other ranks something with it; return the tensor, and the largest signal of any
+        rank, with which the tensor may be incomplete.
+
+        Raises:
+            ServedWeightsError: an element on this rank is no BF16 number; the others are told that it FAILED.
+        """
         placement = self.placements[name]
-        # Elements of other ranks stay 0, and `gather` fills them in.
-        bits, is_exact = torch.zeros(placement.shape, dtype=torch.int16), True
+        # Elements of other ranks stay 0, and the all-reduce fills them in. One more element is the signal, so that it
+        # needs no all-reduce of its own.
+        flat, is_exact = torch.zeros(placement.elements + 1, dtype=torch.int16), True
+        bits = flat[:-1].view(placement.shape)
         for piece in placement.pieces:
             narrow, is_exact_here = _narrow(piece.view)
             piece.source_view(bits).copy_(narrow)
             is_exact = is_exact and is_exact_here
-        if self._gather is not None:
-            self._gather(bits)  # before an error, because the other ranks wait for this one
+        answer = self._exchange(flat, signal if is_exact else Signal.FAILED, gather or self._gather)
         if not is_exact:
             raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
-        return bits.view(torch.bfloat16)
+        return bits.view(torch.bfloat16), answer
+
+    def agree(self, signal: Signal) -> Signal:
+        """Return the largest signal of any rank, when all of them have called this."""
+        return self._exchange(torch.zeros(1, dtype=torch.int16), signal, self._gather)
+
+    def _exchange(self, flat: Tensor, signal: Signal, gather: Gather | None) -> Signal:
+        """Complete a tensor whose last element is the place of the signal."""
+        flat[-1] = signal
+        if gather is not None:
+            gather(flat)
+        return Signal(int(flat[-1]))
 
     def verify(self, version: int, digest: bytes) -> None:
         """Read all tensors back and compare their digests; the weights are then those of the version.

@@ -5,12 +5,13 @@ digest in the patch, and all of them together have the digest that the trainer s
 time; what remains are the places and values of the changed elements.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
+from grailnode.engine.vllm.inside.rank_steps import Cancelled, RankSteps
 from grailnode.engine.vllm.inside.served_weights import (
     ServedWeights,
     ServedWeightsError,
@@ -23,12 +24,6 @@ from protocol.patch.applying import apply_frame, check_fit
 from protocol.patch.container import Mode, read_header, split_frames
 
 _DENSE = 4  # a tensor of which more than one element in so many changes is written whole, if it may be
-
-Cancelled = Callable[[], bool]
-
-
-class CancelledError(Exception):
-    """Another version is to be staged instead."""
 
 
 def stage_patch(
@@ -43,28 +38,35 @@ def stage_patch(
     Raises:
         ServedWeightsError: the served weights are not verified.
     """
+    steps = RankSteps(engine_weights, cancelled)
     # 1. The patch is for exactly the weights in memory: their digest was read back, so a patch for a sibling version
     # stops here.
-    if engine_weights.digest is None:
-        raise ServedWeightsError("the served weights are not verified; a patch needs a verified version")
-    header = read_header(patch, len(engine_weights.placements))
-    if header.base != engine_weights.digest or header.result != digest:
-        raise PatchError("made for other weights than these, or not the patch of this version", f"version {version}")
+    with steps.local():
+        if engine_weights.digest is None:
+            raise ServedWeightsError("the served weights are not verified; a patch needs a verified version")
+        header = read_header(patch, len(engine_weights.placements))
+        if header.base != engine_weights.digest or header.result != digest:
+            raise PatchError(
+                "made for other weights than these, or not the patch of this version", f"version {version}"
+            )
+        staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
+        shapes = engine_weights.described()
+        # `check_fit` refuses rows for tensors that the model lacks, or of another shape, before a frame is decoded.
+        frames = list(zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True))
+    steps.agree()
     # 2. Decode tensor by tensor, against what is read from the engine itself, and keep only the changed elements.
-    staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
-    shapes = engine_weights.described()
-    # `check_fit` refuses rows for tensors that the model lacks, or of another shape, before a frame is decoded.
-    for row, frame in zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True):
-        if cancelled():
-            raise CancelledError
+    for row, frame in frames:
         if row.mode == Mode.UNCHANGED:
             continue
-        before = engine_weights.read(row.name)
-        after, staged.digests[row.name] = apply_frame(before, row, frame)
-        staged.changes += element_changes(engine_weights.placements[row.name], before, after)
+        before = steps.read(row.name)
+        with steps.local():
+            after, staged.digests[row.name] = apply_frame(before, row, frame)
+            staged.changes += element_changes(engine_weights.placements[row.name], before, after)
     # 3. The digests of all tensors, changed or not, must be the signed ones together. Only then can it be committed.
-    if weights_digest(staged.digests, shapes) != digest:
-        raise PatchError("the patch does not lead to the weights that the trainer signed", f"version {version}")
+    with steps.local():
+        if weights_digest(staged.digests, shapes) != digest:
+            raise PatchError("the patch does not lead to the weights that the trainer signed", f"version {version}")
+    steps.agree()
     return staged
 
 
@@ -79,31 +81,37 @@ def stage_weights(
         ServedWeightsError: the file has other tensors than the model, or not the weights of this version.
     """
     # The staged digests come from the file alone; what the engine serves decides only how the change is written.
+    steps = RankSteps(engine_weights, cancelled)
     staged = StagedVersion(version, engine_weights.digest, digest, {})
-    dense = engine_weights.digest is None
-    with safe_open(path, framework="pt") as file:
+    tensors: dict[str, Tensor] = {}  # of the mapped file: in memory only while they are used
+    with steps.local(), safe_open(path, framework="pt") as file:
         names = set(file.keys())
         if names != engine_weights.placements.keys():
             raise ServedWeightsError(
                 f"{min(names ^ engine_weights.placements.keys())}: only in the weights or in the model"
             )
-        # A fixed order, because with tensor parallelism all ranks read the same tensors at the same time.
         for name in sorted(names):
-            if cancelled():
-                raise CancelledError
-            tensor = file.get_tensor(name)
+            steps.check()
+            tensor = tensors[name] = file.get_tensor(name)
             if tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != engine_weights.placements[name].shape:
                 raise ServedWeightsError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} does not fit the model")
             staged.digests[name] = tensor_digest(tensor)
-            # Once one tensor is too dense, all are written whole, and the others need no comparison.
-            if not dense and staged.digests[name] != engine_weights.digests[name]:
-                before = engine_weights.read(name)
-                dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
-                staged.changes += element_changes(engine_weights.placements[name], before, tensor)
         if weights_digest(staged.digests, engine_weights.described()) != digest:
             raise ServedWeightsError(f"the weights in {path.name} are not those of version {version}")
-        # `base` of None says that the change fits any weights; it has no undo.
-        if dense:
-            staged.changes, staged.base = [], None
-            staged.tensors = {name: file.get_tensor(name) for name in sorted(names)}
+    steps.agree()
+    # From here on all ranks have the same tensors in the same order, and so read the same ones.
+    is_dense = engine_weights.digest is None
+    for name, tensor in tensors.items():
+        if is_dense:
+            break  # once one tensor is too dense, all are written whole, and the others need no comparison
+        if staged.digests[name] == engine_weights.digests[name]:
+            continue
+        before = steps.read(name)
+        is_dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
+        with steps.local():
+            staged.changes += element_changes(engine_weights.placements[name], before, tensor)
+    steps.agree()
+    # `base` of None says that the change fits any weights; it has no undo.
+    if is_dense:
+        staged.changes, staged.base, staged.tensors = [], None, tensors
     return staged

@@ -8,7 +8,7 @@ into which elements of which parameter. Nothing is written.
 A loader that does anything else with a tensor (quantizes, transposes into a copy, adds) leaves elements without a
 place, and the model is refused with the names of the tensors. Reading the weights back proves that their bytes lie
 where the map says. It does not prove that vLLM computes with that layout, because the map writes them as well: a server
-starts with dummy weights (docs/adr/0351).
+starts with dummy weights. `layout_check.py` compares what vLLM computes with the torch model (docs/adr/0351).
 """
 
 import math

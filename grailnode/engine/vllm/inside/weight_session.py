@@ -7,60 +7,24 @@ state. A commit runs in the worker's own thread, between two steps of the model,
 import base64
 import os
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from grailnode.engine.vllm.inside import hidden_taps
-from grailnode.engine.vllm.inside.plain_weights import unpacked
+from grailnode.engine.vllm.inside.jobs import Job, Values
+from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
+from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
-from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
-from grailnode.engine.vllm.inside.staging import Cancelled, stage_patch, stage_weights
+from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
+from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
-from protocol.rollout.sampling import seed_words
+from protocol.rollout.sampling import seed_words, triton_fault
 from protocol.rollout.token_choice import choose_with_log_probabilities
-
-Values = dict[str, Any]
-
-
-class Job:
-    """Work in a thread, with its result when it is finished, or the error that ended it."""
-
-    def __init__(self, work: Callable[[Cancelled], Values]) -> None:
-        self._cancelled = threading.Event()
-        self.result: Values | None = None
-        self.error: Exception | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True, name="grailnode-job")
-        self._thread.start()
-
-    def _run(self) -> None:
-        start = perf_counter()
-        try:
-            with torch.inference_mode():
-                self.result = self._work(self._cancelled.is_set) | {"seconds": perf_counter() - start}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the node gets it as its answer
-            self.error = error
-
-    def stop(self) -> None:
-        """End the work at its next tensor, and wait for that."""
-        self._cancelled.set()
-        self._thread.join()
-
-    def state(self) -> Values:
-        """Return the result, or that there is none yet.
-
-        Raises:
-            Exception: what the work raised.
-        """
-        if self.error is not None:
-            raise self.error
-        return self.result if self.result is not None else {"running": True}
 
 
 class WeightSession:
@@ -71,6 +35,7 @@ class WeightSession:
         self._runner = worker.model_runner
         hidden_taps.install(self._runner)
         self._served: ServedWeights | None = None
+        self._gather: Gather | None = None
         self._staged: StagedVersion | None = None
         self._job: Job | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="grailnode-")
@@ -96,7 +61,10 @@ class WeightSession:
             "quantization": config.model_config.quantization,
             "processor": records.has_processor,
             "speculative": config.speculative_config is not None,
+            "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
+            "data_parallel": config.parallel_config.data_parallel_size,
             "probe": tokens.tolist(),
+            "triton_fault": triton_fault(device) if device.type == "cuda" else "",
         }
 
     def _head_dtype(self) -> str:
@@ -119,7 +87,8 @@ class WeightSession:
             raise UnsupportedModelError("vLLM re-packed weights at load: the plugin of grailnode was not loaded")
         ranks = self._worker.vllm_config.parallel_config.world_size
         table = {name: tuple(shape) for name, shape in shapes.items()}
-        gather = _rank_gather() if ranks > 1 else None
+        # One for the thread of the jobs, and one for this thread, which reads single tensors meanwhile.
+        gather, self._gather = (rank_gather(), rank_gather()) if ranks > 1 else (None, None)
         self._served = ServedWeights(map_tensors(model, table, whole=ranks == 1), gather)
         # From here on nothing that is sampled counts, until a version was committed and verified.
         records.version = None
@@ -210,26 +179,27 @@ class WeightSession:
             with torch.inference_mode():
                 engine_weights.commit(staged)
         finally:
+            weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
             records.version = engine_weights.version
             records.clear()
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
     def take(self, requests: list[str]) -> Values:
-        """Return the records of finished requests, their states as base64 of float32, and forget them."""
+        """Return the records of finished requests, their numbers but for tokens as base64, and forget them."""
         result: Values = {}
         for request in requests:
             # A record is handed out once. A request that vLLM never began has none.
             record = records.take(request)
             if record is not None:
-                states = record.pop("states")
-                record["states"] = base64.b64encode(states.contiguous().numpy().tobytes()).decode()
+                arrays = {name: value for name, value in record.items() if isinstance(value, np.ndarray)}
+                record |= {name: base64.b64encode(value.tobytes()).decode() for name, value in arrays.items()}
             result[request] = record
         return result
 
     def tensor(self, name: str, path: str | None = None) -> Values:
         """Return one tensor as it is served: its BF16 bits, in a file or as base64."""
-        bits = self._weights().read(name).view(torch.int16).numpy().tobytes()
+        bits = self._weights().read(name, self._gather).view(torch.int16).numpy().tobytes()
         if path is None:
             return {"bits": base64.b64encode(bits).decode()}
         Path(path).write_bytes(bits)
@@ -248,16 +218,3 @@ class WeightSession:
         if self._job is not None:
             self._job.stop()
             self._job = None
-
-
-def _rank_gather() -> Callable[[Tensor], None]:
-    """Return a function that completes a tensor with the parts of all ranks, over a group of its own."""
-    from torch import distributed  # noqa: PLC0415 - only with tensor parallelism
-
-    group = distributed.new_group(backend="gloo")
-
-    def gather(bits: Tensor) -> None:
-        # an element is 0 on the ranks that do not have it, and equal on all that do
-        distributed.all_reduce(bits.view(-1).view(torch.uint8), distributed.ReduceOp.MAX, group)
-
-    return gather

@@ -65,7 +65,7 @@ adversary("one layer skipped", Reason.SKETCH)(other_policy("one layer skipped", 
 async def draft(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Generate tokens by a cheap model with the right seeds, and sketches by one prefill of the right model."""
     assignments, engine = assignments_of(harness, mining_window, indices), await harness.draft_engine()
-    generations = await HonestProducer(harness.task, engine).generate(assignments)
+    generations = await HonestProducer(harness.task, engine).generate(mining_window, assignments)
     return [
         await complete_group(harness, mining_window, assignment, [item.tokens for item in group])
         for assignment, group in zip(assignments, generations, strict=True)

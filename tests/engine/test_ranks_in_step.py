@@ -1,0 +1,243 @@
+"""Two ranks of tensor parallelism stage versions together, as threads or as processes that talk over gloo: what ends
+the staging on one rank ends it on the other at the same tensor, and neither waits for ever.
+"""
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, distributed
+
+from grailnode.engine.vllm.inside.jobs import Job, Values
+from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
+from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, StagedVersion
+from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
+from grailnode.engine.vllm.inside.tensor_map import map_tensors
+from grailnode.node.process_launch import Seat, prepare_rank
+from protocol.digest import digest_weights
+from protocol.patch import encode
+
+RANKS = 2
+CANCELLATIONS = {"threads": 40, "processes": 200}
+"""Of a patch; there are half as many of a checkpoint."""
+
+PATIENCE_SECONDS = 60.0
+"""Far more than the ranks need; ranks that wait for each other never end."""
+
+SHAPES = {f"layers.{number:02}.weight": (64, 96) for number in range(8)}
+
+Outcomes = dict[str, tuple[list[str], list[str]]]
+
+
+class ColumnModel(torch.nn.Module):
+    """A model of which each rank has some columns of every tensor."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+        self.layers = torch.nn.ParameterDict(
+            {
+                name.replace(".", "_"): torch.nn.Parameter(torch.zeros(rows, columns // RANKS), requires_grad=False)
+                for name, (rows, columns) in SHAPES.items()
+            }
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in weights:
+            own = self.layers[name.replace(".", "_")]
+            own.data.copy_(tensor.narrow(1, self._rank * own.shape[1], own.shape[1]))
+
+
+def weights_of(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in SHAPES.items()}
+
+
+def sparse_target(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with a few changed elements in every tensor."""
+    target = {name: tensor.clone() for name, tensor in weights.items()}
+    for tensor in target.values():
+        tensor[::7, ::5] += 1.0
+    return target
+
+
+WEIGHTS = weights_of(0)
+TARGET = sparse_target(WEIGHTS)
+DENSE = weights_of(1)
+PATCH = encode(WEIGHTS, TARGET)
+CANCELLED = "CancelledError: "
+
+
+def begin_patch(served: ServedWeights, patch: bytes = PATCH) -> Job:
+
+    def work(cancelled: Cancelled) -> Values:
+        return {"staged": stage_patch(served, 1, patch, digest_weights(TARGET), cancelled)}
+
+    return Job(work)
+
+
+def begin_weights(served: ServedWeights, version: int, path: Path, weights: dict[str, Tensor]) -> Job:
+    def work(cancelled: Cancelled) -> Values:
+        return {"staged": stage_weights(served, version, path, digest_weights(weights), cancelled)}
+
+    return Job(work)
+
+
+def staged_by(job: Job) -> StagedVersion:
+    """Wait until a job is over; return what it staged, or raise what it raised."""
+    while (state := job.state()).get("running"):
+        time.sleep(0.001)
+    staged: StagedVersion = state["staged"]
+    return staged
+
+
+def end_of(job: Job) -> str:
+    """Wait until a job is over, and return what it staged or what it raised."""
+    try:
+        return f"version {staged_by(job).version}"
+    except Exception as error:  # noqa: BLE001 - whatever it is, a rank returns it as an answer
+        return f"{type(error).__name__}: {error}"
+
+
+def cancel_often(rank: int, begin: Callable[[], Job], count: int) -> list[str]:
+    """Begin a job many times, and stop each at a moment that this rank chooses alone; return how they ended."""
+    staged_by(begin())  # whatever is compiled or imported at first
+    start = time.perf_counter()
+    staged_by(begin())
+    seconds = time.perf_counter() - start
+    moments, outcomes = random.Random(rank), []
+    for _ in range(count):
+        job = begin()
+        time.sleep(moments.uniform(0.0, 1.6 * seconds))
+        job.stop()
+        outcomes.append(end_of(job))
+    return outcomes
+
+
+def cancel_and_fail(
+    served: ServedWeights, model: ColumnModel, rank: int, directory: Path, count: int
+) -> dict[str, list[str]]:
+    """Cancel jobs of every kind, and let some fail on rank 1 alone; the last ones succeed."""
+    served.commit(staged_by(begin_weights(served, 0, directory / "weights", WEIGHTS)))
+    served.verify(0, digest_weights(WEIGHTS))
+    outcomes = {"patch": cancel_often(rank, lambda: begin_patch(served), count)}
+    for name, weights in (("sparse", TARGET), ("dense", DENSE)):
+        begin = partial(begin_weights, served, 1, directory / name, weights)
+        outcomes[name] = cancel_often(rank, begin, count // 2)
+
+    other = encode(WEIGHTS, DENSE) if rank else PATCH
+    outcomes["another patch"] = [end_of(begin_patch(served, other))]
+    bent = bytearray(PATCH)
+    bent[-1] ^= rank  # in the last tensor
+    outcomes["bent patch"] = [end_of(begin_patch(served, bytes(bent)))]
+    missing = directory / ("nowhere" if rank else "sparse")
+    outcomes["missing file"] = [end_of(begin_weights(served, 1, missing, TARGET))]
+    words = model.layers["layers_03_weight"].view(torch.int32)
+    words[0, 0] ^= rank
+    outcomes["damaged weights"] = [end_of(begin_patch(served))]
+    words[0, 0] ^= rank
+
+    served.commit(staged_by(begin_patch(served)))
+    served.verify(1, digest_weights(TARGET))
+    return outcomes
+
+
+def answer_of_rank(rank: int, directory: Path, gather: Gather, kind: str) -> dict[str, list[str]]:
+    model = ColumnModel(rank)
+    served = ServedWeights(map_tensors(model, SHAPES, whole=False), gather)
+    return cancel_and_fail(served, model, rank, directory, CANCELLATIONS[kind])
+
+
+def _be_process(rank: int, directory: Path, answers: "Connection[Any, Any]") -> None:
+    torch.set_num_threads(1)
+    seat = Seat(rank, RANKS, f"file://{directory}/meeting")
+    prepare_rank(seat)
+    distributed.init_process_group("gloo", init_method=seat.meeting, rank=rank, world_size=RANKS)
+    answers.send(answer_of_rank(rank, directory, rank_gather(), "processes"))
+
+
+def answers_of_processes(directory: Path) -> list[dict[str, list[str]]]:
+    """Return how the jobs ended on each rank; the ranks are processes that talk over gloo."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]
+    processes = [
+        context.Process(target=_be_process, args=(rank, directory, pipe[1]), daemon=True)
+        for rank, pipe in enumerate(pipes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for _, answer in pipes:
+            answer.close()
+        end = time.monotonic() + PATIENCE_SECONDS
+        for rank, (answers, _) in enumerate(pipes):
+            if not answers.poll(max(0.0, end - time.monotonic())):
+                pytest.fail(f"rank {rank} has not ended after {PATIENCE_SECONDS:.0f} s: the ranks wait for each other")
+        return [answers.recv() for answers, _ in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def answers_of_threads(directory: Path) -> list[dict[str, list[str]]]:
+    """Return how the jobs ended on each rank; the ranks are threads of this process."""
+    barrier = threading.Barrier(RANKS, timeout=PATIENCE_SECONDS)
+    parts: dict[int, Tensor] = {}
+
+    def gather_of(rank: int) -> Gather:
+        def gather(bits: Tensor) -> None:
+            parts[rank] = bits.view(torch.uint8).clone()
+            barrier.wait()
+            bits.view(torch.uint8).copy_(torch.maximum(parts[0], parts[1]))
+            barrier.wait()
+
+        return gather
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(lambda rank: answer_of_rank(rank, directory, gather_of(rank), "threads"), range(RANKS)))
+
+
+@pytest.fixture(scope="module", params=["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Return how the jobs of each kind ended on both ranks."""
+    directory = tmp_path_factory.mktemp("ranks")
+    for name, weights in (("weights", WEIGHTS), ("sparse", TARGET), ("dense", DENSE)):
+        save_file(weights, directory / name)
+    run = answers_of_threads if request.param == "threads" else answers_of_processes
+    first, second = run(directory)
+    return {kind: (first[kind], second[kind]) for kind in first}
+
+
+@pytest.mark.parametrize("kind", ["patch", "sparse", "dense"])
+def test_cancellations_at_any_moment_end_both_ranks_alike(outcomes: Outcomes, kind: str) -> None:
+    first, second = outcomes[kind]
+    assert first == second
+    assert set(first) == {"version 1", CANCELLED}
+    assert first.count(CANCELLED) > len(first) // 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("another patch", "PatchError: "),
+        ("bent patch", "PatchError: "),
+        ("missing file", "FileNotFoundError: "),
+        ("damaged weights", "ServedWeightsError: layers.03.weight: an element that is served is no BF16 number"),
+    ],
+)
+def test_what_fails_on_one_rank_ends_both(outcomes: Outcomes, kind: str, line: str) -> None:
+    first, second = outcomes[kind]
+    assert second[0].startswith(line)
+    assert first == ["ServedWeightsError: another rank of this server failed, and its error says why"]

@@ -1,0 +1,143 @@
+"""Records of what vLLM drew agree with its answers where it goes beyond them, or computes a request several times."""
+
+import base64
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grailnode.engine.models import build
+from grailnode.engine.policy import Policy
+from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords
+from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
+from grailnode.engine.vllm.vllm_engine import VllmEngine, _collect, _completion_body, _GenerationCall
+from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import CausalModel
+from tests.engine.engine_contract import serve
+from tests.engine.vllm_site import SHORT_MEMORY, BendableServer, check_preempted, refuse_restarts, shared_server
+from tests.support.builders.policies import random_weights
+
+SEED = bytes(16)
+CALL = _GenerationCall("a", (5,), SEED, SamplingParams(temperature=1.0, max_tokens=4, stops=(1,)))
+
+
+def record_of(*tokens: int) -> dict[str, Any]:
+    """Return a record whose states and log-probabilities tell to which token they belong."""
+    numbers = {"states": torch.arange(2.0 * len(tokens)), "log_probabilities": -torch.arange(float(len(tokens)))}
+    coded = {name: base64.b64encode(values.numpy().tobytes()).decode() for name, values in numbers.items()}
+    return {"versions": ["3"], "tokens": list(tokens), **coded}
+
+
+@pytest.mark.parametrize("late", [(), (7,), (1,), (7, 8)])
+def test_what_was_drawn_after_a_complete_answer_is_cut_off(late: tuple[int, ...]) -> None:
+    for answer in ([7, 1], [7, 8, 9, 7]):
+        generation = _collect(CALL, answer, record_of(*answer, *late), 3)
+        assert list(generation.tokens) == answer
+        assert generation.hidden.tolist() == [[2.0 * place, 2.0 * place + 1] for place in range(len(answer))]
+        assert generation.logprobs == tuple(-float(place) for place in range(len(answer)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "drawn"),
+    [
+        ([7, 1], (8, 1, 9)),  # another token
+        ([7, 1], (7,)),  # one that was not drawn
+        ([7, 8], (7, 8, 9)),  # an answer that vLLM cut
+        ([], (7,)),
+        ([7, 1, 9], (7, 1, 9, 9)),  # an answer that goes on after its stop token
+    ],
+)
+def test_an_answer_of_other_tokens_is_refused(answer: list[int], drawn: tuple[int, ...]) -> None:
+    with pytest.raises(BrokenEngineError, match="other tokens"):
+        _collect(CALL, answer, record_of(*drawn), 3)
+
+
+def draw_at(records: RequestRecords, *positions: int) -> None:
+    for position in positions:
+        records.sampled_states = torch.full((1, 2), float(position))
+        draw(torch.randn(1, 50), [SampledRow(0, position, RequestArguments("a", SEED))], records)
+
+
+def test_a_step_that_comes_after_its_record_was_taken_leaves_nothing_behind() -> None:
+    records = RequestRecords()
+    draw_at(records, 0, 1)
+    assert records.take("a") is not None
+    draw_at(records, 2)
+    assert not records._records
+    # a new request of the same id is not continued by what is left of the old one
+    draw_at(records, 0, 3, 1)
+    record = records.take("a")
+    assert record is not None
+    assert record["states"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_request_that_is_computed_again_continues_where_it_was_preempted() -> None:
+    records = RequestRecords()
+    draw_at(records, 0, 1, 2, 2, 2, 3)  # it is computed again in three pieces, each with a row of logits
+    record = records.take("a")
+    assert record is not None
+    assert record["states"].tolist() == [[float(position)] * 2 for position in range(4)]
+
+
+def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:
+    records = RequestRecords()
+    states = torch.arange(12.0).view(6, 2)
+    for pieces in ([(2, 4), (4, 5)], [(2, 3), (3, 6)]):
+        for begin, end in pieces:
+            records.record("a").write_prefill(begin, 1, states[begin:end])
+    record = records.take("a")
+    assert record is not None
+    assert record["states"].tolist() == states[2:].tolist()
+
+
+# With the real vLLM, whose memory for keys and values is short
+
+
+@pytest.fixture(scope="module")
+def model(policy: Policy) -> CausalModel:
+    return build(policy)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def server(
+    policy: Policy, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[BendableServer]:
+    directory = tmp_path_factory.mktemp("server")
+    server = shared_server(policy.directory, directory, ahead=request.param, sequences=16, flags=SHORT_MEMORY)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+async def engine(model: CausalModel, server: BendableServer, tmp_path: Path) -> AsyncIterator[VllmEngine]:
+    """Return an engine that serves random weights."""
+    engine = VllmEngine(model, server, tmp_path, report=refuse_restarts)
+    await serve(engine, random_weights(model))
+    yield engine
+    await engine.close()
+
+
+@pytest.mark.vllm
+async def test_vllm_draws_once_more_after_a_stop_token_if_it_schedules_ahead(
+    engine: VllmEngine, server: BendableServer
+) -> None:
+    hot = SamplingParams(temperature=20.0, max_tokens=200, stops=(1,))
+    async with VllmClient(server) as client:
+        for stops, reason in ((hot.stops, "stop"), ((), "length")):
+            params = SamplingParams(hot.temperature, hot.max_tokens if stops else 9, stops)
+            answer, ended = await client.generate(_completion_body(_GenerationCall("a", (5, 6), SEED, params)))
+            (records,) = await client.call("take", requests=["a"])
+            assert ended == reason
+            assert records["a"]["tokens"][: len(answer)] == answer
+            assert len(records["a"]["tokens"]) == len(answer) + (server.ahead and reason == "stop")
+    assert await server.records() == 0
+
+
+@pytest.mark.vllm
+async def test_requests_that_were_preempted_are_those_of_torch(
+    engine: VllmEngine, model: CausalModel, server: BendableServer
+) -> None:
+    await check_preempted(engine, server, model, count=64)
