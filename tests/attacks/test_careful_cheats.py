@@ -33,14 +33,14 @@ ROWS = {
     "float32": thresholds(
         margin=margin_table((0.0, 1e-4, 1e-3, 1e-2), (1e-4, 1e-9, 1e-12, 1e-15)),
         stop=table(steps(1e-5, 1e-4), (1e-3, 1e-8), *_STOP_SCORES),
-        luck=luck_table(1.0),
+        luck=luck_table(1.25),
     ),
     "bfloat16": thresholds(
         margin=margin_table(
             (0.0, 0.01, 0.03, 0.5, 0.9, 1.7, 3.1, 5.6), (4e-3, 2e-3, 8e-4, 2e-6, 7e-8, 8e-10, 2e-12, 1e-15)
         ),
         stop=table(steps(0.0, 0.02), (5e-3, 1e-3), *_STOP_SCORES),
-        luck=luck_table(1.0),
+        luck=luck_table(1.25),
     ),
 }  # fmt: skip
 COINS, RARE = [[0.0] * 4 + [1.0] * 4], [[0.0] * 7 + [1.0]]

@@ -249,7 +249,7 @@ def test_misses_beyond_the_honest_rate_have_a_price() -> None:
     assert both == 32 * GROUP - 4 * (6 * GROUP - 32_000) // 2  # what one window has too few makes up for another
     each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(400, 1)))
     excess = 4 * (GROUP - 16_000) + 4 * (GROUP - 20_000) + 4 * (GROUP - 80_000)
-    luck = 4 * (GROUP - 95 * 400 * 1_500 // 100)  # has a twentieth of the price, from 95% on
+    luck = 4 * (GROUP - 76 * 400 * 1_500 // 100)  # has a twentieth of the price, from 76% on
     assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2 - luck // 40
 
 
