@@ -5,7 +5,6 @@
     patches     seconds to stage, pause, commit and read back, by size and number of changed elements, and a projection
                 of the last size to 7B
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
-    thresholds  the thresholds for miners with vLLM and validators with torch, and what they detect
     memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
     drafts      tokens a second of the torch engine with and without an 8-bit copy that drafts, how often it is right
     faults      seconds from a fault to the repeated rollouts, and rollouts that were wrong
@@ -26,14 +25,12 @@ from bench.engines.memory import memory
 from bench.engines.patches import patches
 from bench.engines.setting import SIZES
 from bench.engines.speed import speed, states
-from bench.engines.thresholds import thresholds
 
 KINDS = {
     "speed": speed,
     "states": states,
     "patches": patches,
     "agreement": agreement,
-    "thresholds": thresholds,
     "memory": memory,
     "faults": faults,
     "drafts": drafts,
@@ -61,6 +58,7 @@ def main() -> None:
     parser.add_argument("--hang", type=float, default=5.0, help="seconds without a sign of life, for faults")
     parser.add_argument("--patches", type=int, default=200, help="bent patches, for faults")
     parser.add_argument("--torch", action="store_true", help="measure the torch engine as well")
+    parser.add_argument("--device", default="cpu", help="of vLLM: cpu or cuda")
     arguments = parser.parse_args()
     if arguments.python is None and arguments.kind != "drafts":
         parser.error(f"{arguments.kind} needs --python")

@@ -37,13 +37,13 @@ _SHARE = 0.01
 class Trial:
     """One engine with its expected rollouts, and the events that it reported."""
 
-    def __init__(self, python: Path, place: Path, rollouts: int, hang: float) -> None:
+    def __init__(self, python: Path, place: Path, rollouts: int, hang: float, device: str = "cpu") -> None:
         policy = Policy.load(PACKAGED_POLICY)
         self.model = build(policy)
         self.params = SamplingParams(1.0, 24, policy.stops)
         self.requests: list[Request] = requests_of(rollouts, self.model.vocabulary, 8)
         self.weights = load_weights(PACKAGED_POLICY)
-        self.server = ChildServer(VllmSettings(python=python), policy.directory, place / "server")
+        self.server = ChildServer(VllmSettings(python=python, device=device), policy.directory, place / "server")
         self.reference = TorchEngine(self.model)
         self.events: dict[str, tuple[float, dict[str, Any]]] = {}
         limits = EngineLimits(hang=hang)
@@ -94,7 +94,7 @@ class Trial:
 async def faults(python: Path, arguments: argparse.Namespace) -> None:
     """Cause each fault, and report what came of it."""
     with directory() as place:
-        trial = Trial(python, place, arguments.rollouts, arguments.hang)
+        trial = Trial(python, place, arguments.rollouts, arguments.hang, arguments.device)
         try:
             await trial.begin()
             for name, number in (("SIGKILL", signal.SIGKILL), ("SIGSTOP", signal.SIGSTOP)):

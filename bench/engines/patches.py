@@ -47,24 +47,25 @@ async def patches(python: Path, arguments: argparse.Namespace) -> None:
     updates: list[tuple[float, Update]] = []
     for size in arguments.sizes:
         with directory() as place:
-            updates = await _updates(python, size, arguments.shares, place)
+            updates = await _updates(python, size, arguments, place)
     for share, update in updates:
         report(kind="patches", size="7B", share=share, projected_from=arguments.sizes[-1], **_projection(share, update))
 
 
-async def _updates(python: Path, size: str, shares: list[float], place: Path) -> list[tuple[float, Update]]:
+async def _updates(python: Path, size: str, arguments: argparse.Namespace, place: Path) -> list[tuple[float, Update]]:
     """Measure an update for each share of changed elements, on one server."""
     if size == "genesis":
         policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     else:
         policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
         weights = random_weights(build(policy))
-    engine = ObservedEngine(build(policy), ChildServer(VllmSettings(python=python), policy.directory, place), place)
+    settings = VllmSettings(python=python, device=arguments.device, dtype=arguments.dtypes[0])
+    engine = ObservedEngine(build(policy), ChildServer(settings, policy.directory, place), place, settings.dtype)
     updates = []
     try:
         await engine.stage(0, weights)
         await engine.commit()
-        for version, share in enumerate(shares, 1):
+        for version, share in enumerate(arguments.shares, 1):
             target = with_changes(weights, share, version)
             updates.append((share, await _update(engine, version, weights, target)))
             report(kind="patches", size=size, share=share, **_rounded(updates[-1][1]))
@@ -77,9 +78,9 @@ async def _updates(python: Path, size: str, shares: list[float], place: Path) ->
 class ObservedEngine(VllmEngine):
     """An engine that remembers the times of its last commit."""
 
-    def __init__(self, model: CausalModel, server: ChildServer, place: Path) -> None:
+    def __init__(self, model: CausalModel, server: ChildServer, place: Path, dtype: str) -> None:
         self.committed: dict[str, float] = {}
-        super().__init__(model, server, place / "engine", report=self._note)
+        super().__init__(model, server, place / "engine", dtype=getattr(torch, dtype), report=self._note)
 
     def _note(self, event: str, **fields: Any) -> None:
         if event == "engine-committed":

@@ -39,6 +39,15 @@ SIZES: dict[str, dict[str, int]] = {
         }
         for width in (512, 1024)
     },
+    "7B": {  # the shapes of Qwen2.5-7B
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "head_dim": 128,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
     "0.5B": {  # the shapes of Qwen2.5-0.5B
         "vocab_size": 151_936,
         "hidden_size": 896,
@@ -51,8 +60,13 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+reported: list[dict[str, Any]] = []
+"""The results so far."""
+
+
 def report(**fields: Any) -> None:
     """Print one result."""
+    reported.append(fields)
     print(json.dumps(fields), flush=True)
 
 

@@ -75,9 +75,16 @@ class Task:
         params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
         return cls(place, policy, model, random_weights(model), requests, params)
 
-    def server(self, kind: type[AnyServer], name: str, python: Path, batch: int) -> AnyServer:
-        """Return a server of this kind, with files of its own."""
-        return kind(VllmSettings(python=python, sequences=batch), self.policy.directory, self.place / f"server-{name}")
+    def server(self, kind: type[AnyServer], name: str, python: Path, arguments: argparse.Namespace) -> AnyServer:
+        """Return a server of this kind, with files of its own; two of them share a GPU."""
+        settings = VllmSettings(
+            python=python,
+            device=arguments.device,
+            dtype=arguments.dtypes[0],
+            sequences=arguments.batch,
+            memory_share=0.4,
+        )
+        return kind(settings, self.policy.directory, self.place / f"server-{name}")
 
     async def serve(self, engine: Engine) -> Way:
         """Serve the weights with an engine; return the work that is measured."""
@@ -88,13 +95,14 @@ class Task:
 
 async def speed(python: Path, arguments: argparse.Namespace) -> None:
     """Compare tokens a second with those of plain vLLM."""
+    dtype = getattr(torch, arguments.dtypes[0])
     for size in arguments.sizes:
         async with AsyncExitStack() as stack:
             task = Task.of_size(size, stack.enter_context(directory()), arguments)
-            server = task.server(ChildServer, "grailnode", python, arguments.batch)
-            engine = VllmEngine(task.model, server, task.place / "engine")
+            server = task.server(ChildServer, "grailnode", python, arguments)
+            engine = VllmEngine(task.model, server, task.place / "engine", dtype=dtype)
             stack.push_async_callback(engine.close)
-            plain = task.server(PlainVllm, "plain", python, arguments.batch)
+            plain = task.server(PlainVllm, "plain", python, arguments)
             stack.callback(plain.close)
             ways = {"grailnode": await task.serve(engine)}
             await plain.start()
@@ -111,14 +119,15 @@ async def states(python: Path, arguments: argparse.Namespace) -> None:
 
     Without states and with a prefill, the same server generates.
     """
+    dtype = getattr(torch, arguments.dtypes[0])
     for size in arguments.sizes:
         async with AsyncExitStack() as stack:
             task = Task.of_size(size, stack.enter_context(directory()), arguments)
             servers, engines = [], []
             for has_states in (False, True):
-                servers.append(task.server(ChildServer, f"states-{has_states}", python, arguments.batch))
+                servers.append(task.server(ChildServer, f"states-{has_states}", python, arguments))
                 place = task.place / f"engine-{has_states}"
-                engines.append(VllmEngine(task.model, servers[-1], place, states=has_states))
+                engines.append(VllmEngine(task.model, servers[-1], place, dtype=dtype, states=has_states))
                 stack.push_async_callback(engines[-1].close)
             ways: dict[str, Way] = {
                 "vllm": await task.serve(engines[True]),

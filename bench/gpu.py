@@ -1,0 +1,263 @@
+"""What only a GPU can settle, in about ten minutes: `python -m bench.gpu [--python PYTHON] [--out FILE]`.
+
+Each claim is one line with pass or fail; FILE gets them all as JSON. Weights are random, in the shapes of Qwen2.5-0.5B
+and 7B. PYTHON is the interpreter of vLLM's environment, by default that of `grailnode engine install`; without any, the
+parts that need no vLLM run. Where there is no GPU, the same parts run on the CPU at small sizes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import trio
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bench.engines.agreement import agreement
+from bench.engines.faults import WORKER, Trial, process_of
+from bench.engines.patches import patches
+from bench.engines.setting import directory, problems_of, reported
+from bench.engines.speed import speed
+from grailnode.engine.hf import TransformersModel
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.vllm.installation import InstallationError, find_python
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.engine.vllm.vllm_settings import VllmSettings
+from protocol.rollout import sampling, sketch
+from protocol.rollout.token_choice import choose_with_log_probabilities
+from roles.ports import EngineError
+from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths
+
+MIXTURE = {
+    "vocab_size": 100, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 256, "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1, "tie_word_embeddings": False,
+    "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, what was measured, and whether it holds; None if it could not be settled here."""
+
+    part: str
+    statement: str
+    measured: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the parts run: the device, vLLM's interpreter if there is one, and whether sizes are small."""
+
+    device: str
+    python: Path | None
+
+    @property
+    def small(self) -> bool:
+        return self.device == "cpu"
+
+    def arguments(self, **changes: Any) -> argparse.Namespace:
+        """Return arguments of `python -m bench.engines` for this machine."""
+        fields: dict[str, Any] = {
+            "device": self.device,
+            "dtypes": ["float32" if self.small else "bfloat16"],
+            "batches": [64],
+        }
+        fields |= {"prompts": "problems", "seed": 0, "repetitions": 2, "torch": False, "ways": ["default"]}
+        return argparse.Namespace(**(fields | changes))
+
+
+def noise(machine: Machine) -> list[Claim]:
+    """Compare the compiled choice of tokens with its definition, and time it."""
+    claims = []
+    generator = torch.Generator().manual_seed(0)
+    for batch in (1, 64) if machine.small else (1, 64, 256):
+        vocabulary = 32_000 if machine.small else 152_064
+        logits = 4 * torch.randn(batch, vocabulary, generator=generator)
+        words = sampling.seed_words([number.to_bytes(16, "little") for number in range(batch)])
+        positions = torch.arange(batch)
+        expected = sampling.choose(logits, words, positions, 1.0)
+        scores, seeds, places = (tensor.to(machine.device) for tensor in (logits, words, positions))
+        tokens = choose_with_log_probabilities(scores, seeds, places, 1.0)[0].cpu()
+        begin = perf_counter()
+        for _ in range(10):
+            choose_with_log_probabilities(scores, seeds, places, 1.0)[0].cpu()
+        milliseconds = 100 * (perf_counter() - begin)
+        equal = int((tokens == expected).sum())
+        statement = f"B = {batch}, V = {vocabulary:,}: draws are those of the specification"
+        claims.append(Claim("noise", statement, f"{equal} of {batch}, {milliseconds:.2f} ms a step", equal == batch))
+    return claims
+
+
+async def processors(machine: Machine) -> list[Claim]:
+    """Generate here and check on the CPU in float32: how far the two arithmetics lie apart."""
+    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    requests = problems_of(policy, 64 if machine.small else 512)
+    params, seed = sampling.SamplingParams(1.0, 24, policy.stops), bytes(32)
+    model = TransformersModel(policy.directory)
+    here = TorchEngine(model, device=machine.device, dtype=torch.bfloat16)
+    there = TorchEngine(model)
+    for engine in (here, there):
+        await engine.stage(0, weights)
+        await engine.commit()
+    generations = await here.generate(requests, params)
+    forwards = await there.forward([item.prompt for item in requests], [item.tokens for item in generations])
+    distances, margins = [], []
+    for request, generation, forward in zip(requests, generations, forwards, strict=True):
+        states = [sketch.commit("projection", hidden, seed) for hidden in (generation.hidden, forward.hidden)]
+        distances.append(torch.from_numpy(sketch.distances(*states).copy()))
+        tokens = torch.tensor(generation.tokens)
+        margins.append(sampling.batch_margins(forward.logits, tokens, [request.seed], [len(tokens)], 1.0))
+    missed, distance = float((torch.cat(margins) > 0).float().mean()), int(torch.cat(distances).max())
+    measured = f"{missed:.2%} of tokens with a margin, largest distance {distance} of 256 units"
+    return [Claim("processors", "bfloat16 here, float32 on the CPU: at most 0.6% of tokens", measured, missed <= 0.006)]
+
+
+async def rollouts(machine: Machine, python: Path) -> list[Claim]:
+    """Compare rollouts that end by stop tokens with those of torch, by runner and scheduling."""
+    ways, count = ["not-async"] if machine.small else ["async", "not-async", "v2"], 128 if machine.small else 2048
+    await agreement(python, machine.arguments(rollouts=count, ways=ways))
+    claims = []
+    for row in reported[-len(ways) :]:
+        allowed = 0 if row["dtype"] == "float32" else 0.006
+        measured = (
+            f"{row['equal']} of {row['rollouts']} equal, {row['inexact']} of {row['tokens']} tokens with a margin"
+        )
+        statement = f"{row['way']}, {row['dtype']}: rollouts are those of torch"
+        claims.append(Claim("rollouts", statement, measured, row["inexact"] <= allowed * row["tokens"]))
+    return claims
+
+
+async def throughput(machine: Machine, python: Path) -> list[Claim]:
+    """Compare tokens a second with plain vLLM."""
+    sizes, batch = (["32k"], 16) if machine.small else (["0.5B", "7B"], 256)
+    await speed(python, machine.arguments(sizes=sizes, batch=batch, rollouts=2 * batch, tokens=32))
+    return [
+        Claim(
+            "throughput",
+            f"{row['size']}, B = {batch}: at least 0.95 of plain vLLM",
+            f"{row['grailnode_to_plain']}: {row['grailnode']} of {row['plain']} tokens/s",
+            row["grailnode_to_plain"] >= 0.95,
+        )
+        for row in reported[-len(sizes) :]
+    ]
+
+
+async def updates(machine: Machine, python: Path) -> list[Claim]:
+    """Patch 1% of the weights in place."""
+    await patches(python, machine.arguments(sizes=["genesis" if machine.small else "7B"], shares=[0.01]))
+    row = next(row for row in reversed(reported) if row["kind"] == "patches" and "pause" in row)
+    return [
+        Claim("updates", f"{row['size']}: {name} in at most {most} s", f"{row[name]:.3f} s", row[name] <= most)
+        for name, most in (("stage", 4.0), ("pause", 0.2))
+    ]
+
+
+async def experts(machine: Machine, python: Path) -> list[Claim]:
+    """Serve a mixture of experts with each kernel: a right one, or one that is refused by name."""
+    claims = []
+    for backend in [""] if machine.small else ["", "triton", "flashinfer_trtllm", "flashinfer_cutlass"]:
+        flags = ("--moe-backend", backend) if backend else ()
+        with directory() as place:
+            config = AutoConfig.for_model("qwen3_moe", dtype="bfloat16", **MIXTURE)
+            config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]  # type: ignore[attr-defined]
+            config.save_pretrained(place)
+            model, dtype = TransformersModel(place), machine.arguments().dtypes[0]
+            settings = VllmSettings(python=python, device=machine.device, dtype=dtype, memory_share=0.4, flags=flags)
+            engine = VllmEngine(
+                model, ChildServer(settings, place, place / "server"), place / "engine", dtype=getattr(torch, dtype)
+            )
+            weights = random_weights(model)
+            try:
+                await engine.stage(0, weights)
+                await engine.commit()
+            except EngineError as error:
+                measured = str(error).splitlines()[0][:160]
+                claims.append(Claim("experts", f"{backend or 'default'}: right, or refused", measured, bool(backend)))
+            else:
+                requests, params = requests_of_many_lengths(24), sampling.SamplingParams(1.0, 6, (1,))
+                expected = await (await engine_of(model, weights)).generate(requests, params)
+                own = await engine.generate(requests, params)
+                equal = sum(one.tokens == two.tokens for one, two in zip(expected, own, strict=True))
+                least = len(own) if dtype == "float32" else len(own) * 3 // 4
+                statement = f"{backend or 'default'}: right, or refused"
+                claims.append(Claim("experts", statement, f"{equal} of {len(own)} rollouts equal", equal >= least))
+            finally:
+                await engine.close()
+    return claims
+
+
+async def kill(machine: Machine, python: Path) -> list[Claim]:
+    """Kill the worker in the middle of a call."""
+    with directory() as place:
+        trial = Trial(python, place, 128, 10.0, machine.device)
+        try:
+            await trial.begin()
+            worker = process_of(trial.server, WORKER)
+            result = await trial.disturbed(partial(os.kill, worker, signal.SIGKILL), 0.2)
+        finally:
+            await trial.engine.close()
+    seconds = result["seconds_until_repeated"]
+    return [
+        Claim("kill -9", "no wrong rollout", f"{result['wrong']} of {result['rollouts']}", result["wrong"] == 0),
+        Claim("kill -9", "all rollouts again within 120 s", f"{seconds} s", seconds <= 120),
+    ]
+
+
+async def main() -> int:
+    """Run all parts; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        python = options.python or find_python("--python")
+    except InstallationError as error:
+        python = None
+        print(error, file=sys.stderr)
+    machine, claims = Machine(device, python), list[Claim]()
+    name = torch.cuda.get_device_name() if device == "cuda" else "a CPU, at small sizes"
+    print(f"{name}, torch {torch.__version__}", flush=True)
+    parts: list[tuple[str, Callable[[], Awaitable[list[Claim]]]]] = [
+        ("noise", partial(trio.to_thread.run_sync, noise, machine)),
+        ("processors", partial(processors, machine)),
+    ]
+    if python is not None:
+        of_vllm = {
+            "rollouts": rollouts,
+            "throughput": throughput,
+            "updates": updates,
+            "experts": experts,
+            "kill -9": kill,
+        }
+        parts += [(part, partial(run, machine, python)) for part, run in of_vllm.items()]
+    for part, run in parts:
+        begin = perf_counter()
+        try:
+            found = await run()
+        except Exception as error:  # noqa: BLE001 - the other parts still say something
+            found = [Claim(part, "runs", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}", False)]
+        claims += found
+        for claim in found:
+            print(f"{'pass' if claim.holds else 'FAIL'}  {part}: {claim.statement}: {claim.measured}", flush=True)
+        print(f"      {part}: {perf_counter() - begin:.0f} s", flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps({"machine": name, "claims": [asdict(claim) for claim in claims]}, indent=1))
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(trio.run(main))
