@@ -1,8 +1,8 @@
 """Prepares a version beside the one that serves: decode, compare, check (docs/spec/patch.md, section 5).
 
 The engine checks by itself what it will write: the patch is for the weights that it serves, each changed tensor has the
-digest in the patch, and all of them together have the digest that the trainer signed. One tensor is in memory at a
-time; what remains are the places and values of the changed elements.
+digest in the patch, and all of them together have the digest that the trainer signed. One tensor a thread is in memory;
+what remains are the places and values of the changed elements.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, RankSteps
 from grailnode.engine.vllm.inside.served_weights import (
+    ElementChange,
     ServedWeights,
     ServedWeightsError,
     StagedVersion,
@@ -20,20 +21,26 @@ from grailnode.engine.vllm.inside.served_weights import (
 )
 from protocol.digest import tensor_digest, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import apply_frame, check_fit
-from protocol.patch.container import Mode, read_header, split_frames
+from protocol.patch.applying import apply_frame, check_fit, for_each
+from protocol.patch.container import Mode, TensorRow, read_header, split_frames
 
 _DENSE = 4  # a tensor of which more than one element in so many changes is written whole, if it may be
 
 
 def stage_patch(
-    engine_weights: ServedWeights, version: int, patch: bytes, digest: bytes, cancelled: Cancelled = lambda: False
+    engine_weights: ServedWeights,
+    version: int,
+    patch: bytes,
+    digest: bytes,
+    cancelled: Cancelled = lambda: False,
+    threads: int = 1,
 ) -> StagedVersion:
     """Decode a patch against the weights that serve.
 
     Args:
         version: that the patch leads to; digest: of that version's weights, as the trainer signed it.
         patch: hostile bytes.
+        threads: how many tensors to decode at the same time.
 
     Raises:
         ServedWeightsError: the served weights are not verified.
@@ -55,13 +62,19 @@ def stage_patch(
         frames = list(zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True))
     steps.agree()
     # 2. Decode tensor by tensor, against what is read from the engine itself, and keep only the changed elements.
-    for row, frame in frames:
-        if row.mode == Mode.UNCHANGED:
-            continue
+    changes: dict[str, list[ElementChange]] = {}
+
+    def decode(item: tuple[TensorRow, memoryview]) -> None:
+        row, frame = item
         before = steps.read(row.name)
         with steps.local():
             after, staged.digests[row.name] = apply_frame(before, row, frame)
-            staged.changes += element_changes(engine_weights.placements[row.name], before, after)
+            changes[row.name] = element_changes(engine_weights.placements[row.name], before, after)
+
+    changed = [(row, frame) for row, frame in frames if row.mode != Mode.UNCHANGED]
+    # Ranks read tensors together, one after the other.
+    for_each(decode, changed, threads if engine_weights.is_alone else 1)
+    staged.changes = [change for row, _ in changed for change in changes.get(row.name, ())]
     # 3. The digests of all tensors, changed or not, must be the signed ones together. Only then can it be committed.
     with steps.local():
         if weights_digest(staged.digests, shapes) != digest:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,6 +25,13 @@ from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
 from protocol.rollout.sampling import seed_words, triton_fault
 from protocol.rollout.token_choice import choose_with_log_probabilities
+
+_MAX_THREADS: Final = 4
+
+
+def _staging_threads() -> int:
+    """Return how many tensors are decoded at the same time: one processor stays for the serving."""
+    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 1))
 
 
 class WeightSession:
@@ -114,7 +121,7 @@ class WeightSession:
 
         def stage(cancelled: Cancelled) -> StagedVersion:
             data = self._path(path).read_bytes()
-            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled)
+            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _staging_threads())
 
         return self._begin_staging(stage)
 
