@@ -30,13 +30,14 @@ class Update:
     Attributes:
         elements: of the policy; changed: of them.
         patch_bytes: size of the patch.
-        stage, commit, pause, read_back: seconds.
+        stage, drain, commit, pause, read_back: seconds; the pause includes the commit, and not the drain.
     """
 
     elements: int
     changed: int
     patch_bytes: int
     stage: float
+    drain: float
     commit: float
     pause: float
     read_back: float
@@ -98,8 +99,8 @@ async def _update(
     read_back = await timed(engine.verify)
     changed = sum(int((weights[n].view(torch.int16) != target[n].view(torch.int16)).sum()) for n in weights)
     elements = sum(tensor.numel() for tensor in weights.values())
-    committed = engine.committed
-    return Update(elements, changed, len(patch), stage, committed["seconds"], committed["pause"], read_back)
+    drain, commit, pause = (engine.committed[name] for name in ("drain", "seconds", "pause"))
+    return Update(elements, changed, len(patch), stage, drain, commit, pause, read_back)
 
 
 def _rounded(update: Update) -> dict[str, float]:

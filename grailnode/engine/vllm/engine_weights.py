@@ -179,6 +179,7 @@ class EngineWeights:
                 await client.post("/pause", mode="wait")
         except trio.TooSlowError:
             await client.post("/pause", mode="abort")
+        drained = perf_counter()
         try:
             seconds = await _commit(client, staged)
             # Keys and values in the cache are those of the old version.
@@ -187,8 +188,8 @@ class EngineWeights:
             # Shielded: a node that is cancelled here would leave the engine paused.
             with trio.CancelScope(shield=True):
                 await client.post("/resume")
-        pause = perf_counter() - start
-        self._report("engine-committed", version=version, seconds=round(seconds, 5), pause=round(pause, 5))
+        drain, pause = round(drained - start, 5), round(perf_counter() - drained, 5)
+        self._report("engine-committed", version=version, seconds=round(seconds, 5), drain=drain, pause=pause)
 
     async def _verify(self) -> Verification:
         serving = self._checkpoints.serving
