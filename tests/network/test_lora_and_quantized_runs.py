@@ -146,14 +146,14 @@ def test_honest_work_is_accepted_and_trained_on(played: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare", "old"])
 def test_work_with_other_weights_is_refused(played: dict[str, Any], name: str) -> None:
-    """In version 0 the base alone is the policy of a run of adapters, and the next versions hardly differ from older
+    """In version 0 the base alone is the policy of a run of adapters, and the next versions may hardly differ from older
     ones; a policy that is not quantized is refused from the beginning.
     """
     judged = played["verdicts"][name]
     first_version = 0 if name == "bare" else played["old version"].version
     last = [judged[window] for window in sorted(judged)[-3:]]
     assert len(last) == 3
-    assert all(verdict.version > first_version + 1 for verdict in last)
+    assert all(verdict.version > first_version for verdict in last)
     if name == "bare" and played["kind"] != "lora":
         last = list(judged.values())
     for verdict in last:
