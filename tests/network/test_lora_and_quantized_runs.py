@@ -146,8 +146,8 @@ def test_honest_work_is_accepted_and_trained_on(played: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare", "old"])
 def test_work_with_other_weights_is_refused(played: dict[str, Any], name: str) -> None:
-    """In version 0 the base alone is the policy of a run of adapters. A policy that is not quantized is refused from the
-    beginning.
+    """In version 0 the base alone is the policy of a run of adapters. A policy that is not quantized is refused from
+    its first window.
     """
     judged = played["verdicts"][name]
     first_version = 0 if name == "bare" else played["old version"].version
