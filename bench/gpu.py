@@ -243,8 +243,8 @@ async def kill(machine: Machine, python: Path) -> list[Claim]:
 async def main() -> int:
     """Run all parts; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--python", type=Path, metavar="PYTHON")
+    parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--ignore-times", action="store_true", help="claims about time do not decide the exit code")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -68,13 +68,13 @@ def check_layout(
         logits = model.logits(weights, served)
         likely = log_probabilities(logits.flatten(0, 1), tokens.flatten(), PARAMS.temperature)
         reported = torch.tensor([result.logprobs for result in results]).flatten()
-    found = {
+    differences = {
         "its hidden states": _difference(served, expected),
         "its log-probabilities, in units of the logits' spread": float(
             ((likely - reported).abs() / logits.flatten(0, 1).std(dim=-1)).median()
         ),
     }
-    for what, difference in found.items():
+    for what, difference in differences.items():
         if not difference <= allowed:
             raise EngineError(
                 f"vLLM computes something else than the torch model with the same weights: {what} differ by "
