@@ -1,7 +1,6 @@
 """Where the tests of the vLLM engine find vLLM, and the servers that they share."""
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.support.builders.policies import NOISE, engine_of, random_weights, requests_of_many_lengths
+from tests.support.vllm.plugins import add_module, schedule_ahead
 
 SHORT_MEMORY = ("--block-size", "32", "--num-gpu-blocks-override", "10", "--max-num-batched-tokens", "24")
 """Flags of a server that preempts: it has 10 blocks for keys and values, one of which vLLM keeps for itself, and a
@@ -95,27 +95,6 @@ class SharedServer(ChildServer):
 
     def end(self) -> None:
         super().close()
-
-
-def add_module(environment: dict[str, str], directory: Path, name: str) -> Path:
-    """Let vLLM's processes import a module of this folder; return the site for them, which is on their path then."""
-    site = directory / "site"
-    site.mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(__file__).with_name(f"{name}.py"), site)
-    if str(site) not in environment["PYTHONPATH"].split(os.pathsep):
-        environment["PYTHONPATH"] += f"{os.pathsep}{site}"
-    return site
-
-
-def schedule_ahead(environment: dict[str, str], directory: Path) -> None:
-    """Turn async scheduling on in vLLM's processes, which is vLLM's default on a GPU and which a CPU has not."""
-    information = add_module(environment, directory, "async_scheduling") / "async_scheduling-0.dist-info"
-    information.mkdir(exist_ok=True)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: async_scheduling\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nasync_scheduling = async_scheduling:register\n"
-    )
-    environment["VLLM_PLUGINS"] += ",async_scheduling"
 
 
 class BendableServer(SharedServer):

@@ -1,0 +1,1 @@
+"""Modules that vLLM's processes import, and how they come to import them."""
