@@ -3,11 +3,13 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from grailnode.engine.draft_engine import DraftEngine
+from grailnode.engine.replicas import Replicas
 from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.proof import Arithmetic, arithmetic_of
@@ -76,40 +78,48 @@ def make_engine(compute: Compute, run_sync: RunSync) -> TorchEngine:
 
 @asynccontextmanager
 async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[..., None]) -> AsyncIterator[Engine]:
-    """Yield the engine that a node's settings name; a server that belongs to it ends with the context.
+    """Yield the engine that a node's settings name; servers that belong to it end with the context.
 
     An engine of vLLM is also verified when `grailnode engine verify` asks for it.
 
     Args:
         report: `report(event, **fields)`, as Telemetry.event.
     """
-    uses_torch, device = compute.vllm is None or compute.vllm.states == "torch", torch.device(compute.device)
-    if uses_torch and device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
+    uses_vllm_states, device = compute.vllm is not None and compute.vllm.states == "vllm", torch.device(compute.device)
+    if not uses_vllm_states and device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
         report("triton-unusable", error=fault)
     if compute.vllm is None:
         yield make_engine(compute, run_sync)
         return
     from grailnode.engine.vllm.torch_prefill import TorchPrefill  # noqa: PLC0415 - only nodes with vLLM need it
-    from grailnode.engine.vllm.verify_requests import serve_verifications  # noqa: PLC0415
+    from grailnode.engine.vllm.verify_requests import first_fault, serve_verifications  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer  # noqa: PLC0415
 
-    settings = compute.vllm
-    server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
-    if settings.python is not None:
-        server = ChildServer(settings, compute.policy, compute.directory)
-    sampler = VllmEngine(
-        compute.model,
-        server,
-        compute.directory / "weights",
-        dtype=compute.dtype,
-        states=settings.states == "vllm",
-        run_sync=run_sync,
-        report=report,
-    )
-    engine: Engine = sampler if settings.states == "vllm" else TorchPrefill(sampler, make_engine(compute, run_sync))
+    samplers = []
+    for number in range(compute.vllm.replicas):
+        settings = compute.vllm.replica(number)
+        directory = compute.directory if number == 0 else compute.directory / f"replica-{number}"
+        server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
+        if settings.python is not None:
+            server = ChildServer(settings, compute.policy, directory)
+        samplers.append(
+            VllmEngine(
+                compute.model,
+                server,
+                directory / "weights",
+                dtype=compute.dtype,
+                states=settings.states == "vllm",
+                run_sync=run_sync,
+                report=report,
+            )
+        )
+    sampler: Engine = samplers[0] if len(samplers) == 1 else Replicas(samplers)
+    engine: Engine = sampler if uses_vllm_states else TorchPrefill(sampler, make_engine(compute, run_sync))
     try:
-        async with serve_verifications(compute.directory, sampler.verify, report):
+        verify = partial(first_fault, [item.verify for item in samplers])
+        async with serve_verifications(compute.directory, verify, report):
             yield engine
     finally:
-        await sampler.close()
+        for item in samplers:
+            await item.close()

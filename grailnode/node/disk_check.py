@@ -50,7 +50,8 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, vers
     base = 0 if run.lora is None else run.lora.base_bytes
     weights = 0
     if config.engine.kind == "vllm" and policy is not None:
-        weights = (_VLLM_BYTES + (versions + 2) * _WEIGHT_BYTES) * _parameters(policy)
+        replicas = config.engine.replicas
+        weights = (replicas * _VLLM_BYTES + (versions + 2) * _WEIGHT_BYTES) * _parameters(policy)
     return _SMALL_BYTES + base + sum(file.size for file in files) + weights
 
 

@@ -16,7 +16,7 @@ of a Unix socket may be (reached through /proc).
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -69,6 +69,20 @@ class Verification:
         """Read a line."""
         values = json.loads(line)
         return cls(**{**values, "different": tuple(values["different"])})
+
+
+async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verification]]]) -> Verification:
+    """Verify engines that serve the same version; return what was found in the first one with a fault, or in the last.
+
+    Raises:
+        EngineError: one could not be verified.
+    """
+    result = Verification()
+    for verify in verifications:
+        result = await verify()
+        if result.different or result.failure:
+            break
+    return result
 
 
 @asynccontextmanager

@@ -186,6 +186,12 @@ class ChildServer:
                 "TORCHDYNAMO_DISABLE": "1",
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             }
+        elif ":" in settings.device:
+            # vLLM takes the first GPUs that it sees.
+            first = int(settings.device.partition(":")[2])
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            names = visible.split(",") if visible else list(map(str, range(first + settings.ranks)))
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + settings.ranks])
         return inherited | server_environment(settings) | own | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
     def _spawn(self) -> "subprocess.Popen[bytes]":

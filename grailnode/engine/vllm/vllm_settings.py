@@ -5,7 +5,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from roles.settings_base import Settings
 
@@ -16,7 +16,7 @@ PARALLELISM_REFUSALS: Final = {
     ),
     "--data-parallel-size": (
         "data parallelism is not supported: only one of the copies of the model would answer the node; drop it, and "
-        "start one node for each GPU instead"
+        "set engine.replicas instead"
     ),
 }
 """Options of vLLM's command line that may only be 1, each with the reason and what to do."""
@@ -47,6 +47,8 @@ class VllmSettings(Settings):
     """For vLLM: most completions that it computes at the same time."""
     ranks: int = Field(default=1, ge=1)
     """For vLLM: processes of tensor parallelism, one GPU each."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """For vLLM: servers among which a node spreads its requests, each with `ranks` GPUs of its own."""
     start_seconds: float = Field(default=300.0, gt=0)
     """For vLLM: longest time of a start."""
     cache_gib: int = Field(default=1, ge=1)
@@ -55,6 +57,19 @@ class VllmSettings(Settings):
     """For vLLM on a GPU: share of its memory that vLLM may take."""
     flags: tuple[str, ...] = ()
     """For vLLM: further flags of its command line."""
+
+    def replica(self, number: int) -> "VllmSettings":
+        """Return the settings of one of the replicas: its device is the first of its own GPUs."""
+        if self.replicas == 1 or self.device == "cpu":
+            return self
+        first = int(self.device.partition(":")[2] or 0)
+        return self.model_copy(update={"device": f"cuda:{first + number * self.ranks}"})
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> "VllmSettings":
+        if self.url and self.replicas > 1:
+            raise ValueError("replicas are servers that the node starts: drop engine.url, or set engine.replicas to 1")
+        return self
 
     @field_validator("flags")
     @classmethod
