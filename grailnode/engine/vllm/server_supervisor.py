@@ -32,7 +32,7 @@ T = TypeVar("T")
 EventReport = Callable[..., None]
 """`report(event, **fields)`, as Telemetry.event."""
 
-SUPPORTED: Final = ((0, 29), (0, 33))
+SUPPORTED: Final = ((0, 30), (0, 33))
 """The versions of vLLM that fit: from the first, and below the second."""
 
 INVARIANT_CAPABILITY: Final = (8, 0)
