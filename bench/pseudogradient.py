@@ -119,7 +119,7 @@ def rates(arguments: argparse.Namespace) -> None:
         for name in ("exact", "grid, f = 3", "chunked, k = 32", "chunked, k = 128"):
             coding = CODINGS[name]
             inputs = Inputs(base, local, feedback, 0.95 if coding.kind == Kind.CHUNKED else 1.0)
-            encoder = ContributionEncoder(coding, bytes(32))
+            encoder = ContributionEncoder(coding, bytes(32), bytes(32))
             encode = partial(encoder.add, part, inputs)
             frame, _ = encode()
             entries = sum(encoder.head().entries)

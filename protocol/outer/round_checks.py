@@ -14,6 +14,7 @@ from protocol.identity.signing import Signed
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest
 
 _DOMAIN: Final = b"grailnode/1 deal"
+_SENDER_DOMAIN: Final = b"grailnode/1 sender"
 
 DELAYED_TURN: Final = 4
 """Rounds with a delay that deal groups alike."""
@@ -41,6 +42,17 @@ def owner(run: bytes, turn: int, group: bytes, workers: Sequence[bytes]) -> byte
         return hasher.digest()
 
     return min(workers, key=rank)
+
+
+def sender_digest(opening: bytes, worker: bytes) -> bytes:
+    """Return the 32 bytes in the head of a payload that bind it to its site and its round, so that nobody else can send
+    the same bytes.
+
+    Args:
+        opening: SHA-256 of the body of the round manifest that opened the round.
+        worker: key of the site.
+    """
+    return sha256(_SENDER_DOMAIN + opening + worker).digest()
 
 
 class RefusedContributionError(ProtocolError):

@@ -33,7 +33,6 @@ class RefusalReason(StrEnum):
     OTHER_STATE = "other-state"  # it starts from another state than the round's
     UNDEALT = "undealt"  # it used a group of another worker, or one that is used up
     CONTRADICTORY = "contradictory"  # the worker signed two contributions to the round
-    DUPLICATE = "duplicate"  # its payload is that of another worker, which came first
     POISONED = "poisoned"  # its values contradict those of the other sites
     QUORUM = "quorum"  # it is sound, but there are too few contributions
 

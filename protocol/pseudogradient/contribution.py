@@ -31,10 +31,11 @@ class ContributionEncoder:
 
     Args:
         base: digest of the FP32 weights that the contribution starts from: 32 bytes.
+        sender: 32 bytes that name the site and the round.
     """
 
-    def __init__(self, coding: Coding, base: bytes) -> None:
-        self._coding, self._base = coding, base
+    def __init__(self, coding: Coding, base: bytes, sender: bytes) -> None:
+        self._coding, self._base, self._sender = coding, base, sender
         self._norm, self._entries, self._sizes = SquaredNorm(), list[int](), list[int]()
         self._sparse = SparseEncoder(_sparse(coding)) if coding.kind in (Kind.EXACT, Kind.GRID) else None
 
@@ -69,7 +70,7 @@ class ContributionEncoder:
 
     def head(self) -> Head:
         """Return the head, after the last part."""
-        return Head(self._coding, self._base, self._norm.value, tuple(self._entries), tuple(self._sizes))
+        return Head(self._coding, self._base, self._sender, self._norm.value, tuple(self._entries), tuple(self._sizes))
 
 
 def _sparse(coding: Coding) -> SparseCoding:
@@ -123,7 +124,14 @@ class Contribution:
 
 
 def encode(
-    base: Weights, local: Weights, feedback: Weights | None, coding: Coding, digest: bytes, *, decay: float = 1.0
+    base: Weights,
+    local: Weights,
+    feedback: Weights | None,
+    coding: Coding,
+    digest: bytes,
+    *,
+    decay: float = 1.0,
+    sender: bytes = bytes(32),
 ) -> Contribution:
     """Encode a contribution of weights that fit in memory. Large ones go part by part: `ContributionEncoder`.
 
@@ -133,8 +141,9 @@ def encode(
         feedback: the site's error feedback; None for zeros, and while it is frozen.
         digest: of `base` (`protocol.digest.digest_weights`).
         decay: factor of the feedback: 1 for PULSELoCo, 0.95 for SparseLoCo.
+        sender: 32 bytes that name the site and the round, which a coordinator checks; zeros where nobody does.
     """
-    encoder, frames, residual = ContributionEncoder(coding, digest), [], dict[str, torch.Tensor]()
+    encoder, frames, residual = ContributionEncoder(coding, digest, sender), [], dict[str, torch.Tensor]()
     for part in parts_of({name: tensor.shape for name, tensor in base.items()}):
         shared = part.gather(base)
         before = np.zeros_like(shared) if feedback is None else part.gather(feedback)

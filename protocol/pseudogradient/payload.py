@@ -19,7 +19,7 @@ from protocol.pseudogradient.parts import Part
 from protocol.pseudogradient.subsets import MAX_CHOSEN
 
 MAGIC: Final = b"GRG1"
-_FIXED: Final = struct.Struct("<4sBBHI32sQd")
+_FIXED: Final = struct.Struct("<4sBBHI32s32sQd")
 _WHERE: Final = "contribution"
 
 MAX_FRACTION: Final = 8
@@ -72,6 +72,7 @@ class Head:
     Attributes:
         coding: of all frames.
         base: digest of the FP32 weights that the contribution starts from: 32 bytes.
+        sender: 32 bytes that name the site and the round (`round_checks.sender_digest`).
         squared_norm: sum of the squares of all values (see `arithmetic.SquaredNorm`).
         entries: number of entries of each part.
         sizes: bytes of each part's frame.
@@ -79,6 +80,7 @@ class Head:
 
     coding: Coding
     base: bytes
+    sender: bytes
     squared_norm: float
     entries: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -98,14 +100,14 @@ def write_head(head: Head) -> bytes:
     """Serialize a head."""
     coding, total = head.coding, sum(head.entries)
     form = (MAGIC, coding.kind, coding.fraction, coding.chosen)
-    fixed = _FIXED.pack(*form, len(head.sizes), head.base, total, head.squared_norm)
+    fixed = _FIXED.pack(*form, len(head.sizes), head.base, head.sender, total, head.squared_norm)
     rows = (varint(entries) + varint(size) for entries, size in zip(head.entries, head.sizes, strict=True))
     return fixed + b"".join(rows)
 
 
-def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, int, float]:
+def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, bytes, int, float]:
     # What the head says of the values is checked as far as it goes alone; the rest, when they are decoded.
-    magic, kind, fraction, chosen, count, base, total, squared_norm = _FIXED.unpack(cursor.take(_FIXED.size))
+    magic, kind, fraction, chosen, count, base, sender, total, squared_norm = _FIXED.unpack(cursor.take(_FIXED.size))
     if magic != MAGIC:
         raise MalformedError("not a contribution", _WHERE)
     if kind not in Kind.__members__.values():
@@ -114,7 +116,7 @@ def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, int, float]:
         raise ContributionError(f"{count} parts for weights of {parts}", _WHERE)
     if not (math.isfinite(squared_norm) and squared_norm >= 0) or math.copysign(1.0, squared_norm) < 0:
         raise MalformedError("a norm that is no finite number from 0 on", _WHERE)
-    return Coding(Kind(kind), fraction, chosen), base, total, squared_norm
+    return Coding(Kind(kind), fraction, chosen), base, sender, total, squared_norm
 
 
 def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, max_norm: float = math.inf) -> Head:
@@ -130,7 +132,7 @@ def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, ma
             contradict themselves, or do not fit the weights.
     """
     cursor = Cursor(data, _WHERE)
-    coding, base, total, squared_norm = _read_fixed(cursor, len(parts))
+    coding, base, sender, total, squared_norm = _read_fixed(cursor, len(parts))
     if math.sqrt(squared_norm) > max_norm:
         raise LimitError(
             f"values of a norm of {math.sqrt(squared_norm):g} where at most {max_norm:g} is allowed", _WHERE
@@ -147,4 +149,4 @@ def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, ma
         raise ContributionError(f"{sum(entries)} entries in the parts where the head says {total}", _WHERE)
     if sum(sizes) > limits.MAX_CONTRIBUTION_BYTES:
         raise LimitError(f"frames of {sum(sizes)} bytes", _WHERE)
-    return Head(coding, base, squared_norm, tuple(entries), tuple(sizes))
+    return Head(coding, base, sender, squared_norm, tuple(entries), tuple(sizes))

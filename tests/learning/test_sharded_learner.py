@@ -179,7 +179,7 @@ def contributions(local: LocalLearner) -> list[bytes]:
         local.restore(with_masters(inner, shared.weights))
         for step in range(2):
             local.step(groups_of(2 * number + step))
-        work = encode_work(shared, local.state(), feedback, rules)
+        work = encode_work(shared, local.state(), feedback, rules, bytes(32))
         inner, feedback = dict(work.inner), work.feedback
         payloads.append(work.payload)
         shared = shared.after([work.payload], [1.0], rules)

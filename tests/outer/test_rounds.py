@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from protocol import paths
-from protocol.identity.signing import Signed, sign
+from protocol.identity.signing import Signed, open_signed, sign
 from protocol.limits import MAX_ROUND_GROUPS
 from protocol.outer.round_records import RoundContribution
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
@@ -173,7 +173,6 @@ async def test_sites_whose_steps_change_nothing_visible_count_as_sites_that_send
     assert testbed.reasons(manifest) == {}
     empty = [await testbed.contribution(name, 3) for name in testbed.names[:2]]
     assert [signed.record.norm for signed in empty] == [0.0, 0.0]
-    assert empty[0].record.payload == empty[1].record.payload
 
 
 async def second_contribution(testbed: OuterTestbed) -> Signed[RoundContribution]:
@@ -201,18 +200,28 @@ async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> 
 
 
 @simulated
-async def test_a_copied_payload_counts_once() -> None:
-    testbed = OuterTestbed(3)
-    async with testbed.running(testbed.names[:2]):
-        first = await second_contribution(testbed)
-        copier = key("site-2")
-        payload = await testbed.store.get(paths.payload(key("site-1").public, first.record.payload.digest), 1 << 20)
-        await testbed.store.put(paths.payload(copier.public, first.record.payload.digest), payload)
-        copy = first.record.model_copy(update={"worker": copier.public, "groups": ()})
-        await testbed.store.put(copy.path, sign(copy, copier))
-        manifest = await testbed.until_round(2)
-    assert testbed.reasons(manifest) == {"site-2": "duplicate"}
-    assert len(manifest.counted) == 2
+async def test_a_copied_payload_is_refused_and_its_maker_counts_whoever_is_seen_first() -> None:
+    testbed, copier, victim = OuterTestbed(3), key("site-2"), key("site-1").public
+
+    class CopyingStore(DecoratedStore):
+        """Has site-2 publish each payload of site-1, and a record of its own with it, before site-1's record."""
+
+        async def put(self, path: str, data: bytes) -> None:
+            if path.startswith(paths.kind_prefix(victim, "contributions")):
+                first = open_signed(data, RoundContribution, [victim]).record
+                ref = first.payload
+                payload = await testbed.store.get(paths.payload(victim, ref.digest), ref.size)
+                await testbed.store.put(paths.payload(copier.public, ref.digest), payload)
+                copy = first.model_copy(update={"worker": copier.public, "groups": ()})
+                await testbed.store.put(copy.path, sign(copy, copier))
+                await trio.sleep(ROUND_SECONDS / 4)  # the coordinator looks meanwhile
+            await testbed.store.put(path, data)
+
+    async with testbed.running(testbed.names[:1]) as nursery:
+        nursery.start_soon(testbed.run_site, testbed.handles["site-1"], None, CopyingStore(testbed.store))
+        manifests = [await testbed.until_round(number) for number in range(2, 6)]
+    assert all(testbed.reasons(manifest) == {"site-2": "malformed"} for manifest in manifests)
+    assert all(len(manifest.counted) == 2 for manifest in manifests)
 
 
 @pytest.mark.parametrize(

@@ -170,13 +170,14 @@ class LocalWork:
 
 
 def encode_work(
-    shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules
+    shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules, sender: bytes
 ) -> LocalWork:
     """Encode what the local steps have changed.
 
     Args:
         state: of the learner after the steps.
         feedback: the site's error feedback before the round; None for zeros.
+        sender: names the site and the round (`round_checks.sender_digest`).
     """
     uses_feedback, stream = rules.uses_feedback(shared.step), shared.stream(rules)
     if feedback is None and len(stream) < len(shared.weights):
@@ -188,6 +189,7 @@ def encode_work(
         rules.coding,
         shared.digests.weights,
         decay=rules.feedback_decay if uses_feedback else 1.0,
+        sender=sender,
     )
     return LocalWork(
         payload=contribution.payload,

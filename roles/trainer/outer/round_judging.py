@@ -10,7 +10,7 @@ import trio
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
-from protocol.outer.round_checks import RefusedContributionError, check_contribution
+from protocol.outer.round_checks import RefusedContributionError, check_contribution, sender_digest
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, decode, parts_of, read_head
@@ -86,16 +86,10 @@ class Attendance:
             node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
 
     def check(self, used_groups: Collection[bytes]) -> None:
-        """Refuse the contributions whose records break the rules, and copies of other workers' payloads."""
-        payloads: set[bytes] = set()
+        """Refuse the contributions whose records break the rules."""
         for worker, signed in self.contributions.items():
             if worker in self.refusals:
                 continue
-            if signed.record.norm:  # payloads without values are all the same
-                if signed.record.payload.digest in payloads:
-                    self.refusals[worker] = RefusalReason.DUPLICATE
-                    continue
-                payloads.add(signed.record.payload.digest)
             try:
                 check_contribution(self.opening, signed.record, used_groups)
             except RefusedContributionError as error:
@@ -120,17 +114,19 @@ async def fetch_payload(
         raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
     payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
     async with checks:
-        await node.run_sync(_check_payload, payload, parts, contribution.norm, shared, rules)
+        await node.run_sync(_check_payload, payload, parts, contribution, shared, rules)
     return payload
 
 
 def _check_payload(
-    payload: bytes, parts: tuple[Part, ...], norm: float, shared: SharedState, rules: RoundRules
+    payload: bytes, parts: tuple[Part, ...], contribution: RoundContribution, shared: SharedState, rules: RoundRules
 ) -> None:
     head = read_head(payload, parts)
+    if head.sender != sender_digest(contribution.opening, contribution.worker):
+        raise RefusedContributionError("a payload that another site made, or that was made for another round")
     if head.coding != rules.coding:
         raise RefusedContributionError("values of another kind than the round's rules say")
-    if head.squared_norm**0.5 != norm:
+    if head.squared_norm**0.5 != contribution.norm:
         raise RefusedContributionError("another norm than the contribution states")
     for _ in decode(payload, shared.stream(rules), shared.digests.weights):
         pass

@@ -14,7 +14,7 @@ from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.round_checks import check_next_manifest, turn_of
+from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of
@@ -226,7 +226,8 @@ class Site:
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
             feedback = await round_files.get_tensors(node.state, numbered(round_files.FEEDBACK, record.feedback))
-        work: LocalWork = await node.run_sync(encode_work, shared, state, feedback, opening.rules)
+        sender = sender_digest(self._opening.digest, node.key.public)
+        work: LocalWork = await node.run_sync(encode_work, shared, state, feedback, opening.rules, sender)
         await node.state.put(numbered(round_files.PAYLOAD, number), work.payload)
         await round_files.put_tensors(node.state, numbered(round_files.FEEDBACK, number), work.feedback)
         await round_files.put_tensors(node.state, numbered(round_files.INNER, number), work.inner)
