@@ -39,13 +39,18 @@ def train(**parameters: Any) -> None:
 
 @click.command()
 @run_options
-@click.option("--window", type=click.IntRange(0), help="Which window. Default: the newest that was judged.")
-@click.option("--miner", default="", metavar="KEY", help="Only this miner's: its key, or the beginning of it.")
-@click.option("--best", "selection", flag_value="best", help="The highest rewards first.")
-@click.option("--worst", "selection", flag_value="worst", help="The lowest rewards first.")
-@click.option("--rejected", "selection", flag_value="rejected", help="Only those that a validator rejected.")
+@click.option("--window", type=click.IntRange(0), help="Which window. Default: the newest judged one that has any.")
+@click.option(
+    "--miner", default="", metavar="MINER", help="Only this miner's: its name, its key, or the beginning of that."
+)
+@click.option("--best", is_flag=True, help="The highest rewards first.")
+@click.option("--worst", is_flag=True, help="The lowest rewards first.")
+@click.option("--rejected", is_flag=True, help="Only those that a validator rejected.")
 @shown_option("--count", type=click.IntRange(0), default=10, help="At most so many; 0 for all.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def rollouts(**parameters: Any) -> None:
     """Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."""
-    run_action("rollout_listing", "rollouts", parameters)
+    chosen = [name for name in ("best", "worst", "rejected") if parameters.pop(name)]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{chosen[0]} and --{chosen[1]}: choose one of them")
+    run_action("rollout_listing", "rollouts", parameters | {"selection": chosen[0] if chosen else None})

@@ -11,7 +11,7 @@ import trio
 from grailnode.config import Config
 from grailnode.engine.policy import Tokenizer
 from grailnode.observe.observer import newest_summarized
-from grailnode.observe.rollout_reader import PublishedRollout, read_rollouts
+from grailnode.observe.rollout_reader import PublishedRollout, find_miners, read_rollouts
 from grailnode.track.tracker import Sample, Tracker, open_tracker
 from grailnode.track.training_log import LogFollower, curves
 from protocol.errors import ProtocolError
@@ -67,7 +67,7 @@ async def _track_samples(node: Node, tokenizer: Tokenizer, tracker: Tracker, las
         window = await newest_summarized(node)
         if window is None or window <= last_window:
             return last_window
-        rollouts = (await read_rollouts(node, tokenizer, window)).rollouts
+        rollouts = (await read_rollouts(node, tokenizer, window, await find_miners(node))).rollouts
     except (StoreError, ProtocolError):
         return last_window  # the next turn reads a newer one
     rows = samples(rollouts)

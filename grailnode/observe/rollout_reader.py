@@ -1,13 +1,16 @@
 """`grailnode rollouts`: the rollouts of a window, their rewards and the validators' reasons, from public objects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
+from grailnode import UserError
 from grailnode.engine.policy import Tokenizer
 from protocol import environments, paths
 from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
+from protocol.identity.participant import Announcement
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, Group, open_group
 from roles.node.identity import Node
@@ -16,6 +19,8 @@ from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_record
 from roles.rosters import Rosters
 from roles.trainer.verified_batch import VerifiedGroup, verified_group
+
+_SHOWN_MINERS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class PublishedRollout:
         """What the validators said about the rollout's group, in words."""
         if self.reasons:
             return f"rejected: {', '.join(self.reasons)}"
-        return f"accepted by {self.accepted}" if self.judged else "not audited"
+        return f"accepted by {self.accepted}" if self.judged else "not judged"
 
 
 @dataclass(frozen=True)
@@ -71,17 +76,42 @@ class ReadWindow:
     unread: tuple[str, ...]
 
 
-async def read_rollouts(node: Node, tokenizer: Tokenizer, window: int, miner: str = "") -> ReadWindow:
-    """Read the rollouts that miners delivered for a window.
+class UnknownMinerError(UserError):
+    """No miner of the run has this key or name."""
+
+
+async def find_miners(node: Node, miner: str = "") -> list[bytes]:
+    """Return the keys that announced themselves, in ascending order, and of these the ones that a text names.
 
     Args:
-        miner: only those whose keys, in lower-case hex, begin with this.
+        miner: the beginning of a key in hexadecimal digits, or the name that a miner announced; empty for all.
+
+    Raises:
+        UnknownMinerError: the text names none.
     """
+    keys = sorted(await list_announced_keys(node))
+    chosen = [key for key in keys if key.hex().startswith(miner.lower())]
+    if chosen or not miner:
+        return chosen
+    names = {}
+    for key in keys:
+        with suppress(StoreError, ProtocolError):  # a miner whose announcement is gone or broken has no name
+            announcement = (await fetch_record(node, Announcement, paths.participant(key))).record
+            if announcement.role == "miner":
+                names[key] = announcement.name
+    if chosen := [key for key, name in names.items() if name == miner]:
+        return chosen
+    known = ", ".join(f"{name or '(no name)'} {key.hex()[:8]}" for key, name in [*names.items()][:_SHOWN_MINERS])
+    raise UnknownMinerError(
+        f"--miner {miner}: no miner has this name, or a key that begins so; there are: {known or 'none'}"
+    )
+
+
+async def read_rollouts(node: Node, tokenizer: Tokenizer, window: int, miners: Sequence[bytes]) -> ReadWindow:
+    """Read the rollouts that some miners delivered for a window."""
     rollouts: list[PublishedRollout] = []
     unread: list[str] = []
-    for key in sorted(await list_announced_keys(node)):
-        if not key.hex().startswith(miner):
-            continue
+    for key in miners:
         try:
             rollouts += await _read_miner(node, tokenizer, window, key)
         except NotFoundError:

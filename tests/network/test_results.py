@@ -12,7 +12,13 @@ from grailnode.cli.actions.rollout_listing import select
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.settings import trainer_settings
-from grailnode.observe.rollout_reader import ReadWindow, read_rollouts, read_verified_groups
+from grailnode.observe.rollout_reader import (
+    ReadWindow,
+    UnknownMinerError,
+    find_miners,
+    read_rollouts,
+    read_verified_groups,
+)
 from grailnode.run.creation import model_files, publish_files
 from protocol.digest import digest_weights
 from roles.trainer.learn.learner import StepReport
@@ -41,8 +47,11 @@ async def play(directory: Path) -> dict[str, Any]:
     values["policy"] = network.policy
     node = network.node("observer")
     tokenizer = network.policy.tokenizer
-    values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW)
-    values["of one miner"] = await read_rollouts(node, tokenizer, WINDOW, key("miner-1").public.hex()[:8])
+    values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW, await find_miners(node))
+    for text in (key("miner-1").public.hex()[:8].upper(), "miner-1", "cheat"):
+        values[text] = await find_miners(node, text)
+    with pytest.raises(UnknownMinerError, match=r"--miner zz: no miner has this name.*(cheat.*miner-1|miner-1.*cheat)"):
+        await find_miners(node, "zz")
     values["verified"] = [group for window in range(WINDOW + 3) for group in await read_verified_groups(node, window)]
     values["trained on"] = [event["groups"] for event in network.events("trainer/training", "step")]
     values["run"] = network.run
@@ -124,11 +133,12 @@ def test_rollouts_have_text_reward_and_reason(results: dict[str, Any]) -> None:
     assert all(len(rollout.completion) > 0 for rollout in honest)
     assert {rollout.reward for rollout in honest} <= {0.0, 1.0}
     assert cheating
-    assert {rollout.status for rollout in cheating} == {"rejected: copied", "not audited"}
+    assert {rollout.status for rollout in cheating} == {"rejected: copied", "not judged"}
 
 
-def test_rollouts_of_one_miner(results: dict[str, Any]) -> None:
-    assert {rollout.miner for rollout in results["of one miner"].rollouts} == {key("miner-1").public}
+def test_a_miner_is_found_by_its_key_and_by_its_name(results: dict[str, Any]) -> None:
+    assert results[key("miner-1").public.hex()[:8].upper()] == results["miner-1"] == [key("miner-1").public]
+    assert results["cheat"] == [key("cheat").public]
 
 
 def test_selections(results: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import trio
 
 from grailnode.cli.options import RunOptions
 from grailnode.node.node_makers import make_spectator
-from grailnode.observe.observer import newest_summarized
-from grailnode.observe.rollout_reader import PublishedRollout, ReadWindow, read_rollouts
+from grailnode.observe.observer import RECENT_WINDOWS, newest_summarized
+from grailnode.observe.rollout_reader import PublishedRollout, ReadWindow, find_miners, read_rollouts
 from grailnode.run.creation import fetch_model
 from grailnode.run.joining import open_config_to_read
 from grailnode.ui.formatting import clean
@@ -30,7 +30,7 @@ def rollouts(
 ) -> None:
     """Run `grailnode rollouts`."""
     node = make_spectator(open_config_to_read(**run_options))
-    read = trio.run(_read, node, window, miner.lower())
+    read = trio.run(_read, node, window, miner)
     for line in read.unread:
         click.echo(f"not read: {clean(line, 400)}", err=True)
     selected = select(read.rollouts, selection)
@@ -42,13 +42,26 @@ def rollouts(
 
 async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:
     await refresh_authority(node)
-    if window is None:
-        window = await newest_summarized(node)
-    if window is None:
+    miners, newest = await find_miners(node, miner), await newest_summarized(node)
+    if window is None and newest is None:
         raise click.ClickException("no validator has summarized a window yet; name one with --window")
+    windows = range(newest, max(-1, newest - RECENT_WINDOWS), -1) if window is None and newest is not None else [window]
     with tempfile.TemporaryDirectory(prefix="grailnode-rollouts-") as directory:
         policy = await fetch_model(node, Path(directory))
-        return await read_rollouts(node, policy.tokenizer, window, miner)
+        for number in windows:
+            read = await read_rollouts(node, policy.tokenizer, number or 0, miners)
+            if read.rollouts or read.unread:
+                return read
+    whose = f"the miner {miner}" if miner else "a miner"
+    if window is None:
+        raise click.ClickException(f"no groups of {whose} are in storage for the newest {len(windows)} judged windows")
+    if window > node.window():
+        raise click.ClickException(f"--window {window}: not open yet; the newest one is {node.window()}")
+    judged = "no window has been judged yet" if newest is None else f"the newest judged window is {newest}"
+    raise click.ClickException(
+        f"--window {window}: no groups of {whose} are in storage; they were never delivered, or have been deleted "
+        f"since; {judged}"
+    )
 
 
 def select(published: Sequence[PublishedRollout], selection: Selection) -> list[PublishedRollout]:
