@@ -67,8 +67,9 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
         audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
     """
     if time.data >= _MUCH:
-        submitted = sum(miner.submitted for miner in state.miners)
-        judged = sum(miner.judged for miner in state.miners)
+        # No rule asks anybody to judge more of a miner that has no reputation left.
+        miners = [miner for miner in state.miners if miner.score > 0 or not miner.rejections]
+        submitted, judged = sum(miner.submitted for miner in miners), sum(miner.judged for miner in miners)
         if submitted and judged < _MOST_JUDGED * audit_share * submitted:
             what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
         else:

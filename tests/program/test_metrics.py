@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -125,6 +126,13 @@ def test_the_line_names_the_bottleneck_and_what_to_add(time: TrainerTime, state:
     line = bottleneck(time, state, steps_per_version=1, audit_share=0.9)
     assert expected in line
     assert "\n" not in line
+
+
+def test_a_rejected_strangers_groups_make_nobody_add_validators() -> None:
+    state = network(396, 390, 6)
+    stranger = MinerRow("b2" * 32, "stranger", "unknown", 180, 0, {"copied": 12}, 0.0)
+    line = bottleneck(TrainerTime(0.86, 0.0), replace(state, miners=(*state.miners, stranger)), 1, audit_share=0.9)
+    assert "add miners" in line
 
 
 def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from grailnode.observe.state import NetworkState, StratumRow, WindowRow
+from grailnode.observe.state import MinerRow, NetworkState, StratumRow, WindowRow
 from grailnode.ui.terminal import LiveView, PlainView, open_view, render_status, render_summary
 from grailnode.ui.terminal.glyphs import AsciiFallback
 from grailnode.ui.terminal.screen import Screen
@@ -95,6 +95,14 @@ def test_status_shows_how_fast_validators_check_and_what_limits_the_trainer():
     text = " ".join(render(render_status(state), 80))
     assert "12,431 tokens in a second of a validator's time" in text
     assert "trainer waits for groups; add miners" in text
+
+
+def test_status_says_how_late_a_window_is_and_what_was_not_judged():
+    miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
+    state = replace(runs.network(), windows_planned=None, window_seconds=10.0, window_elapsed=3_610.0, miners=(miner,))
+    text = " ".join(render(render_status(state), 100))
+    assert "next is late by 1:00:00" in text
+    assert "0 verified  12 rejected  180 not judged" in text
 
 
 def test_status_shows_pass_at_k_and_kinds_of_problems():

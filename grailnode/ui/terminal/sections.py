@@ -104,7 +104,8 @@ def _position(state: NetworkState, width: int) -> Text:
         after = f"{duration_text(length - elapsed)} left" if elapsed < length else "finishing"
     else:
         length = state.window_seconds
-        words, after = f"window {state.window:,}", f"next in {duration_text(length - elapsed)}"
+        words, late = f"window {state.window:,}", state.window_elapsed - length
+        after = f"next in {duration_text(-late)}" if late < 0 else f"next is late by {duration_text(late)}"
     room = width - len(words) - len(after) - 2
     if room < 6:
         return line((words, "bold"), f" {after}")
@@ -143,6 +144,8 @@ def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
     groups = Tally.of(state.miners)
     reasons = groups.reasons
     text = line("groups  ", (f"{groups.accepted:,} verified", "green"), "  ", (f"{groups.rejected:,} rejected", "red"))
+    if unjudged := sum(row.submitted for row in state.miners) - groups.judged:
+        text.append(f"  {unjudged:,} not judged", style="dim")
     room = width - text.cell_len - 2
     if lines > 1 and cell_len(reasons_text(reasons, _UNLIMITED)) > room:
         return [text, line((" " * 8 + reasons_text(reasons, max(width - 8, 1)), "dim"))]
