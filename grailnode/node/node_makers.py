@@ -70,14 +70,19 @@ def make_spectator(config: Config) -> Node:
     return _stateless_node(config, "spectator", writes=False)
 
 
+def make_auditor(config: Config) -> Node:
+    """Return a spectator that reads every object from storage, and none from the cache of this machine."""
+    return _stateless_node(config, "auditor", writes=False, caches=False)
+
+
 def make_root_publisher(config: Config) -> Node:
     """Return a node that publishes what root keys signed: it writes, its key is random and its state is in memory."""
     return _stateless_node(config, "root-publisher", writes=True)
 
 
-def _stateless_node(config: Config, name: str, *, writes: bool) -> Node:
+def _stateless_node(config: Config, name: str, *, writes: bool, caches: bool = True) -> Node:
     telemetry = NodeTelemetry(name)
-    key, storage = SigningKey(secrets.token_bytes(32)), Storage(config, telemetry, writes=writes)
+    key, storage = SigningKey(secrets.token_bytes(32)), Storage(config, telemetry, writes=writes, caches=caches)
     return _node(config, name, key, lambda run_id: MemoryStore(), storage, telemetry)
 
 

@@ -104,14 +104,16 @@ class Storage:
     Args:
         telemetry: its metrics count the operations of the stores.
         writes: whether the node writes. A node that does not, and has no credentials, reads its bucket by URL.
+        caches: whether objects are kept on this machine. Who audits storage must read what is there now.
     """
 
-    def __init__(self, config: Config, telemetry: NodeTelemetry, *, writes: bool = True) -> None:
+    def __init__(self, config: Config, telemetry: NodeTelemetry, *, writes: bool = True, caches: bool = True) -> None:
         self._config = config
         self._telemetry = telemetry
         self._meter = telemetry.metrics
         self._rng = random.Random()  # noqa: S311 - jitter, nothing secret
         self._writes = writes
+        self._caches = caches
         self._clients: dict[bool, httpx.AsyncClient] = {}
 
     def routed(
@@ -146,6 +148,8 @@ class Storage:
         return self._cached(RoutedStore(stores, directory, clock, open_space))
 
     def _cached(self, store: ObjectStore) -> ObjectStore:
+        if not self._caches:
+            return store
         node = self._config.node
         folder = self._config.at(node.cache)
         with disk_errors(str(folder)):

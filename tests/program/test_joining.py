@@ -1,7 +1,8 @@
 """A run that is named by a URL: the command line gives the run's id, or accepts the server's word for it on purpose."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -10,12 +11,14 @@ import pytest
 import trio
 
 from grailnode.cli.actions import node_start
-from grailnode.config import ConfigError
-from grailnode.node.node_makers import make_spectator
+from grailnode.config import Config, ConfigError
+from grailnode.node.node_makers import make_auditor, make_spectator
 from grailnode.run import workspace
 from grailnode.run.joining import open_config, open_config_to_read
 from protocol import paths
+from protocol.digest import content_digest
 from protocol.errors import ProtocolError
+from roles.node.identity import Node
 from roles.ports import NotFoundError
 from tests.support.builders.recipes import demo_recipe
 from tests.support.servers.loopback import Reply, serve
@@ -87,6 +90,22 @@ def test_a_reader_leaves_nothing_where_it_was_called(
     assert sorted(founder.rglob("*")) == files  # nothing that a node of another user could fail on
     config_with_option = open_config_to_read(str(founder / "run.toml"), (f"node.cache={tmp_path / 'mine'}",))
     assert config_with_option.at(config_with_option.node.cache) == tmp_path / "mine"
+
+
+def test_an_auditor_reads_what_storage_shows_now_and_not_the_cache_of_this_machine(
+    run: workspace.Workspace, host: Host
+):
+    config, data = open_config(f"{host.url}/run/{paths.run(run.run_id)}"), b"weights"
+    path = paths.anchor(bytes(32), content_digest(data))
+    host.files.objects[f"/run/{path}"] = data
+
+    def read(make: Callable[[Config], Node]) -> bytes:
+        return trio.run(partial(make(config).store.get, path, len(data)))
+
+    assert read(make_spectator) == read(make_auditor) == data
+    host.files.objects[f"/run/{path}"] = b"another"
+    assert read(make_spectator) == data  # from the cache
+    assert read(make_auditor) == b"another"
 
 
 def test_a_request_to_a_busy_server_is_repeated(run: workspace.Workspace, host: Host):

@@ -17,7 +17,7 @@ from grailnode.config import Config
 from grailnode.convert import conversion
 from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.bodies import fetch_task
-from grailnode.node.node_makers import make_spectator
+from grailnode.node.node_makers import make_auditor
 from grailnode.node.wiring import MINER_VERSIONS
 from grailnode.observe.bottleneck import bottleneck, read_trainer_time, unjudged_cases
 from grailnode.observe.chain_check import verify_chain
@@ -38,7 +38,7 @@ from roles.ports import NotFoundError, StoreError, TooLargeError
 def status(**run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode status`."""
     config = open_config_to_read(**run_options)
-    node = make_spectator(config)
+    node = make_auditor(config)
     state = trio.run(_observe, node).state()
     logs = config.at(config.node.logs)
     state = replace(state, unjudged=unjudged_cases(logs))
@@ -77,14 +77,14 @@ def verify(rollout: str | None, ledger: bool, **run_options: Unpack[RunOptions])
 
 
 async def _verify_chain(config: Config) -> None:
-    node = make_spectator(config)
+    node = make_auditor(config)
     await refresh_authority(node)
     weights = await verify_chain(node, click.echo)
     click.echo(f"version {weights.version} holds: weights {weights.digest.hex()}")
 
 
 async def _verify_ledgers(config: Config) -> None:
-    node = make_spectator(config)
+    node = make_auditor(config)
     await refresh_authority(node)
     for validator in node.authority.validators:
         if not await verify_ledger(node, validator, click.echo):
@@ -105,7 +105,7 @@ def _verify_rollout(config: Config, text: str) -> None:
 
 
 async def _recheck(config: Config, reference: GroupReference) -> RecheckedGroup:
-    node = make_spectator(config)
+    node = make_auditor(config)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
         task, compute = await fetch_task(node, config, Path(directory), sandbox, MINER_VERSIONS)
