@@ -2,14 +2,19 @@
 
 from collections.abc import AsyncIterator
 
+from grailnode import UserError
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ChainError, ExpiredError, error_context
 from roles.node.identity import Node
 from roles.policy.verified_weights import AnchorBuild, PatchBuild, VerifiedWeights, WeightsBuild, objects_of
-from roles.ports import LineReporter
+from roles.ports import LineReporter, NotFoundError
 from roles.records import fetch_envelope, fetch_object
+
+
+class NoVersionError(UserError):
+    """The run has no version yet."""
 
 
 async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
@@ -21,13 +26,26 @@ async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
     return newest
 
 
+async def fetch_first_head(node: Node) -> bytes:
+    """Fetch the bytes of the head, for a command that can do nothing without a version.
+
+    Raises:
+        NoVersionError: storage has no head.
+    """
+    path = paths.head(node.authority.trainers[0])
+    try:
+        return await fetch_envelope(node, Head, path)
+    except NotFoundError as error:
+        raise NoVersionError(f"{path}: this run has published no version yet; start its trainer, or wait") from error
+
+
 async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedWeights]:
     """Yield every version that the listed anchors and patches lead to, oldest first; checks and raises as
     `verify_chain`.
     """
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
-    data = await fetch_envelope(node, Head, paths.head(trainer))
+    data = await fetch_first_head(node)
     with error_context(paths.head(trainer)):
         try:
             head = chain.accept_head(data, node.clock.now())

@@ -1,5 +1,6 @@
 """Changes of who may act in a run: what `grailnode keys` and `grailnode admit` draft for the root keys to sign."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ def parse_public_key(text: str) -> bytes:
     path = Path(text)
     if path.is_file():
         return SigningKey(key_files.read(path)).public
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text) is None:
+        raise RevisionError(f"{text}: neither a public key (64 hexadecimal digits) nor a key file")
     try:
         return check_public_key(bytes.fromhex(text))
-    except (ValueError, ProtocolError) as error:
-        raise RevisionError(f"{text}: neither a public key (64 hexadecimal digits) nor a key file ({error})") from None
+    except ProtocolError as error:
+        raise RevisionError(f"{text}: no public key ({error})") from None
 
 
 def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, tuple[str, ...]]]:

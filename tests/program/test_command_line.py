@@ -35,6 +35,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("demo --windows 0", 2, "0 is not in the range"),
         ("demo --wnidows 3", 2, "No such option"),
         ("frobnicate", 2, "No such command"),
+        ("rollouts --best --worst --run /nowhere/run.toml", 2, "--best and --worst: choose one of them"),
         ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
         ("init /proc/grailnode", 1, "/proc/grailnode"),
         ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
@@ -52,9 +53,10 @@ def test_a_wrong_command_is_reported_in_a_line_and_an_exit_code(command: str, co
 
 
 def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
-    error = fail("verify", "--run", str(run_file))
-    assert error.startswith("grailnode: ")
-    assert "head: no such object" in error
+    for command in (("verify",), ("export", str(run_file.parent / "model"))):
+        error = fail(*command, "--run", str(run_file))
+        assert error.startswith("grailnode: ")
+        assert "head: this run has published no version yet; start its trainer" in error
     assert run_command("status", "--run", str(run_file)).returncode == 0
 
 

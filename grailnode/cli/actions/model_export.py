@@ -16,6 +16,7 @@ from grailnode.engine import models
 from grailnode.engine.lora_model import adapter_files, merged_weights
 from grailnode.engine.policy import Policy
 from grailnode.node.node_makers import make_spectator
+from grailnode.observe.chain_check import fetch_first_head
 from grailnode.observe.model_card import model_card
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.state import WindowRow
@@ -68,6 +69,7 @@ async def export_version(
     if merge and node.run.lora is None:
         raise ExportError("--merged is for LoRA runs; this run's versions are whole models")
     await refresh_authority(node)
+    await fetch_first_head(node)
     follower = await Follower.open(node, allow_expired=True)
     await follower.refresh()
     head = follower.chain.head
