@@ -1,5 +1,18 @@
-"""The program: everything that touches the world. Any room may import this package's one class."""
+"""The program: everything that touches the world. Any room may import this package's one class.
+
+Other programs use `grailnode.open_trainer` and `grailnode.follow` (grailnode/library).
+"""
+
+import importlib
+from typing import Any
 
 
 class UserError(Exception):
     """A failure that the operator can repair: its text is one line that says what is wrong, where, and what to do."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return what grailnode/library offers; it imports torch, for which the command line must not wait."""
+    if name in ("follow", "open_trainer"):
+        return getattr(importlib.import_module("grailnode.library"), name)
+    raise AttributeError(name)

@@ -244,6 +244,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettin
     """Seed of the draws of groups."""
     poll_seconds: Positive = 0.1
     """How often to look for verdicts."""
+    external: bool = False
+    """Another program trains, through grailnode.library (docs/guide/own-trainer.md)."""
     track: TrackerName | None = None
     """The tracker that shows curves and samples."""
     canaries: int = Field(default=0, ge=0, le=1000)

@@ -68,10 +68,20 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("authority_updates", "participants", "seals", "rosters", "policy"),
         *("miner", "validator", "trainer"),
     ),
-    "roles.trainer": ("tensor_shards", "spool", "verified_batch", "learn", "publish", "collect", "outer"),
+    "roles.trainer": (
+        "tensor_shards",
+        "spool",
+        "verified_batch",
+        "genesis",
+        "external_training",
+        "learn",
+        "publish",
+        "collect",
+        "outer",
+    ),
     "grailnode": (
         *("store", "beacon", "engine", "config", "chat", "sandbox", "convert", "observe", "calibration"),
-        *("track", "run", "ui", "node", "demo", "cli", "__main__"),
+        *("track", "run", "ui", "node", "library", "demo", "cli", "__main__"),
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all
@@ -318,6 +328,7 @@ CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the l
     "grailnode.cli.main": ("click", {"get_command", "list_commands"}),
     "grailnode.engine.vllm.inside.sampling_v1": ("vLLM", {"validate_params", "is_argmax_invariant", "update_state"}),
     "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),
+    "grailnode.library.trainer": ("programs of others", {"acknowledge"}),
     "grailnode.node.loop_watch": ("trio", {"before_task_step", "after_task_step"}),
     "grailnode.store.https.addresses": ("httpx", {"connect_tcp", "connect_unix_socket", "handle_async_request"}),
 }

@@ -60,6 +60,8 @@ def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
     """Return the kinds of processes of a node."""
     has_sites = role == "trainer" and config.trainer.outer is not None
     kinds: tuple[Kind, ...] = ("coordinator",) if has_sites else PROCESSES[role]
+    if role == "trainer" and config.trainer.external:
+        kinds = tuple(kind for kind in kinds if kind != "training")
     if role == "trainer" and config.beacon.key:
         kinds = ("beacon", *kinds)
     if role == "trainer" and config.trainer.canaries:

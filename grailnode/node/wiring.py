@@ -12,9 +12,9 @@ from grailnode.engine.policy import Policy
 from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.settings import TrainerSettings
 from protocol import environments
-from protocol.digest import Weights, digest_weights
+from protocol.digest import Weights
 from protocol.environments import Sandbox
-from protocol.errors import ChainError, MalformedError, ProtocolError
+from protocol.errors import MalformedError, ProtocolError
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
 from roles.miner.miner import Miner
@@ -25,6 +25,7 @@ from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
+from roles.trainer.genesis import checked_genesis
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
@@ -151,7 +152,7 @@ async def run_coordinator(
         async def first_version() -> tuple[int, Weights]:
             newest = await newest_weights(node.state)
             if newest is None:
-                return 0, checked_genesis(node, genesis)
+                return 0, checked_genesis(node.run, genesis)
             version, shards = newest
             return version, await read_tensors(node.state, weights_folder(version), shards)
 
@@ -179,7 +180,7 @@ async def run_worker(
     """
 
     def local_learner() -> LocalLearner:
-        weights = checked_genesis(node, genesis)
+        weights = checked_genesis(node.run, genesis)
         if make_learner is not None:
             return make_learner()
         device = torch.device(compute.device)
@@ -193,18 +194,6 @@ async def run_worker(
             await Site(node, learner, settings).run()
 
     await run_under_authority(node, train)
-
-
-def checked_genesis(node: Node, genesis: Callable[[], Weights]) -> Weights:
-    """Return the weights of version 0.
-
-    Raises:
-        ChainError: they are not those that the run names.
-    """
-    weights = genesis()
-    if digest_weights(weights) != node.run.model.genesis:
-        raise ChainError("this policy is not the genesis that the run names; use the one it was founded with", "policy")
-    return weights
 
 
 async def run_collector(node: Node, settings: CollectorSettings) -> None:

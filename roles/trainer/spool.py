@@ -8,6 +8,7 @@
     outcomes/{window}-{miner}   the collector's outcome log: what became of each judged group
     canaries/{window}-{index}-{digest}  a group's log-probabilities, from the canary to the collector
     collector-progress          the oldest window for which verdicts may still come
+    acknowledged                the groups that a training loop of somebody else has learned from
     chain/...                   what the publisher has published (roles/trainer/publish/history.py)
 
 An object is complete or absent (the store's promise). Each has one writer, and the one reader that deletes it, so a
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from protocol.errors import MalformedError
 from roles.ports import ObjectStore
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, put_shards
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, delete_below, put_shards
 
 CHAIN = "chain/"
 WEIGHTS = "weights/"
@@ -30,6 +31,7 @@ INTENTS = "intents/"
 OUTCOMES = "outcomes/"
 CANARIES = "canaries/"
 COLLECTOR_PROGRESS = "collector-progress"
+ACKNOWLEDGED = "acknowledged"
 PUBLISHED_WEIGHTS = "chain/weights/"
 
 
@@ -99,6 +101,13 @@ async def count_shards(state: ObjectStore, path: str) -> int:
 async def stored_versions(state: ObjectStore) -> set[int]:
     """Return the versions that have files of weights, complete or not."""
     return {int(item.path.removeprefix(WEIGHTS).partition("/")[0]) async for item in state.list(WEIGHTS)}
+
+
+async def delete_unnamed_weights(state: ObjectStore, newest: int) -> None:
+    """Delete the files of versions above the newest one: a process was killed before it wrote a note of them."""
+    for version in sorted(await stored_versions(state)):
+        if version > newest:
+            await delete_below(state, weights_folder(version))
 
 
 async def newest_published_version(state: ObjectStore) -> int:

@@ -57,6 +57,7 @@ _CONTENTS: Final = {
     "checkpoints/": "the weights, the optimizer's state or the waiting groups with which training goes on",
     "outbox/": "a version that is not published yet",
     "inbox/": "verified groups that are not trained on yet",
+    "acknowledged": "the record by which no group is trained on twice",
     "intents/": "a decision on groups that is not carried out yet",
     "outcomes/": "the record by which no group is trained on twice",
     "collector-progress": "the record by which no group is trained on twice",

@@ -20,11 +20,10 @@ from typing import Final
 
 import trio
 
-from protocol.digest import Weights, digest_weights
-from protocol.errors import ChainError
-from protocol.quantization import quantize
+from protocol.digest import Weights
 from roles.node.identity import Node
 from roles.ports import StateError
+from roles.trainer.genesis import put_genesis
 from roles.trainer.learn.checkpoint_files import (
     NOTES,
     CheckpointNote,
@@ -41,12 +40,11 @@ from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.spool import (
     INBOX,
     SnapshotName,
+    delete_unnamed_weights,
     next_version,
     put_snapshot,
-    stored_versions,
-    weights_folder,
 )
-from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource, delete_below
+from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
 from roles.trainer.verified_batch import VerifiedBatch
 
 _LARGE: Final = 100_000_000  # parameters
@@ -234,31 +232,18 @@ class Training:
         self._consumed_paths.append(path)
         self._new_groups.set()
 
-    def _checked_genesis(self) -> Weights:
-        """Return the tensors of version 0."""
-        weights = quantize(self._genesis(), self._node.run.precision)
-        if digest_weights(weights) != self._node.run.model.genesis:
-            raise ChainError(
-                "this policy is not the genesis that the run names; use the one it was founded with", "policy"
-            )
-        return weights
-
     async def _restore(self) -> None:
         """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over."""
         node = self._node
         newest = await next_version(node.state) - 1
-        for version in sorted(await stored_versions(node.state)):
-            if version > newest:
-                await delete_below(node.state, weights_folder(version))
+        await delete_unnamed_weights(node.state, newest)
         note = await newest_checkpoint(node.state)
         await delete_checkpoints(node.state, note)
         if note is None:
             if newest > 0:
                 raise StateError(f"{NOTES} of this node's state", f"missing, but version {newest} was made from it")
             if newest < 0:
-                genesis = dict(await node.run_sync(self._checked_genesis))
-                await self._put_snapshot(SnapshotName(0, 0), TensorSource.of(genesis))
-                await node.run_sync(genesis.clear)  # on the event loop, giving back the memory takes long
+                await put_genesis(node, self._genesis, self._shard_bytes)
             self._version = 0
             self._buffer.advance(self._version)
             return

@@ -1,0 +1,205 @@
+"""A trainer whose training loop is another program: it publishes versions and learns from verified groups.
+
+The node itself, which uploads and downloads, is a `grailnode --role trainer` with `trainer.external`. It is started
+here unless it runs already, and may outlive this process: what was published is uploaded all the same.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+import trio
+from torch import Tensor
+
+from grailnode import UserError
+from grailnode.config import Config, ConfigError
+from grailnode.engine import models
+from grailnode.engine.lora_model import read_adapters
+from grailnode.engine.policy import Policy, load_weights, published_names
+from grailnode.node.node_makers import make_node, state_directory
+from grailnode.node.role_processes import check_start
+from grailnode.node.run_model import genesis_reader, policy_directory
+from grailnode.node.state_locks import lock_state
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.user_errors import StateInUseError
+from grailnode.run.joining import open_config
+from roles.node.identity import Node
+from roles.ports import EngineError
+from roles.trainer.external_training import ExternalTraining
+from roles.trainer.verified_batch import VerifiedGroup
+
+_STOP_SECONDS: Final = 20.0
+_LAST_LINES: Final = 5
+
+
+class TrainerEndedError(UserError):
+    """The node that uploads and downloads has ended; the text has its last lines."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one prompt, which enough validators accepted.
+
+    Attributes:
+        prompt: token ids; completions: token ids of each rollout.
+        logprobs: of each completion's tokens under the version that sampled them, float32 [T], as validators computed
+            them; replies of an environment have none.
+        rewards: of each rollout, as validators computed them.
+        version: the policy version that sampled them; age: how many versions older it is than the newest.
+        digest: names the group: 32 bytes.
+    """
+
+    prompt: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]
+    logprobs: tuple[np.ndarray, ...]
+    rewards: tuple[float, ...]
+    version: int
+    age: int
+    digest: bytes
+
+
+class Trainer:
+    """A trainer of a run; `open_trainer` makes one. All calls block."""
+
+    def __init__(self, node: Node, training: ExternalTraining, config: Config) -> None:
+        self._node = node
+        self._training = training
+        self._policy = policy_directory(config)
+        self._shapes = models.build(Policy.load(self._policy), lora=node.run.lora)
+
+    @property
+    def version(self) -> int:
+        """The newest version that was published."""
+        return self._training.version
+
+    def publish(self, weights: Mapping[str, Tensor] | Path | str, *, step: int) -> int:
+        """Publish the next version, and return its number; the upload goes on behind this call.
+
+        Args:
+            weights: floating-point tensors by the names in the run's checkpoint, such as a state dict, or a directory
+                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16.
+            step: optimizer steps up to it.
+
+        Raises:
+            UserError: names, shapes or dtypes are not those of the run's policy, or the node has ended.
+        """
+        if isinstance(weights, str | Path):
+            read = load_weights if self._node.run.lora is None else read_adapters
+            tensors: Mapping[str, Tensor] = read(Path(weights))
+            source = str(weights)
+        else:
+            tensors, source = {name: weights[name] for name in published_names(self._policy, weights)}, "weights"
+        if integers := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+            raise UserError(
+                f"{source}: {integers[0]} has dtype {tensors[integers[0]].dtype}; publish floating-point ones"
+            )
+        try:
+            models.check_fit(self._shapes, tensors)
+        except EngineError as error:
+            raise UserError(
+                f"{source}: {error}; the names are those of the checkpoint's files, as save_pretrained writes them"
+            ) from error
+        rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        return trio.run(self._training.publish, rounded, step)
+
+    def wait_for_uploads(self) -> None:
+        """Return when every version that was published is in storage."""
+        trio.run(self._training.wait_for_uploads)
+
+    def groups(self, min_count: int = 1) -> list[Group]:
+        """Return the verified groups that have come since the last call; this waits for at least so many.
+
+        A group comes again after a restart of this program, until it is acknowledged. One that is too old for the run
+        (`trainer.max_staleness`) does not come.
+        """
+        verified: list[VerifiedGroup] = trio.run(self._training.groups, min_count)
+        return [
+            Group(
+                prompt=group.prompt_tokens,
+                completions=group.completion_tokens,
+                logprobs=tuple(group.completion_logprobs),
+                rewards=group.rewards,
+                version=group.version,
+                age=self.version - group.version,
+                digest=group.digest,
+            )
+            for group in verified
+        ]
+
+    def acknowledge(self, groups: Group | Sequence[Group]) -> None:
+        """Say that groups were learned from, and never have to come again. Call it when your own checkpoint that
+        contains them is durable.
+        """
+        groups = [groups] if isinstance(groups, Group) else groups
+        trio.run(self._training.acknowledge, {group.digest: group.version for group in groups})
+
+
+@contextmanager
+def open_trainer(
+    run: str | Path, name: str = "trainer", *, report: Callable[[str], None] = lambda line: None
+) -> Iterator[Trainer]:
+    """Yield the trainer of a run, and run its node meanwhile.
+
+    Args:
+        run: the path of run.toml.
+        name: of the node, whose key is in the run's keys/.
+        report: takes lines for people.
+
+    Raises:
+        UserError: the run, the key or the policy cannot be used, or another program trains with this state.
+    """
+    config = open_config(str(run), ("trainer.external=true",))
+    if config.trainer.outer is not None:
+        raise ConfigError("trainer.outer: the sites of a run have training loops of their own; drop this section")
+    check_start(config, "trainer", name, report)
+    state = state_directory(config, name)
+    with ExitStack() as stack:
+        stack.enter_context(lock_state(state, "training"))
+        node = make_node(config, name, NodeTelemetry(name))
+        log = config.at(config.node.logs) / f"{name}-external.log"
+        process = None if _is_running(state) else stack.enter_context(_program(run, name, log))
+        training = ExternalTraining(node, config.trainer.max_staleness, partial(_check_program, process, log))
+        trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
+        yield Trainer(node, training, config)
+
+
+def _is_running(state: Path) -> bool:
+    """Return whether the node's upload process runs, started by somebody else."""
+    try:
+        lock_state(state, "upload", 0.0).close()
+    except StateInUseError:
+        return True
+    return False
+
+
+@contextmanager
+def _program(run: str | Path, name: str, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run a node's processes while the block runs."""
+    options = ("--run", str(run), "--name", name, "--set", "trainer.external=true")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "grailnode", "--role", "trainer", *options], stdout=file, stderr=file
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _check_program(process: "subprocess.Popen[bytes] | None", log: Path) -> None:
+    if process is not None and process.poll() is not None:
+        lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        raise TrainerEndedError(f"the trainer's node has ended ({log}): {' / '.join(lines)}")

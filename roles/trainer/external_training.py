@@ -1,0 +1,169 @@
+"""The border of a trainer for a training loop that is not ours: versions go in, verified groups come out.
+
+`ExternalTraining` takes the place of the training process (learn/training.py) between the collector, which fills the
+inbox, and the publisher, which empties the outbox (spool.py).
+
+Invariants:
+1. A version whose `publish` has returned is durable. The publisher uploads it, whatever becomes of this process.
+2. A group is given out once by a process, and again after a restart, until it is acknowledged. Then it is never given
+   out again: acknowledged groups are remembered until they would be too stale, because a collector that was killed may
+   deliver a batch twice.
+3. A batch is deleted from the inbox after all its groups are acknowledged or too stale, and the note of that is
+   durable.
+
+The worst inputs: a caller that is killed at any instruction (what it had not acknowledged comes again), and one that
+publishes faster than storage takes versions (it waits).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, Final
+
+import trio
+from pydantic import Field
+
+from protocol.digest import Weights
+from protocol.encoding import Record, Version
+from protocol.identity.signing import Digest
+from protocol.quantization import quantize
+from roles.node.identity import Node
+from roles.ports import NotFoundError
+from roles.trainer.genesis import put_genesis
+from roles.trainer.spool import (
+    ACKNOWLEDGED,
+    INBOX,
+    SnapshotName,
+    delete_unnamed_weights,
+    list_snapshots,
+    next_version,
+    put_snapshot,
+)
+from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
+
+_MOST_WAITING: Final = 2  # versions in the outbox
+_POLL_SECONDS: Final = 0.2
+_MAX_GROUPS: Final = 1 << 20
+
+
+class AcknowledgedGroups(Record):
+    """The groups that the caller has learned from, each with its version."""
+
+    kind: ClassVar[str] = "acknowledged-groups"
+    max_bytes: ClassVar[int] = 64 * _MAX_GROUPS
+    max_items: ClassVar[int] = 4 * _MAX_GROUPS
+    groups: Annotated[tuple[tuple[Digest, Version], ...], Field(max_length=_MAX_GROUPS)]
+
+
+class ExternalTraining:
+    """What the training loop of somebody else hands over and takes.
+
+    Args:
+        max_staleness: versions that a group may be older than the newest one.
+        check: called at each look into inbox or outbox; raises if it is in vain to wait.
+    """
+
+    def __init__(self, node: Node, max_staleness: int, check: Callable[[], None] = lambda: None) -> None:
+        self._node = node
+        self._max_staleness = max_staleness
+        self._check = check
+        self._given: set[bytes] = set()  # digests of the groups that this process has given out
+        self._acknowledged: dict[bytes, int] = {}  # their versions, by digest
+        self._waiting: list[VerifiedGroup] = []  # that were read and not given out
+        self._rests: dict[str, dict[bytes, int]] = {}  # by path in the inbox, versions of the groups that keep it there
+        self.version = -1
+        """The newest version that was published."""
+
+    async def begin(self, genesis: Callable[[], Weights]) -> None:
+        """Go on from this node's state, or publish version 0.
+
+        Args:
+            genesis: reads the weights of version 0, before they are quantized.
+
+        Raises:
+            ChainError: they are not those that the run names.
+        """
+        state = self._node.state
+        self.version = await next_version(state) - 1
+        await delete_unnamed_weights(state, self.version)
+        if self.version < 0:
+            await put_genesis(self._node, genesis)
+            self.version = 0
+        try:
+            data = await state.get(ACKNOWLEDGED, AcknowledgedGroups.max_bytes)
+        except NotFoundError:
+            return
+        self._acknowledged = dict(AcknowledgedGroups.from_bytes(data).groups)
+
+    async def publish(self, weights: Weights, step: int) -> int:
+        """Make the next version durable, and return its number. This waits while earlier ones wait for their upload.
+
+        Args:
+            weights: contiguous BF16 tensors on the CPU, by the names of the run's checkpoint; the caller has compared
+                names and shapes.
+            step: optimizer steps up to it.
+        """
+        node = self._node
+        while len(await list_snapshots(node.state)) >= _MOST_WAITING:
+            self._check()
+            await trio.sleep(_POLL_SECONDS)
+        published = await node.run_sync(quantize, weights, node.run.precision)
+        name = SnapshotName(self.version + 1, step)
+        await put_snapshot(node.state, name, TensorSource.of(published), node.run_sync)
+        self.version = name.version
+        return name.version
+
+    async def wait_for_uploads(self) -> None:
+        """Return when every version is in storage."""
+        while await list_snapshots(self._node.state):
+            self._check()
+            await trio.sleep(_POLL_SECONDS)
+
+    async def groups(self, min_count: int = 1) -> list[VerifiedGroup]:
+        """Return the verified groups that have come since the last call, at least so many; this waits for them."""
+        while True:
+            await self._read_inbox()
+            if len(self._waiting) >= min_count:
+                break
+            self._check()
+            await trio.sleep(_POLL_SECONDS)
+        groups, self._waiting = self._waiting, []
+        self._given |= {group.digest for group in groups}
+        return groups
+
+    async def acknowledge(self, groups: Mapping[bytes, int]) -> None:
+        """Remember durably that the caller has learned from some groups, and delete what the inbox needs no more.
+
+        Args:
+            groups: their versions, by digest.
+        """
+        self._acknowledged |= groups
+        kept = {digest: version for digest, version in self._acknowledged.items() if not self._is_stale(version)}
+        record = AcknowledgedGroups(groups=tuple(sorted(kept.items())))
+        await self._node.state.put(ACKNOWLEDGED, record.to_bytes())
+        self._acknowledged = kept
+        await self._delete_batches(set(groups))
+
+    async def _read_inbox(self) -> None:
+        """Read what has come, and drop what has become too stale meanwhile."""
+        self._waiting = [group for group in self._waiting if not self._is_stale(group.version)]
+        known = self._given | self._acknowledged.keys() | {group.digest for group in self._waiting}
+        inbox = [item.path async for item in self._node.state.list(INBOX)]
+        for path in sorted(set(inbox) - self._rests.keys()):
+            batch = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))
+            fresh = [group for group in batch.groups if group.digest not in self._acknowledged]
+            self._rests[path] = {group.digest: group.version for group in fresh}
+            new = [group for group in fresh if group.digest not in known and not self._is_stale(group.version)]
+            self._waiting += new
+            known |= {group.digest for group in new}
+        await self._delete_batches(set())
+
+    async def _delete_batches(self, done: set[bytes]) -> None:
+        """Delete the batches of which every group is done, or too stale."""
+        for path, rest in [*self._rests.items()]:
+            self._rests[path] = {d: v for d, v in rest.items() if d not in done and not self._is_stale(v)}
+            if not self._rests[path]:
+                await self._node.state.delete(path)
+                del self._rests[path]
+
+    def _is_stale(self, version: int) -> bool:
+        return self.version - version > self._max_staleness
