@@ -48,7 +48,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
             "one GPU has only some layers; drop it, and set engine.ranks",
         ),
         ("[engine]\nflags = ['--data-parallel-size', '2']\n", "engine.flags: --data-parallel-size 2: data parallelism"),
-        ("[engine]\nflags = ['-dp=2']\n", "start one node for each GPU instead"),
+        ("[engine]\nflags = ['-dp=2']\n", "set engine.replicas instead"),
         ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),
         ("[beacon]\nrelays = 'https://a.example'\n", "beacon.relays: a list is needed: write [ ] around it"),
         ("not toml", "not TOML"),
