@@ -12,9 +12,10 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.version_gate import VersionGate
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.sequences import Tokens
-from roles.ports import Engine, EngineError, Forward, Generation, Request
+from roles.ports import CheckRequest, Engine, EngineError, Forward, Generation, Request
 
 
 class TorchPrefill:
@@ -79,3 +80,6 @@ class TorchPrefill:
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         return await self._prefill.forward(prompts, completions)
+
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        return await self._prefill.check(requests, rules)
