@@ -10,7 +10,6 @@ import torch
 from grailnode.engine.draft_engine import DraftEngine
 from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from protocol.proof import Arithmetic, arithmetic_of
 from protocol.rollout.sampling import triton_fault
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
@@ -56,18 +55,12 @@ def exact_refusal(kind: str, device: str, dtype: str) -> str:
     return refusal
 
 
-def config_arithmetics(kind: str, dtype: str, states: str) -> tuple[Arithmetic, Arithmetic]:
-    """Return the arithmetics in which an engine of these settings generates and checks."""
-    return arithmetic_of(kind, dtype), arithmetic_of("torch" if states == "torch" else kind, dtype)
-
-
 def make_engine(compute: Compute, run_sync: RunSync) -> TorchEngine:
     """Return the torch engine that samples completions and checks them."""
-    with_torch = compute.vllm is None or compute.vllm.states == "torch"
     kind = DraftEngine if compute.drafts else TorchEngine
     return kind(
         compute.model,
-        device=compute.device if with_torch else "cpu",
+        device=compute.device,
         dtype=compute.dtype,
         max_batch_tokens=compute.max_batch_tokens,
         run_sync=run_sync,
@@ -83,14 +76,13 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
     Args:
         report: `report(event, **fields)`, as Telemetry.event.
     """
-    uses_torch, device = compute.vllm is None or compute.vllm.states == "torch", torch.device(compute.device)
-    if uses_torch and device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
-        report("triton-unusable", error=fault)
+    device = torch.device(compute.device)
     if compute.vllm is None:
+        if device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
+            report("triton-unusable", error=fault)
         yield make_engine(compute, run_sync)
         return
-    from grailnode.engine.vllm.torch_prefill import TorchPrefill  # noqa: PLC0415 - only nodes with vLLM need it
-    from grailnode.engine.vllm.verify_requests import serve_verifications  # noqa: PLC0415
+    from grailnode.engine.vllm.verify_requests import serve_verifications  # noqa: PLC0415 - only nodes with vLLM need it
     from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
     from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer  # noqa: PLC0415
 
@@ -98,18 +90,16 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
     server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
     if settings.python is not None:
         server = ChildServer(settings, compute.policy, compute.directory)
-    sampler = VllmEngine(
+    engine = VllmEngine(
         compute.model,
         server,
         compute.directory / "weights",
         dtype=compute.dtype,
-        states=settings.states == "vllm",
         run_sync=run_sync,
         report=report,
     )
-    engine: Engine = sampler if settings.states == "vllm" else TorchPrefill(sampler, make_engine(compute, run_sync))
     try:
-        async with serve_verifications(compute.directory, sampler.verify, report):
+        async with serve_verifications(compute.directory, engine.verify, report):
             yield engine
     finally:
-        await sampler.close()
+        await engine.close()

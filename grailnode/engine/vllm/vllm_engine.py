@@ -49,7 +49,6 @@ class VllmEngine:
         server: where vLLM runs.
         directory: of this machine, for the checkpoint and the patches of the served version.
         dtype: in which the server computes.
-        states: whether completions come with their hidden states; without, these have a width of 0.
         run_sync: runs a function outside the event loop.
         report: gets an event when the engine is restarted, patched or verified.
     """
@@ -63,7 +62,6 @@ class VllmEngine:
         directory: Path,
         *,
         dtype: torch.dtype = torch.float32,
-        states: bool = True,
         limits: EngineLimits | None = None,
         run_sync: RunSync = trio.to_thread.run_sync,
         report: EventReport = lambda event, **fields: None,
@@ -71,7 +69,6 @@ class VllmEngine:
         self.generating_arithmetic = self.checking_arithmetic = arithmetic_of("vllm", str(dtype).removeprefix("torch."))
         self._model = model
         self._dtype = dtype
-        self._states = states
         self._limits = limits or EngineLimits()
         checkpoints = Checkpoints(directory)
         self._run_sync = run_sync
@@ -111,9 +108,7 @@ class VllmEngine:
         """
         self._check_ids([request.prompt for request in requests])
         _check_seeds(requests)
-        calls = [
-            GenerationCall(self._id(), item.prompt, item.seed, params, self._states, item.sketch) for item in requests
-        ]
+        calls = [GenerationCall(self._id(), item.prompt, item.seed, params, sketch=item.sketch) for item in requests]
         return await self._answered(calls)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
