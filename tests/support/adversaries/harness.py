@@ -179,6 +179,7 @@ class TrialHarness:
         declaration: how the miner declares to compute; None for how the validator does.
         dtype: in which all engines compute.
         change: of the model of all engines.
+        judging_engine: of the validator; None for that of the honest nodes.
     """
 
     policy_history: PolicyHistory
@@ -194,6 +195,7 @@ class TrialHarness:
     declaration: Arithmetic | None = None
     dtype: torch.dtype = torch.float32
     change: Callable[[CausalModel], CausalModel] = field(default=lambda model: model)
+    judging_engine: Engine | None = None
     miner: SigningKey = field(default_factory=lambda: key("adversary miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -232,6 +234,8 @@ class TrialHarness:
     @property
     def own_arithmetic(self) -> Arithmetic:
         """How the validator computes."""
+        if self.judging_engine is not None:
+            return self.judging_engine.checking_arithmetic
         if self.exact:
             return "exact"
         return "torch-float32" if self.dtype == torch.float32 else "torch-bfloat16"
@@ -326,7 +330,8 @@ class TrialHarness:
         """
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
-        judge = Judge(self.task, await self.serving_engine(), window, self.randomness(window))
+        engine = self.judging_engine or await self.serving_engine()
+        judge = Judge(self.task, engine, window, self.randomness(window))
         roster = Roster((self.node.key.public,), 1)
         auditor = Auditor(self.node, judge, roster, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])

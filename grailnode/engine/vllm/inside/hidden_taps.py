@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grailnode.engine.vllm.inside.prefill_checks import Piece, Project, recorded
+from grailnode.engine.vllm.inside.prefill_checks import Project, checked
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records
 
 Record = Callable[[torch.Tensor, Iterable[tuple[int, RequestArguments]], Any, Any], None]
@@ -80,19 +80,21 @@ def _record(
     """Record the states of prefills, or what is checked by them.
 
     Args:
-        project: computes the logits of states; all ranks call it alike, because all have the same batch.
+        project: computes the logits of states.
         states: [N, D] of all tokens of the pass, request behind request.
         prefills: rows of the batch.
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
     """
-    pieces = []
     for row, arguments in prefills:
         # `position` is where this pass begins in the request, counted in tokens; earlier passes computed what lies
         # before it.
-        begin, end, position = int(starts[row]), int(starts[row + 1]), int(computed[row])
-        skipped = max(0, (arguments.begin or 0) - position)
+        start, position = int(starts[row]), int(computed[row])
+        begin = arguments.begin or 0
+        skipped = max(0, begin - position)
+        part, position = states[start + skipped : int(starts[row + 1])], position + skipped
         # The prompt's states before `begin` are not needed, and may cover the whole pass.
-        if skipped < end - begin:
-            pieces.append(Piece(arguments, position + skipped, states[begin + skipped : end]))
-    for piece, part in recorded(pieces, project, vocabulary):
-        records.record(piece.arguments.request).write_prefill(piece.position, records.version, part)
+        if len(part):
+            if arguments.check is not None:
+                part = checked(arguments.check, position - begin, part, project, vocabulary)
+            # A copy, because vLLM reuses the memory of a pass.
+            records.record(arguments.request).write_prefill(position, records.version, part.clone())

@@ -39,13 +39,16 @@ _MAX_RECORDS: Final = 65_536
 
 @dataclass(frozen=True)
 class CheckArguments:
-    """How a prefill is checked; seed, distribution and sketch are those of its RequestArguments.
+    """How a prefill is checked.
 
     Attributes:
         tokens: of the completion, GIVEN for those that are not checked.
+        seed, sketch: see DrawnTokens.
     """
 
     tokens: tuple[int, ...]
+    seed: bytes
+    sketch: SketchKey
     rules: CheckRules
 
 
@@ -107,7 +110,7 @@ class RequestArguments:
                 raise ValueError(f"{ARGUMENT}.check: seed, sketch and begin are needed")
             params = SamplingParams(temperature, 1, tuple(map(int, check["stops"])), filters)
             rules = CheckRules(params, *map(float, check["bounds"]))
-            check = CheckArguments(tuple(map(int, check["tokens"])), rules)
+            check = CheckArguments(tuple(map(int, check["tokens"])), seed, sketch, rules)
         return cls(values["id"], seed, temperature, filters, begin, states, sketch, check)
 
 
