@@ -11,11 +11,14 @@ import torch
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.engine_calls import GenerationCall
-from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords
+from grailnode.engine.vllm.inside.prefill_checks import STATISTICS, checked
+from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, RequestArguments, RequestRecords
 from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
+from protocol.rollout.checking import CheckRules
 from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import serve
 from tests.engine.vllm_site import SHORT_MEMORY, BendableServer, check_preempted, refuse_restarts, shared_server
@@ -92,6 +95,22 @@ def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:
     record = records.take("a")
     assert record is not None
     assert record["states"].tolist() == states[2:].tolist()
+
+
+@pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4)])
+def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
+    tokens = (5, 6, GIVEN, 7, 1, GIVEN, GIVEN, 8, 9, 10, 11)
+    rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)))
+    arguments = CheckArguments(tokens, SEED, SketchKey("projection", bytes(32)), rules)
+    passes = zip((0, *cuts), (*cuts, 11), strict=True)
+    whole, *parts = (
+        checked(arguments, begin, states[begin:end], lambda hidden: hidden @ head.T, 30)
+        for begin, end in [(0, 11), *passes]
+    )
+    assert whole.shape == (8, STATISTICS)
+    torch.testing.assert_close(torch.cat(parts), whole)
 
 
 # With the real vLLM, whose memory for keys and values is short
