@@ -6,6 +6,7 @@ store.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.proof import Arithmetic
+from protocol.rollout.checking import Check, CheckRules, DrawnTokens
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey
 
@@ -130,7 +132,7 @@ class Forward:
         hidden: float32 [T, D], the final hidden state from which each token is drawn.
         project: computes the logits float32 [n, V] of any such states [n, D] by the policy that computed these; the
             same function for all completions of a call. With a large vocabulary the logits of a group would be
-            gigabytes, so they are never all in memory (roles/policy/prefill.py). Raises EngineError.
+            gigabytes, so whoever needs only results of a check asks `Engine.check` for these. Raises EngineError.
     """
 
     hidden: Tensor
@@ -140,6 +142,31 @@ class Forward:
     def logits(self) -> Tensor:
         """float32 [T, V], computed at each access; token t is drawn from row t."""
         return self.project(self.hidden)
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """One completion to check.
+
+    Attributes:
+        prompt, completion: token ids.
+        seed: 16 bytes, of its noise.
+        sketch: of the window.
+        drawn: for each token of the completion whether the policy drew it, so that it is checked; None if it drew all.
+            The noise of the n-th token that it drew is that of position n.
+    """
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    seed: bytes
+    sketch: SketchKey
+    drawn: tuple[bool, ...] | None = None
+
+    @property
+    def drawn_tokens(self) -> DrawnTokens:
+        """The tokens that are checked."""
+        tokens = self.completion if self.drawn is None else tuple(compress(self.completion, self.drawn))
+        return DrawnTokens(tokens, self.seed, self.sketch)
 
 
 class EngineError(Exception):
@@ -207,6 +234,15 @@ class Engine(Protocol):
 
         Raises:
             ValueError: a token id outside the vocabulary (callers check hostile ids first).
+        """
+
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        """Check completions by one prefill over each; return the results of the tokens that are checked, in order.
+
+        The states and logits stay where they are computed, so that a policy on several GPUs can be judged.
+
+        Raises:
+            ValueError: a token id outside the vocabulary, as in `forward`.
         """
 
 

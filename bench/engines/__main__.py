@@ -1,10 +1,10 @@
 """Measure the vLLM engine beside plain vLLM and the torch engine: `python -m bench.engines KIND --python PYTHON`.
 
     speed       tokens a second, beside the same vLLM without us that samples by itself and returns log-probabilities
-    states      tokens a second with the hidden states of vLLM, with those of a prefill by torch, and without
     patches     seconds to stage, pause, commit and read back, by size and number of changed elements, and a projection
                 of the last size to 7B
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
+    judging     4,096 rollouts, half of them by copies of the policy, judged by vLLM and by torch
     memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
     drafts      tokens a second of the torch engine with and without an 8-bit copy that drafts, how often it is right
     faults      seconds from a fault to the repeated rollouts, and rollouts that were wrong
@@ -21,16 +21,17 @@ import trio
 from bench.engines.agreement import WAYS, agreement
 from bench.engines.drafts import drafts
 from bench.engines.faults import faults
+from bench.engines.judging import judging
 from bench.engines.memory import memory
 from bench.engines.patches import patches
 from bench.engines.setting import SIZES
-from bench.engines.speed import speed, states
+from bench.engines.speed import speed
 
 KINDS = {
     "speed": speed,
-    "states": states,
     "patches": patches,
     "agreement": agreement,
+    "judging": judging,
     "memory": memory,
     "faults": faults,
     "drafts": drafts,

@@ -1,4 +1,4 @@
-"""Tokens a second, beside the same vLLM without us; and what the two ways to hidden states cost."""
+"""Tokens a second, beside the same vLLM without us."""
 
 import argparse
 import os
@@ -19,7 +19,6 @@ from bench.engines.setting import SIZES, directory, report, requests_of, timed
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import GUARD_PLUGIN, ChildServer
@@ -112,31 +111,6 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
                 ways["torch"] = await task.serve(TorchEngine(task.model))
             rates = await compared(ways, "plain", [server, plain], arguments)
             report(kind="speed", size=size, batch=arguments.batch, **rates)
-
-
-async def states(python: Path, arguments: argparse.Namespace) -> None:
-    """Compare the ways to the hidden states behind sketches: recorded by vLLM, a prefill by torch, and none.
-
-    Without states and with a prefill, the same server generates.
-    """
-    dtype = getattr(torch, arguments.dtypes[0])
-    for size in arguments.sizes:
-        async with AsyncExitStack() as stack:
-            task = Task.of_size(size, stack.enter_context(directory()), arguments)
-            servers, engines = [], []
-            for has_states in (False, True):
-                servers.append(task.server(ChildServer, f"states-{has_states}", python, arguments))
-                place = task.place / f"engine-{has_states}"
-                engines.append(VllmEngine(task.model, servers[-1], place, dtype=dtype, states=has_states))
-                stack.push_async_callback(engines[-1].close)
-            ways: dict[str, Way] = {
-                "vllm": await task.serve(engines[True]),
-                "torch": await task.serve(TorchPrefill(engines[False], TorchEngine(task.model))),
-                "none": partial(engines[False].generate, task.requests, task.params),
-            }
-            rates = await compared(ways, "none", servers, arguments)
-            state_bytes = sum(tensor.numel() for tensor in task.weights.values()) * torch.float32.itemsize
-            report(kind="states", size=size, batch=arguments.batch, **rates, bytes_of_torch_weights=state_bytes)
 
 
 async def compared(

@@ -17,7 +17,6 @@ from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, repeate
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
-from roles.policy.prefill import join_forwards
 from roles.policy.sequences import pad
 from roles.ports import Engine
 from roles.validator.judge import Judge
@@ -86,9 +85,8 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
             model.logits(weights, states)
 
     async def prefill() -> None:
-        forwards = await engine.forward(prompts, completions)
-        for start in range(0, len(forwards), GROUP_SIZE):
-            _ = join_forwards(forwards[start : start + GROUP_SIZE]).logits
+        for forward in await engine.forward(prompts, completions):
+            _ = forward.logits
 
     async def verify() -> None:
         assert all(
@@ -135,7 +133,8 @@ async def _print_parts(harness: TrialHarness, engine: Engine, honest_groups: lis
     prompts = [group.prompt_tokens for group in honest_groups for _ in group.rollouts]
     completions = [rollout.tokens for group in honest_groups for rollout in group.rollouts]
     forwards = await engine.forward(prompts, completions)
-    logits, hidden = join_forwards(forwards).logits, join_forwards(forwards).hidden
+    hidden = torch.cat([forward.hidden for forward in forwards])
+    logits = forwards[0].project(hidden)
     tokens_tensor = torch.tensor([token for completion in completions for token in completion])
     lengths = [len(completion) for completion in completions]
     assignments = [

@@ -8,10 +8,11 @@ import trio
 from grailnode.engine.compute import make_engine
 from grailnode.node.settings import TrainerSettings
 from grailnode.run.rules import Rules
+from protocol.rollout.checking import Check, CheckRules
 from roles.authority_updates import run_under_authority
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
-from roles.ports import Engine, Forward
+from roles.ports import CheckRequest, Engine
 from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
@@ -34,12 +35,10 @@ class TimedEngine:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    async def forward(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> list[Forward]:
-        """Run one prefill over each prompt with its completion, and take the time for it."""
-        await trio.sleep(self._seconds() * len(prompts))
-        return await self._inner.forward(prompts, completions)
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        """Check completions, and take the time of a prefill for each."""
+        await trio.sleep(self._seconds() * len(requests))
+        return await self._inner.check(requests, rules)
 
 
 class TimedNetwork(Network):

@@ -20,11 +20,12 @@ from protocol.judging.evidence import Counts, count_group, count_luck, repeated_
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
+from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
 from roles.policy.assignment import encode_prompt
-from roles.policy.prefill import check_completions, join_forwards
-from roles.ports import Engine, Forward, Generation, Request
+from roles.ports import CheckRequest, Engine, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
 """Bound on the bytes of the logits (float32) of groups that are generated and checked together."""
@@ -170,10 +171,16 @@ async def check_groups(
     work: CalibrationTask, checking: Engine, submissions: Sequence[Submission]
 ) -> list[GroupMeasurement]:
     """Check groups by a prefill of all of them, and return the measurements."""
-    requests = [request for submission in submissions for request in submission.requests]
-    completions = [completion for submission in submissions for completion in submission.completions]
-    forwards = iter(await checking.forward([request.prompt for request in requests], completions))
-    return [_compare(work, submission, list(islice(forwards, len(submission.requests)))) for submission in submissions]
+    requests = [
+        CheckRequest(request.prompt, completion, request.seed, SketchKey(work.kind, submission.projection))
+        for submission in submissions
+        for request, completion in zip(submission.requests, submission.completions, strict=True)
+    ]
+    checks = iter(await checking.check(requests, CheckRules(work.params)))
+    return [
+        _compare(work, submission, Check.join(list(islice(checks, len(submission.requests)))))
+        for submission in submissions
+    ]
 
 
 def _submit(
@@ -193,19 +200,15 @@ def _submit(
     )
 
 
-def _compare(work: CalibrationTask, submission: Submission, forwards: Sequence[Forward]) -> GroupMeasurement:
+def _compare(work: CalibrationTask, submission: Submission, check: Check) -> GroupMeasurement:
     """Compare the two sides, as roles/validator/judge.py does."""
-    whole, completions = join_forwards(forwards), submission.completions
-    values = sketch.values_of(work.kind, whole.hidden, submission.projection)
-    seeds = [request.seed for request in submission.requests]
-    check = check_completions(whole, completions, seeds, work.params, work.policy.vocabulary)
-    checked = check.logprobs.numpy()
+    completions, checked = submission.completions, check.logprobs.numpy()
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
     rivals = np.maximum(1.0 - np.exp(checked), np.float32(_LEAST_RIVAL))
     return GroupMeasurement(
         lengths=tuple(map(len, completions)),
-        distances=sketch.distances(sketch.rounded(submission.sketch), sketch.rounded(values)),
-        sketch_errors=(submission.sketch - values).abs().amax(dim=1).numpy(),
+        distances=sketch.distances(sketch.rounded(submission.sketch), sketch.rounded(check.sketch)),
+        sketch_errors=(submission.sketch - check.sketch).abs().amax(dim=1).numpy(),
         repeats=repeated_positions(completions),
         margins=check.margins.numpy(),
         shifts=np.abs(checked - submission.logprobs) / rivals,

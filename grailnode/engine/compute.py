@@ -12,7 +12,6 @@ from grailnode.engine.draft_engine import DraftEngine
 from grailnode.engine.replicas import Replicas
 from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from protocol.proof import Arithmetic, arithmetic_of
 from protocol.rollout.sampling import triton_fault
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
@@ -58,18 +57,12 @@ def exact_refusal(kind: str, device: str, dtype: str) -> str:
     return refusal
 
 
-def config_arithmetics(kind: str, dtype: str, states: str) -> tuple[Arithmetic, Arithmetic]:
-    """Return the arithmetics in which an engine of these settings generates and checks."""
-    return arithmetic_of(kind, dtype), arithmetic_of("torch" if states == "torch" else kind, dtype)
-
-
 def make_engine(compute: Compute, run_sync: RunSync) -> TorchEngine:
     """Return the torch engine that samples completions and checks them."""
-    with_torch = compute.vllm is None or compute.vllm.states == "torch"
     kind = DraftEngine if compute.drafts else TorchEngine
     return kind(
         compute.model,
-        device=compute.device if with_torch else "cpu",
+        device=compute.device,
         dtype=compute.dtype,
         max_batch_tokens=compute.max_batch_tokens,
         run_sync=run_sync,
@@ -85,41 +78,32 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
     Args:
         report: `report(event, **fields)`, as Telemetry.event.
     """
-    uses_vllm_states, device = compute.vllm is not None and compute.vllm.states == "vllm", torch.device(compute.device)
-    if not uses_vllm_states and device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
-        report("triton-unusable", error=fault)
+    device = torch.device(compute.device)
     if compute.vllm is None:
+        if device.type == "cuda" and (fault := await run_sync(triton_fault, device)):
+            report("triton-unusable", error=fault)
         yield make_engine(compute, run_sync)
         return
-    from grailnode.engine.vllm.torch_prefill import TorchPrefill  # noqa: PLC0415 - only nodes with vLLM need it
-    from grailnode.engine.vllm.verify_requests import first_fault, serve_verifications  # noqa: PLC0415
-    from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415
+    from grailnode.engine.vllm.verify_requests import first_fault, serve_verifications  # noqa: PLC0415 - as below
+    from grailnode.engine.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only nodes with vLLM need it
     from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer  # noqa: PLC0415
 
-    samplers = []
+    engines = []
     for number in range(compute.vllm.replicas):
         settings = compute.vllm.replica(number)
         directory = compute.directory if number == 0 else compute.directory / f"replica-{number}"
         server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
         if settings.python is not None:
             server = ChildServer(settings, compute.policy, directory)
-        samplers.append(
+        engines.append(
             VllmEngine(
-                compute.model,
-                server,
-                directory / "weights",
-                dtype=compute.dtype,
-                states=settings.states == "vllm",
-                run_sync=run_sync,
-                report=report,
+                compute.model, server, directory / "weights", dtype=compute.dtype, run_sync=run_sync, report=report
             )
         )
-    sampler: Engine = samplers[0] if len(samplers) == 1 else Replicas(samplers)
-    engine: Engine = sampler if uses_vllm_states else TorchPrefill(sampler, make_engine(compute, run_sync))
     try:
-        verify = partial(first_fault, [item.verify for item in samplers])
+        verify = partial(first_fault, [engine.verify for engine in engines])
         async with serve_verifications(compute.directory, verify, report):
-            yield engine
+            yield engines[0] if len(engines) == 1 else Replicas(engines)
     finally:
-        for item in samplers:
-            await item.close()
+        for engine in engines:
+            await engine.close()

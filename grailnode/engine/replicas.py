@@ -19,11 +19,12 @@ from typing import TypeVar
 from grailnode.engine.vllm.version_gate import VersionGate
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.gather import gather
 from roles.policy.sequences import Tokens
-from roles.ports import Engine, EngineError, Forward, Generation, Request
+from roles.ports import CheckRequest, Engine, EngineError, Forward, Generation, Request
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -76,6 +77,9 @@ class Replicas:
         return await self._dealt(
             pairs, lambda engine, part: engine.forward([pair[0] for pair in part], [pair[1] for pair in part])
         )
+
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        return await self._dealt(requests, lambda engine, part: engine.check(part, rules))
 
     async def _stage(self, stage: Callable[[Engine], Awaitable[None]]) -> None:
         self._is_staged = False

@@ -24,11 +24,12 @@ from protocol.errors import MalformedError, PatchError, ProtocolError
 from protocol.patch import apply_with_digests
 from protocol.proof import Arithmetic, arithmetic_of
 from protocol.quantization import dequantize, is_code, is_scale
+from protocol.rollout.checking import Check, CheckRules, check_completions
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens, split
-from roles.ports import EngineError, Forward, Generation, Request
+from roles.ports import CheckRequest, EngineError, Forward, Generation, Request
 
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
@@ -141,7 +142,19 @@ class TorchEngine:
         results: list[Forward] = []
         # Neighbours with the same prompt stay in one batch, so that the prompt is computed once for all of them.
         for batch in _runs(prompts, completions, self._max_batch_tokens):
-            results += await self._compute(self._prefill, policy, prompts[batch], completions[batch])
+            states = await self._compute(self._prefill, policy, prompts[batch], completions[batch])
+            parts = states.split([len(completion) for completion in completions[batch]])
+            results += [Forward(part, partial(self._project, policy)) for part in parts]
+        return results
+
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        """Implements Engine.check; a repeated prompt is computed once."""
+        policy = self._policy()
+        prompts, completions = [item.prompt for item in requests], [item.completion for item in requests]
+        self._check_ids([*prompts, *completions])
+        results: list[Check] = []
+        for batch in _runs(prompts, completions, self._max_batch_tokens):
+            results += await self._compute(self._check, policy, requests[batch], rules)
         return results
 
     async def _decode(
@@ -192,8 +205,18 @@ class TorchEngine:
             raise EngineError(str(error)) from error
 
     @torch.inference_mode()
-    def _prefill(self, policy: Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Compute each prompt once, then its completions in a batch."""
+    def _check(self, policy: Policy, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        states = self._prefill(policy, [item.prompt for item in requests], [item.completion for item in requests])
+        if any(item.drawn is not None for item in requests):
+            drawn = [flag for item in requests for flag in item.drawn or [True] * len(item.completion)]
+            states = states[torch.tensor(drawn, dtype=torch.bool)]
+        items = [item.drawn_tokens for item in requests]
+        check = check_completions(states, partial(self._project, policy), items, rules, self._model.vocabulary)
+        return check.split([len(item.tokens) for item in items])
+
+    @torch.inference_mode()
+    def _prefill(self, policy: Policy, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> Tensor:
+        """Compute each prompt once, then its completions in a batch; return the states, float32 [N, D] on the host."""
         # 1. All distinct prompts in one pass, padded on the left: the last state of each row predicts the first token.
         distinct = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         ids, mask = padded(list(distinct), self._device, left_padded=True)
@@ -222,8 +245,7 @@ class TorchEngine:
                 # State number t comes from the input token t, and token t + 1 is drawn from it.
                 places = begins[rows][:, None] + torch.arange(begin + 1, end + 1, device=self._device)
                 states[places[own]] = computed[own]
-        hidden = states.to("cpu", torch.float32).split(lengths.tolist())  # type: ignore[no-untyped-call]
-        return [Forward(part, partial(self._project, policy)) for part in hidden]
+        return states.to("cpu", torch.float32)
 
     def _project(self, policy: Policy, hidden: Tensor) -> Tensor:
         """Return the logits of states that this engine computed; converting them to float32 and back changed no bit."""

@@ -96,7 +96,7 @@ async def fetch_task(
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
-    device = engine.device if engine.kind == "torch" or engine.states == "torch" else "cpu"
+    device = engine.device if engine.kind == "torch" else "cpu"
     compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
     if engine.kind == "torch":
         return task, compute

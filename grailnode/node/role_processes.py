@@ -11,7 +11,7 @@ import trio
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.calibration import proof_file
 from grailnode.config import Config, ConfigError
-from grailnode.engine.compute import config_arithmetics, exact_refusal
+from grailnode.engine.compute import exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
 from grailnode.node.bodies import data_file
@@ -25,7 +25,7 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
 from grailnode.track.tracker import check_tracker
 from protocol.errors import AdmissionError
-from protocol.proof import Arithmetic
+from protocol.proof import Arithmetic, arithmetic_of
 from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
@@ -155,8 +155,6 @@ def _check_engine(config: Config, role: Role) -> None:
         python = config.vllm_python
         if python is not None and not python.is_file():
             raise ConfigError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
-        if engine.states == "torch":
-            _check_device(engine.device)
         return
     _check_device(engine.device)
     if role in ("trainer", "worker") and config.trainer.gpus > 1:
@@ -182,14 +180,14 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
         if engine.draft is not None:
             raise ConfigError("engine.draft: this run's numerics are exact, and its engines do not draft")
         return
-    generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
-    if (role == "miner" or is_canary) and generating not in run.proof.miners:
+    arithmetic = arithmetic_of(engine.kind, engine.dtype)
+    if (role == "miner" or is_canary) and arithmetic not in run.proof.miners:
         raise ConfigError(
-            _arithmetic_refusal("miners", run.proof.miners, [(generating, name) for name in run.proof.validators])
+            _arithmetic_refusal("miners", run.proof.miners, [(arithmetic, name) for name in run.proof.validators])
         )
-    if role == "validator" and checking not in run.proof.validators:
+    if role == "validator" and arithmetic not in run.proof.validators:
         raise ConfigError(
-            _arithmetic_refusal("validators", run.proof.validators, [(name, checking) for name in run.proof.miners])
+            _arithmetic_refusal("validators", run.proof.validators, [(name, arithmetic) for name in run.proof.miners])
         )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from grailnode.calibration.proof_file import ProofFile
 from grailnode.config import EngineSection
 from grailnode.engine import policy as policies
-from grailnode.engine.compute import config_arithmetics
 from grailnode.engine.models import build_exact
 from grailnode.run import requirements
 from grailnode.run.base_files import LoraStart
@@ -19,7 +18,7 @@ from protocol.errors import MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Authority
 from protocol.identity.signing import Signed, SigningKey, claimed_signers, open_signed, sign
 from protocol.judging.ledger import GROUP, SHARE
-from protocol.proof import EXACT_PROOF
+from protocol.proof import EXACT_PROOF, arithmetic_of
 from protocol.quantization import quantize
 from protocol.run import ChatSpec, EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from roles.node.identity import Node
@@ -56,12 +55,12 @@ def completed(rules: Rules, title: str, engine: EngineSection | None = None) -> 
         engine: of the recipe; it decides how nodes compute unless the rules do.
     """
     engine = engine or EngineSection()
-    generating, checking = config_arithmetics(engine.kind, engine.dtype, engine.states)
+    arithmetic = arithmetic_of(engine.kind, engine.dtype)
     return rules.changed(
         title=rules.title or title,
         max_tokens=requirements.completion_tokens(rules),
-        miner_arithmetics=rules.miner_arithmetics or (generating,),
-        validator_arithmetics=rules.validator_arithmetics or (checking,),
+        miner_arithmetics=rules.miner_arithmetics or (arithmetic,),
+        validator_arithmetics=rules.validator_arithmetics or (arithmetic,),
     )
 
 

@@ -15,10 +15,11 @@ from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import NOISE_UNIT
+from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
-from roles.policy.prefill import check_completions, join_forwards
-from roles.ports import Engine, Forward
+from roles.ports import CheckRequest, Engine
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 
@@ -48,7 +49,7 @@ class Judge:
         self._engine = engine
         self._window = window
         self._randomness = randomness
-        self._sketch_seed = challenge.sketch_seed(task.run_id, window, randomness)
+        self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
         self.arithmetic = engine.checking_arithmetic
 
     async def judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
@@ -75,17 +76,21 @@ class Judge:
         """
         assignments, reasons = await self._task.run_sync(self._check_forms, groups)
         sound = [index for index, reason in enumerate(reasons) if reason is None]
-        prompts = [assignments[index].prompt for index in sound for _ in groups[index][0].rollouts]
-        completions = [rollout.tokens for index in sound for rollout in groups[index][0].rollouts]
+        requests = [
+            CheckRequest(assignments[index].prompt, rollout.tokens, seed, self._sketch)
+            for index in sound
+            for rollout, seed in zip(groups[index][0].rollouts, assignments[index].seeds, strict=True)
+        ]
         checks = [GroupCheck(reason) for reason in reasons]
         if sound:
-            forwards = await self._engine.forward(prompts, completions)
+            rules = CheckRules(self._task.run.sampling.params(), *filter_bounds(thresholds))
+            results = await self._engine.check(requests, rules)
             size = self._task.run.group_size
-            parts = [forwards[start : start + size] for start in range(0, len(forwards), size)]
+            parts = [Check.join(results[start : start + size]) for start in range(0, len(results), size)]
 
             def check_positions() -> list[GroupCheck]:
                 return [
-                    self._check_positions(groups[index][0], assignments[index], part, thresholds)
+                    self._check_positions(groups[index][0], part, thresholds)
                     for index, part in zip(sound, parts, strict=True)
                 ]
 
@@ -115,21 +120,15 @@ class Judge:
                 return Reason.TOKENS
         return None
 
-    def _check_positions(
-        self, group: Group, assignment: Assignment, forwards: Sequence[Forward], thresholds: Thresholds
-    ) -> GroupCheck:
-        """Compare the statistics of a group's positions with the thresholds; one Forward for each rollout."""
-        kind, params = self._task.run.proof.sketch, self._task.run.sampling.params()
+    def _check_positions(self, group: Group, check: Check, thresholds: Thresholds) -> GroupCheck:
+        """Compare the statistics of a group's positions with the thresholds."""
         miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
-        whole, completions = join_forwards(forwards), [rollout.tokens for rollout in group.rollouts]
-        distances = sketch.distances(miner_sketches, sketch.commit(kind, whole.hidden, self._sketch_seed))
-        positions = check_completions(
-            whole, completions, assignment.seeds, params, self._task.vocabulary, *filter_bounds(thresholds)
-        )
-        margins = whole_margins(positions.margins.numpy(), NOISE_UNIT)
+        completions = [rollout.tokens for rollout in group.rollouts]
+        distances = sketch.distances(miner_sketches, sketch.rounded(check.sketch))
+        margins = whole_margins(check.margins.numpy(), NOISE_UNIT)
         lengths, repeats = list(map(len, completions)), repeated_positions(completions)
-        counts = count_group(distances, margins, positions.stops.numpy(), lengths, thresholds, repeats)
-        logprobs = positions.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
+        counts = count_group(distances, margins, check.stops.numpy(), lengths, thresholds, repeats)
+        logprobs = check.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
         return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
     async def _check_rewards(

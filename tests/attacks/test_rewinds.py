@@ -14,10 +14,11 @@ from protocol.errors import ProtocolError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import SigningKey, sign
 from protocol.proof import Arithmetic
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
-from roles.ports import EngineError, Forward, Generation, Request, StoreError
+from roles.ports import CheckRequest, EngineError, Forward, Generation, Request, StoreError
 from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
@@ -83,6 +84,9 @@ class PlainEngine:
     async def forward(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
     ) -> list[Forward]:
+        raise EngineError("no model")
+
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         raise EngineError("no model")
 
 

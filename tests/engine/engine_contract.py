@@ -4,7 +4,8 @@ A subclass gives the fixtures `model`, the architecture, and `new_engine`, which
 and so runs it all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,10 +15,13 @@ from torch import Tensor
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
 from protocol.patch import encode
+from protocol.rollout import sketch
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
-from roles.ports import Engine, EngineError, Generation, Request
+from roles.ports import CheckRequest, Engine, EngineError, Generation, Request
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
 
 NewEngine = Callable[[], Engine]
@@ -68,6 +72,29 @@ def changed(weights: Weights, seed: int, share: float = 0.05) -> dict[str, torch
     return result
 
 
+FILTERED = SamplingParams(temperature=5.0, max_tokens=20, stops=(1, 9), filters=Filters(top_k=9, top_p=0.9, min_p=0.01))
+RULES = (CheckRules(PARAMS), CheckRules(FILTERED, slack=0.02, limit=0.05, cap=0.03))
+KEYS = (SketchKey("projection", bytes(32)), SketchKey("topk", bytes(range(32))))
+SKETCH_NOISE = 1.0  # in its units, of which rounding shows one
+
+
+def check_requests(requests: Sequence[Request], completions: Sequence[tuple[int, ...]]) -> list[CheckRequest]:
+    """Return requests that check completions, with sketches of both kinds."""
+    return [
+        CheckRequest(request.prompt, tokens, request.seed, KEYS[place % 3 // 2])
+        for place, (request, tokens) in enumerate(zip(requests, completions, strict=True))
+    ]
+
+
+def assert_checks_agree(checks: Sequence[Check], others: Sequence[Check], noise: float = NOISE) -> None:
+    """Check that two engines say the same of completions, up to rounding."""
+    for check, other in zip(checks, others, strict=True):
+        assert torch.equal(check.stops, other.stops)
+        torch.testing.assert_close(check.margins, other.margins, rtol=0, atol=noise)
+        torch.testing.assert_close(check.logprobs, other.logprobs, rtol=0, atol=noise)
+        torch.testing.assert_close(check.sketch, other.sketch, rtol=0, atol=SKETCH_NOISE)
+
+
 class EngineContract:
     """The contract of Engine.
 
@@ -96,6 +123,48 @@ class EngineContract:
             torch.testing.assert_close(generation.hidden, result.hidden, rtol=0, atol=self.noise)
             likely = log_probabilities(result.logits, tokens, PARAMS.temperature)
             torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=self.noise)
+
+    @pytest.mark.parametrize("rules", RULES, ids=["plain", "filters"])
+    async def test_a_check_agrees_with_the_torch_engine(
+        self, model: CausalModel, engine: Engine, rules: CheckRules
+    ) -> None:
+        requests = requests_of_many_lengths()
+        true = [generation.tokens for generation in await engine.generate(requests, rules.params)]
+        false = [tuple((token + 1) % model.vocabulary for token in tokens) for tokens in true]
+        reference = await engine_of(model, random_weights(model))
+        for completions in (true, false):
+            items = check_requests(requests, completions)
+            checks = await engine.check(items, rules)
+            assert_checks_agree(checks, await reference.check(items, rules), self.noise)
+            is_true = completions is true
+            assert all((check.margins < self.noise).all() for check in checks) == is_true
+        assert [len(check.margins) for check in checks] == [len(tokens) for tokens in true]
+
+    async def test_a_check_agrees_with_the_states_of_generation(self, engine: Engine) -> None:
+        requests = requests_of_many_lengths()
+        generations = await engine.generate(requests, PARAMS)
+        items = check_requests(requests, [generation.tokens for generation in generations])
+        for item, generation, check in zip(items, generations, await engine.check(items, RULES[0]), strict=True):
+            values = sketch.values_of(item.sketch.kind, generation.hidden, item.sketch.seed)
+            torch.testing.assert_close(check.sketch, values, rtol=0, atol=SKETCH_NOISE)
+            torch.testing.assert_close(torch.tensor(generation.logprobs), check.logprobs, rtol=0, atol=self.noise)
+
+    async def test_only_the_tokens_that_the_policy_drew_are_checked(self, engine: Engine) -> None:
+        requests = requests_of_many_lengths()
+        completions = [tuple(range(2, 3 + place)) for place in range(len(requests))]
+        whole = check_requests(requests, completions)
+        parts = [replace(item, drawn=tuple(token % 3 == 0 for token in item.completion)) for item in whole]
+        checks = await engine.check(parts, RULES[0])
+        forwards = await engine.forward([item.prompt for item in whole], completions)
+        for item, check, all_of_it, forward in zip(
+            parts, checks, await engine.check(whole, RULES[0]), forwards, strict=True
+        ):
+            rows = torch.tensor([place for place, own in enumerate(item.drawn or ()) if own], dtype=torch.int64)
+            tokens = torch.tensor(item.drawn_tokens.tokens, dtype=torch.int64)
+            torch.testing.assert_close(check.sketch, all_of_it.sketch[rows], rtol=0, atol=SKETCH_NOISE)
+            torch.testing.assert_close(check.logprobs, all_of_it.logprobs[rows], rtol=0, atol=self.noise)
+            margins = batch_margins(forward.logits[rows], tokens, [item.seed], [len(rows)], PARAMS.temperature)
+            torch.testing.assert_close(check.margins, margins, rtol=0, atol=self.noise)
 
     async def test_results_do_not_depend_on_the_batch(self, engine: Engine) -> None:
         requests = requests_of_many_lengths()
@@ -165,6 +234,10 @@ class EngineContract:
         assert await engine.forward([], []) == []
         (empty,) = await engine.forward([(5, 6)], [()])
         assert empty.logits.shape == (0, model.vocabulary)
+        assert await engine.check([], RULES[0]) == []
+        requests = [CheckRequest((5, 6), (), bytes(16), KEYS[0]), CheckRequest((5,), (6, 7), bytes(16), KEYS[0])]
+        nothing, something = await engine.check(requests, RULES[0])
+        assert (nothing.sketch.shape, len(nothing.margins), len(something.margins)) == ((0, 4), 0, 2)
 
     async def test_nothing_is_served_before_the_first_commit(self, model: CausalModel, new_engine: NewEngine) -> None:
         engine = new_engine()
@@ -172,6 +245,8 @@ class EngineContract:
         assert engine.version is None
         with pytest.raises(EngineError, match="no policy"):
             await engine.generate([Request((5,), bytes(16))], PARAMS)
+        with pytest.raises(EngineError, match="no policy"):
+            await engine.check([CheckRequest((5,), (6,), bytes(16), KEYS[0])], RULES[0])
         await engine.commit()
         assert engine.version == 3
 
@@ -247,3 +322,6 @@ class EngineContract:
             await engine.generate([Request(bad, bytes(16))], PARAMS)
         with pytest.raises(ValueError, match=r"token"):
             await engine.forward([bad], [(1,)])
+        for prompt, completion in ((bad, (1,)), *([((5,), (6, *bad))] if bad else [])):
+            with pytest.raises(ValueError, match=r"token"):
+                await engine.check([CheckRequest(prompt, completion, bytes(16), KEYS[0])], RULES[0])

@@ -18,10 +18,11 @@ from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import content_digest
 from protocol.rollout import sketch
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
+from protocol.rollout.sketch import SketchKey
 from protocol.rollout.token_choice import choose_with_log_probabilities
-from roles.policy.prefill import check_completions, join_forwards
-from roles.ports import Forward, Generation, Request
+from roles.ports import CheckRequest, Forward, Generation, Request
 from tests.support.builders.policies import RECIPE, engine_of, run_without_waiting
 
 
@@ -62,6 +63,15 @@ def prefill(items: list[Request], completions: list[tuple[int, ...]], batch_toke
     return list(run_without_waiting(engine(batch_tokens).forward(prompts, completions)))
 
 
+def checks(items: list[Request], completions: list[tuple[int, ...]], batch_tokens: int = 8192) -> Check:
+    """Return the check of completions, one behind another, in batches of so many tokens."""
+    key = SketchKey("projection", SEED)
+    requests = [
+        CheckRequest(item.prompt, tokens, item.seed, key) for item, tokens in zip(items, completions, strict=True)
+    ]
+    return Check.join(run_without_waiting(engine(batch_tokens).check(requests, CheckRules(PARAMS))))
+
+
 def equal(left: Tensor, right: Tensor) -> bool:
     """Return whether two tensors have the same bits."""
     return left.shape == right.shape and left.numpy().tobytes() == right.numpy().tobytes()
@@ -86,7 +96,7 @@ def test_batch_padding_passes_and_threads_change_no_bit(
     torch.set_num_threads(threads)
     try:
         together = generate(items, batch_tokens)
-        forwards = prefill(items, completions, batch_tokens)
+        forwards, check = prefill(items, completions, batch_tokens), checks(items, completions, batch_tokens)
     finally:
         torch_engine._PASS_TOKENS = before  # type: ignore[misc]
         torch.set_num_threads(threads_before)
@@ -95,12 +105,10 @@ def test_batch_padding_passes_and_threads_change_no_bit(
         assert one.logprobs == other.logprobs
         assert equal(one.hidden, other.hidden)
         assert equal(one.hidden, forward.hidden)
-    whole, seeds = join_forwards(forwards), [item.seed for item in items]
-    check = check_completions(whole, completions, seeds, PARAMS, MODEL.vocabulary)
     assert not check.margins.any()
     assert check.logprobs.tolist() == [value for item in alone for value in item.logprobs]
     own_sketch = b"".join(sketch.commit("projection", item.hidden, SEED) for item in alone)
-    assert own_sketch == sketch.commit("projection", whole.hidden, SEED)
+    assert own_sketch == sketch.rounded(check.sketch)
 
 
 def test_it_computes_what_the_model_of_the_library_computes_up_to_rounding() -> None:
@@ -137,13 +145,13 @@ def digest() -> str:
     items = requests([5, 30, 17], seed=3)
     generations = generate(items)
     forwards = prefill(items, [item.tokens for item in generations])
-    whole = join_forwards(forwards)
+    hidden = torch.cat([forward.hidden for forward in forwards])
     logprobs = [value for item in generations for value in item.logprobs]
     logits = torch.from_numpy(np.random.default_rng(1).standard_normal((40, 200), dtype=np.float32) * 9)
     wide = log_probabilities(logits, torch.arange(40), 0.7)
-    tensors = whole.hidden, whole.logits, wide
+    tensors = hidden, forwards[0].project(hidden), wide
     parts = [*(tensor.numpy().tobytes() for tensor in tensors), repr(logprobs).encode()]
-    return content_digest(b"".join(parts) + sketch.commit("projection", whole.hidden, SEED)).hex()
+    return content_digest(b"".join(parts) + sketch.commit("projection", hidden, SEED)).hex()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The torch engine: its contract, prefill by another engine, versions of codes and scales, and exact logits."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ from grailnode.engine.models import build_exact
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from protocol.digest import Weights
 from protocol.patch import encode
 from protocol.quantization import SCALE, Precision, dequantize, quantize
-from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from roles.ports import EngineError, Generation, Request
-from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve
+from roles.ports import EngineError
+from tests.engine.engine_contract import EngineContract, NewEngine, manifest, serve
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 
 
@@ -129,60 +126,6 @@ async def test_a_gpu_on_which_triton_cannot_compile_is_reported(
         async with compute.open_engine(compute.Compute(model, device), inline, report):
             pass
     assert events == [("triton-unusable", "not on cuda:1")]
-
-
-class Sampler(TorchEngine):
-    """An engine without states, which refuses a version at staging or at the commit."""
-
-    refuses_to = ""
-
-    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Return completions whose states have a width of 0."""
-        generations = await super().generate(requests, params)
-        return [Generation(g.tokens, torch.empty(len(g.tokens), 0), g.logprobs) for g in generations]
-
-    async def stage(self, version: int, weights: Weights) -> None:
-        if self.refuses_to == "stage":
-            raise EngineError("no")
-        await super().stage(version, weights)
-
-    async def commit(self) -> None:
-        if self.refuses_to == "commit":
-            raise EngineError("no")
-        await super().commit()
-
-
-def engine_for(model: CausalModel) -> tuple[TorchPrefill, Sampler]:
-    sampler = Sampler(model, run_sync=inline)
-    return TorchPrefill(sampler, TorchEngine(model, run_sync=inline)), sampler
-
-
-class TestTorchPrefill(EngineContract):
-    samples = 1000
-
-    @pytest.fixture
-    def new_engine(self, model: CausalModel) -> NewEngine:
-        return lambda: engine_for(model)[0]
-
-
-@pytest.mark.parametrize("fault", ["stage", "commit"])
-async def test_both_engines_keep_the_old_version_when_the_sampler_fails(model: CausalModel, fault: str) -> None:
-    weights = random_weights(model)
-    engine, sampler = engine_for(model)
-    await serve(engine, weights)
-    sampler.refuses_to = fault
-    with pytest.raises(EngineError):
-        await engine.stage(1, random_weights(model, 1))
-        await engine.commit()
-    sampler.refuses_to = ""
-    with pytest.raises(EngineError, match="nothing is staged"):
-        await engine.commit()
-    for expected, generation in await check_tokens(engine, model, weights):
-        torch.testing.assert_close(generation.hidden, expected.hidden)
-    target = changed(weights, 1)
-    await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-    await engine.commit()
-    assert engine.version == 1
 
 
 # The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values

@@ -13,8 +13,6 @@ from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.engine.torch_engine import TorchEngine
-from grailnode.engine.vllm.torch_prefill import TorchPrefill
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
@@ -95,17 +93,6 @@ async def test_sketches_are_those_of_the_states(model: CausalModel, new_engine: 
         # The batches of the two calls differ, and with them the last bits.
         assert after.logprobs == pytest.approx(before.logprobs, abs=NOISE)
         assert sketch.distances(after.sketch, sketch.commit(kind, before.hidden, key.seed)).max() <= 1
-
-
-async def test_states_may_come_from_torch(model: CausalModel, server: BendableServer, tmp_path: Path) -> None:
-    weights = random_weights(model)
-    target, requests = changed(weights, 1), requests_of_many_lengths()
-    engine = TorchPrefill(VllmEngine(model, server, tmp_path, states=False), TorchEngine(model))
-    await serve(engine, weights, target)
-    generations = [generation for _, generation in await check_tokens(engine, model, target)]
-    reference = await engine_of(model, target)
-    forwards = await reference.forward([r.prompt for r in requests], [g.tokens for g in generations])
-    assert all(torch.equal(g.hidden, forward.hidden) for g, forward in zip(generations, forwards, strict=True))
 
 
 async def test_a_server_of_somebody_else_is_patched_and_generates(

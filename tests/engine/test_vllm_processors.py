@@ -132,6 +132,7 @@ def test_without_the_worker_extension_nothing_is_drawn() -> None:
         ({"id": "a", "seed": "00"}, "32 hexadecimal digits"),
         ({"id": "a", "seed": "zz"}, "hexadecimal"),
         ({"id": "a", "temperature": 0.0}, "a positive number"),
+        ({"id": "a", "begin": 3, "check": {"tokens": []}}, "seed, sketch and begin are needed"),
     ],
 )
 def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:

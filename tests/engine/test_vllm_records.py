@@ -10,31 +10,35 @@ import torch
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords
+from grailnode.engine.vllm.engine_calls import GenerationCall
+from grailnode.engine.vllm.inside.prefill_checks import STATISTICS, checked
+from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, RequestArguments, RequestRecords
 from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
-from grailnode.engine.vllm.vllm_engine import VllmEngine, _collect, _completion_body, _GenerationCall
+from grailnode.engine.vllm.vllm_engine import VllmEngine
+from protocol.rollout.checking import CheckRules
 from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
 from tests.engine.engine_contract import serve
 from tests.engine.vllm_site import SHORT_MEMORY, BendableServer, check_preempted, refuse_restarts, shared_server
 from tests.support.builders.policies import random_weights
 
 SEED = bytes(16)
-CALL = _GenerationCall("a", (5,), SEED, SamplingParams(temperature=1.0, max_tokens=4, stops=(1,)))
+CALL = GenerationCall("a", (5,), SEED, SamplingParams(temperature=1.0, max_tokens=4, stops=(1,)))
 
 
 def record_of(*tokens: int) -> dict[str, Any]:
     """Return a record whose states and log-probabilities tell to which token they belong."""
     numbers = {"states": torch.arange(2.0 * len(tokens)), "log_probabilities": -torch.arange(float(len(tokens)))}
     coded = {name: base64.b64encode(values.numpy().tobytes()).decode() for name, values in numbers.items()}
-    return {"versions": ["3"], "tokens": list(tokens), **coded}
+    return {"tokens": list(tokens), **coded}
 
 
 @pytest.mark.parametrize("late", [(), (7,), (1,), (7, 8)])
 def test_what_was_drawn_after_a_complete_answer_is_cut_off(late: tuple[int, ...]) -> None:
     for answer in ([7, 1], [7, 8, 9, 7]):
-        generation = _collect(CALL, answer, record_of(*answer, *late), 3)
+        generation = CALL.result(answer, record_of(*answer, *late))
         assert list(generation.tokens) == answer
         assert generation.hidden.tolist() == [[2.0 * place, 2.0 * place + 1] for place in range(len(answer))]
         assert generation.logprobs == tuple(-float(place) for place in range(len(answer)))
@@ -52,7 +56,7 @@ def test_what_was_drawn_after_a_complete_answer_is_cut_off(late: tuple[int, ...]
 )
 def test_an_answer_of_other_tokens_is_refused(answer: list[int], drawn: tuple[int, ...]) -> None:
     with pytest.raises(BrokenEngineError, match="other tokens"):
-        _collect(CALL, answer, record_of(*drawn), 3)
+        CALL.result(answer, record_of(*drawn))
 
 
 def draw_at(records: RequestRecords, *positions: int) -> None:
@@ -93,6 +97,22 @@ def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:
     assert record["states"].tolist() == states[2:].tolist()
 
 
+@pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4)])
+def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
+    tokens = (5, 6, GIVEN, 7, 1, GIVEN, GIVEN, 8, 9, 10, 11)
+    rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)))
+    arguments = CheckArguments(tokens, SEED, SketchKey("projection", bytes(32)), rules)
+    passes = zip((0, *cuts), (*cuts, 11), strict=True)
+    whole, *parts = (
+        checked(arguments, begin, states[begin:end], lambda hidden: hidden @ head.T, 30)
+        for begin, end in [(0, 11), *passes]
+    )
+    assert whole.shape == (8, STATISTICS)
+    torch.testing.assert_close(torch.cat(parts), whole)
+
+
 # With the real vLLM, whose memory for keys and values is short
 
 
@@ -128,7 +148,7 @@ async def test_vllm_draws_once_more_after_a_stop_token_if_it_schedules_ahead(
     async with VllmClient(server) as client:
         for stops, reason in ((hot.stops, "stop"), ((), "length")):
             params = SamplingParams(hot.temperature, hot.max_tokens if stops else 9, stops)
-            answer, ended = await client.generate(_completion_body(_GenerationCall("a", (5, 6), SEED, params)))
+            answer, ended = await client.generate(GenerationCall("a", (5, 6), SEED, params).body())
             (records,) = await client.call("take", requests=["a"])
             assert ended == reason
             assert records["a"]["tokens"][: len(answer)] == answer

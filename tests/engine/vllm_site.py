@@ -16,9 +16,11 @@ from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
 from protocol.rollout import sampling
+from protocol.rollout.checking import CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
+from tests.engine.engine_contract import assert_checks_agree, check_requests
 from tests.support.builders.policies import NOISE, engine_of, random_weights, requests_of_many_lengths
 from tests.support.vllm.plugins import add_module, schedule_ahead
 
@@ -191,14 +193,16 @@ def refuse_restarts(event: str, **fields: Any) -> None:
 
 
 async def check_preempted(engine: VllmEngine, server: BendableServer, model: CausalModel, count: int) -> None:
-    """Check that completions and prefills are those of torch, although a server with SHORT_MEMORY preempts some of
-    them and computes them again; the engine serves `random_weights(model)`.
+    """Check that completions, prefills and checks are those of torch, although a server with SHORT_MEMORY preempts some
+    of them and computes them again; the engine serves `random_weights(model)`.
     """
     requests = requests_of_many_lengths(count)
     reference = await engine_of(model, random_weights(model))
     expected = await reference.generate(requests, LONG)
     prompts, completions = [request.prompt for request in requests], [g.tokens for g in expected]
     prefills = await reference.forward(prompts, completions)
+    rules, items = CheckRules(LONG), check_requests(requests, completions)
+    checks = await reference.check(items, rules)
 
     async def generate(place: int) -> None:
         (generation,) = await engine.generate([requests[place]], LONG)
@@ -210,6 +214,9 @@ async def check_preempted(engine: VllmEngine, server: BendableServer, model: Cau
         (prefill,) = await engine.forward([prompts[place]], [completions[place]])
         torch.testing.assert_close(prefill.hidden, prefills[place].hidden, rtol=0, atol=NOISE)
 
+    async def check(place: int) -> None:
+        assert_checks_agree(await engine.check([items[place]], rules), [checks[place]])
+
     before = await server.preemptions()
     # A server that gets its requests slowly, on a busy machine, may need another round.
     for _ in range(5):
@@ -217,7 +224,7 @@ async def check_preempted(engine: VllmEngine, server: BendableServer, model: Cau
         async with trio.open_nursery() as nursery:
             for place in range(count):
                 nursery.start_soon(generate, place)
-                nursery.start_soon(forward, place)
+                nursery.start_soon(check if place % 2 else forward, place)
         assert await server.records() == 0
         if await server.preemptions() > before:
             return

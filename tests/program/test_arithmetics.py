@@ -9,7 +9,6 @@ import pytest
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import ProofFile, ProofFileError
 from grailnode.config import ConfigError
-from grailnode.engine.compute import config_arithmetics
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
 from grailnode.node.role_processes import check_start
@@ -89,12 +88,6 @@ def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
     succeed("init", str(tmp_path / "run"), "--recipe", str(recipe))
     proof = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record.proof
     assert (proof.miners, proof.validators) == (("torch-bfloat16",), ("torch-bfloat16",))
-
-
-def test_an_engine_that_computes_states_apart_checks_in_torchs_arithmetic() -> None:
-    assert config_arithmetics("torch", "bfloat16", "vllm") == ("torch-bfloat16", "torch-bfloat16")
-    assert config_arithmetics("vllm", "float32", "vllm") == ("vllm-float32", "vllm-float32")
-    assert config_arithmetics("vllm", "bfloat16", "torch") == ("vllm-bfloat16", "torch-bfloat16")
 
 
 # `grailnode init --numerics exact`, and engines that do not compute the bits of such a run

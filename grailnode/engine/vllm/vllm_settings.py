@@ -35,10 +35,6 @@ class VllmSettings(Settings):
     """The device of torch or vLLM: cpu, cuda, cuda:1, ..."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What BF16 weights are widened to; bfloat16 on a GPU, where the run admits it."""
-    states: Literal["vllm", "torch"] = "vllm"
-    """For vLLM: what computes the hidden states behind sketches and checks, the vLLM that generates or a prefill by
-    torch in the node.
-    """
     runner: Literal["v1", "v2"] = "v1"
     """For vLLM: the version of its model runner."""
     max_tokens: int = Field(default=0, ge=0)

@@ -31,6 +31,7 @@ from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import Arithmetic, ProofSpec
 from protocol.rollout.batch import Commitment, Group, assemble
+from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
@@ -38,7 +39,7 @@ from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
-from roles.ports import Engine, Forward, Generation, Request
+from roles.ports import CheckRequest, Engine, Forward, Generation, Request
 from roles.validator.audit import Auditor
 from roles.validator.judge import Judge
 from roles.validator.window_cases import Case
@@ -84,7 +85,7 @@ class BatchedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pending_calls: dict[SamplingParams | None, list[_Call]] = {}
+        self._pending_calls: dict[SamplingParams | CheckRules | None, list[_Call]] = {}
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
@@ -95,30 +96,37 @@ class BatchedEngine:
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         return await self._batch(None, [(tuple(p), tuple(c)) for p, c in zip(prompts, completions, strict=True)])
 
-    async def _batch(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        return await self._batch(rules, list(requests))
+
+    async def _batch(self, kind: SamplingParams | CheckRules | None, items: list[Any]) -> list[Any]:
         """Return the results of a call's items. The first caller computes for all; the others wait."""
         call = _Call(items)
-        calls = self._pending_calls.setdefault(params, [])
+        calls = self._pending_calls.setdefault(kind, [])
         calls.append(call)
         if call is not calls[0]:
             await call.completion.wait()
             return call.results
         await wait_all_tasks_blocked()
-        del self._pending_calls[params]
+        del self._pending_calls[kind]
         all_items = [item for other in calls for item in other.items]
-        results = await self._compute(params, all_items)
+        results = await self._compute(kind, all_items)
         for other in calls:
             other.results, results = results[: len(other.items)], results[len(other.items) :]
             other.completion.set()
         return call.results
 
-    async def _compute(self, params: SamplingParams | None, items: list[Any]) -> list[Any]:
-        if params is not None:
-            return await self._engine.generate(items, params)
+    async def _compute(self, kind: SamplingParams | CheckRules | None, items: list[Any]) -> list[Any]:
+        if isinstance(kind, SamplingParams):
+            return await self._engine.generate(items, kind)
         unique_items = list(dict.fromkeys(items))  # two validators may check the same rollouts
-        forwards = await self._engine.forward([item[0] for item in unique_items], [item[1] for item in unique_items])
-        forward_of = dict(zip(unique_items, forwards, strict=True))
-        return [forward_of[item] for item in items]
+        results: Sequence[Check | Forward]
+        if kind is None:
+            results = await self._engine.forward([item[0] for item in unique_items], [item[1] for item in unique_items])
+        else:
+            results = await self._engine.check(unique_items, kind)
+        result_of = dict(zip(unique_items, results, strict=True))
+        return [result_of[item] for item in items]
 
 
 @dataclass
@@ -171,6 +179,7 @@ class TrialHarness:
         declaration: how the miner declares to compute; None for how the validator does.
         dtype: in which all engines compute.
         change: of the model of all engines.
+        judging_engine: of the validator; None for that of the honest nodes.
     """
 
     policy_history: PolicyHistory
@@ -186,6 +195,7 @@ class TrialHarness:
     declaration: Arithmetic | None = None
     dtype: torch.dtype = torch.float32
     change: Callable[[CausalModel], CausalModel] = field(default=lambda model: model)
+    judging_engine: Engine | None = None
     miner: SigningKey = field(default_factory=lambda: key("adversary miner"))
     neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -224,6 +234,8 @@ class TrialHarness:
     @property
     def own_arithmetic(self) -> Arithmetic:
         """How the validator computes."""
+        if self.judging_engine is not None:
+            return self.judging_engine.checking_arithmetic
         if self.exact:
             return "exact"
         return "torch-float32" if self.dtype == torch.float32 else "torch-bfloat16"
@@ -318,7 +330,8 @@ class TrialHarness:
         """
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
-        judge = Judge(self.task, await self.serving_engine(), window, self.randomness(window))
+        engine = self.judging_engine or await self.serving_engine()
+        judge = Judge(self.task, engine, window, self.randomness(window))
         roster = Roster((self.node.key.public,), 1)
         auditor = Auditor(self.node, judge, roster, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])

@@ -1,11 +1,15 @@
 """Records hidden states in the serving model: those that tokens are drawn from, and those of whole prefills."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
+from grailnode.engine.vllm.inside.prefill_checks import Project, checked
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records
+
+Record = Callable[[torch.Tensor, Iterable[tuple[int, RequestArguments]], Any, Any], None]
 
 
 def install(runner: Any) -> None:
@@ -25,13 +29,14 @@ def install(runner: Any) -> None:
 
     model.compute_logits = recording_compute_logits
     # The two runners keep a batch differently, so each has its own tap for prefills.
+    record = partial(_record, compute_logits, runner.model_config.get_vocab_size())
     if hasattr(runner, "_model_forward"):
-        _tap_v1(runner)
+        _tap_v1(runner, record)
     else:
-        _tap_v2(runner)
+        _tap_v2(runner, record)
 
 
-def _tap_v1(runner: Any) -> None:
+def _tap_v1(runner: Any, record: Record) -> None:
     from grailnode.engine.vllm.inside.sampling_v1 import rows  # noqa: PLC0415 - only one of the two can be imported
 
     forward = runner._model_forward
@@ -42,13 +47,13 @@ def _tap_v1(runner: Any) -> None:
         prefills = [(row, ours) for row, (ours, _) in rows.items() if ours.begin is not None]
         if prefills and isinstance(output, torch.Tensor):
             starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
-            _record(output, prefills, starts, computed)
+            record(output, prefills, starts, computed)
         return output
 
     runner._model_forward = recording_forward
 
 
-def _tap_v2(runner: Any) -> None:
+def _tap_v2(runner: Any, record: Record) -> None:
     from grailnode.engine.vllm.inside.sampling_v2 import slots  # noqa: PLC0415 - only one of the two can be imported
 
     sample = runner.sample
@@ -58,16 +63,24 @@ def _tap_v2(runner: Any) -> None:
         in_batch = ((row, slots.get(slot)) for row, slot in enumerate(input_batch.idx_mapping_np.tolist()))
         prefills = [(row, item) for row, item in in_batch if item is not None and item.begin is not None]
         if prefills:
-            _record(hidden_states, prefills, input_batch.query_start_loc_np, input_batch.num_computed_tokens_np)
+            record(hidden_states, prefills, input_batch.query_start_loc_np, input_batch.num_computed_tokens_np)
         return sample(hidden_states, input_batch, *arguments, **keywords)
 
     runner.sample = recording_sample
 
 
-def _record(states: torch.Tensor, prefills: Iterable[tuple[int, RequestArguments]], starts: Any, computed: Any) -> None:
-    """Record the states of prefills.
+def _record(
+    project: Project,
+    vocabulary: int,
+    states: torch.Tensor,
+    prefills: Iterable[tuple[int, RequestArguments]],
+    starts: Any,
+    computed: Any,
+) -> None:
+    """Record the states of prefills, or what is checked by them.
 
     Args:
+        project: computes the logits of states.
         states: [N, D] of all tokens of the pass, request behind request.
         prefills: rows of the batch.
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
@@ -75,10 +88,13 @@ def _record(states: torch.Tensor, prefills: Iterable[tuple[int, RequestArguments
     for row, arguments in prefills:
         # `position` is where this pass begins in the request, counted in tokens; earlier passes computed what lies
         # before it.
-        begin, end, position = int(starts[row]), int(starts[row + 1]), int(computed[row])
-        skipped = max(0, (arguments.begin or 0) - position)
+        start, position = int(starts[row]), int(computed[row])
+        begin = arguments.begin or 0
+        skipped = max(0, begin - position)
+        part, position = states[start + skipped : int(starts[row + 1])], position + skipped
         # The prompt's states before `begin` are not needed, and may cover the whole pass.
-        if skipped < end - begin:
+        if len(part):
+            if arguments.check is not None:
+                part = checked(arguments.check, position - begin, part, project, vocabulary)
             # A copy, because vLLM reuses the memory of a pass.
-            part = states[begin + skipped : end].clone()
-            records.record(arguments.request).write_prefill(position + skipped, records.version, part)
+            records.record(arguments.request).write_prefill(position, records.version, part.clone())

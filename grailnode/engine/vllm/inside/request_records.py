@@ -20,17 +20,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol.rollout.checking import CheckRules
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.rollout.sampling import SEED_BYTES
+from protocol.rollout.sampling import SEED_BYTES, SamplingParams
 from protocol.rollout.sketch import SEED_BYTES as SKETCH_SEED_BYTES
 from protocol.rollout.sketch import SketchKey, SketchKind
 
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
 
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch"}
+GIVEN: Final = -1
+"""Stands in place of a token that is not checked."""
+
+_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch", "check"}
 _MAX_RECORDS: Final = 65_536
 """Records of requests that nobody asks for are dropped after so many newer ones."""
+
+
+@dataclass(frozen=True)
+class CheckArguments:
+    """How a prefill is checked.
+
+    Attributes:
+        tokens: of the completion, GIVEN for those that are not checked.
+        seed, sketch: see DrawnTokens.
+    """
+
+    tokens: tuple[int, ...]
+    seed: bytes
+    sketch: SketchKey
+    rules: CheckRules
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,7 @@ class RequestArguments:
         begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
         states: whether the states are recorded from which tokens are drawn.
         sketch: what their sketch is computed with, which is then recorded in their place.
+        check: for a prefill: how its tokens are checked; the results are then recorded in place of the states.
     """
 
     request: str
@@ -53,6 +73,7 @@ class RequestArguments:
     begin: int | None = None
     states: bool = True
     sketch: SketchKey | None = None
+    check: CheckArguments | None = None
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
@@ -83,7 +104,14 @@ class RequestArguments:
             sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
             if sketch.kind not in get_args(SketchKind) or len(sketch.seed) != SKETCH_SEED_BYTES:
                 raise ValueError(f"{ARGUMENT}.sketch: a kind and {2 * SKETCH_SEED_BYTES} hexadecimal digits are needed")
-        return cls(values["id"], seed, temperature, filters, begin, states, sketch)
+        check = values.get("check")
+        if check is not None:
+            if seed is None or sketch is None or begin is None:
+                raise ValueError(f"{ARGUMENT}.check: seed, sketch and begin are needed")
+            params = SamplingParams(temperature, 1, tuple(map(int, check["stops"])), filters)
+            rules = CheckRules(params, *map(float, check["bounds"]))
+            check = CheckArguments(tuple(map(int, check["tokens"])), seed, sketch, rules)
+        return cls(values["id"], seed, temperature, filters, begin, states, sketch, check)
 
 
 def validate(sampling_params: Any) -> None:
@@ -138,7 +166,7 @@ class Record:
     """The record of one request: for each token the step that drew it, and its row in that step.
 
     Attributes:
-        prefill: for a prefill, by position of the first token: the version and the states [N, D].
+        prefill: for a prefill, by position of the first token: the version and the states [N, D], or what was checked.
     """
 
     tokens: list[tuple[Step, int]] = field(default_factory=list)

@@ -1,0 +1,150 @@
+"""The check of completions under a policy, from its hidden states: sketch, margins, stops and log-probabilities.
+
+With a vocabulary of 150,000 tokens, the logits of one group of long completions are gigabytes, and the results are a
+few bytes a token. So logits are computed from the hidden states one piece at a time, and dropped.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protocol import limits
+from protocol.rollout import sampling, sketch
+from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
+
+_LOGITS_BYTES: Final = 32 * limits.MIB
+"""Bytes of one piece of logits: 54 tokens with a vocabulary of 150,000. Filters need a few copies of it."""
+
+
+@dataclass(frozen=True)
+class CheckRules:
+    """The rules of a check.
+
+    Attributes:
+        params: with which the completions were sampled.
+        slack, limit, cap: see `sampling.batch_margins`.
+    """
+
+    params: SamplingParams
+    slack: float = 0.0
+    limit: float = 0.0
+    cap: float = 0.0
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """The tokens of one completion that its policy drew.
+
+    Attributes:
+        tokens: token ids.
+        seed: 16 bytes, of their noise; token number n was drawn with the noise of position n.
+        sketch: with which their sketch is computed.
+    """
+
+    tokens: Sequence[int]
+    seed: bytes
+    sketch: SketchKey
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a policy says of N tokens.
+
+    Attributes:
+        sketch: float32 [N, 4], the values of the sketch before they are rounded (`sketch.rounded`).
+        margins: float32 [N], the sampling shortfall of each.
+        stops: bool [N], where a stop token is taken or drawn.
+        logprobs: float32 [N].
+    """
+
+    sketch: Tensor
+    margins: Tensor
+    stops: Tensor
+    logprobs: Tensor
+
+    def split(self, lengths: Sequence[int]) -> list["Check"]:
+        """Return the checks of completions of these lengths, whose sum is N."""
+        columns = (self.sketch, self.margins, self.stops, self.logprobs)
+        parts = zip(*(torch.split(column, list(lengths)) for column in columns), strict=True)
+        return [Check(*part) for part in parts]
+
+    @classmethod
+    def join(cls, checks: Sequence["Check"]) -> "Check":
+        """Return the check of several completions, one behind another."""
+        if not checks:
+            nothing = torch.empty(0)
+            return cls(torch.empty(0, sketch.BYTES_PER_TOKEN), nothing, nothing.bool(), nothing)
+        columns = [(check.sketch, check.margins, check.stops, check.logprobs) for check in checks]
+        return cls(*map(torch.cat, zip(*columns, strict=True)))
+
+
+def check_completions(
+    hidden: Tensor,
+    project: Callable[[Tensor], Tensor],
+    completions: Sequence[DrawnTokens],
+    rules: CheckRules,
+    vocabulary: int,
+    *,
+    first: int = 0,
+) -> Check:
+    """Check completions, N tokens in all, under the policy that computed their hidden states.
+
+    Args:
+        hidden: [N, D], the states from which the tokens are drawn, one completion behind another, on any device.
+        project: computes the logits float32 [n, V] of states [n, D].
+        first: how many tokens of the first completion come before these.
+
+    Returns:
+        The results on the device of the logits.
+    """
+    params, lengths = rules.params, [len(item.tokens) for item in completions]
+    tokens = torch.tensor([token for item in completions for token in item.tokens], dtype=torch.int64)
+    seeds = [item.seed for item in completions]
+    parts, begin = list[Check](), 0
+    values = _sketch_values(hidden, completions)
+    for covered, counts, before in _pieces(lengths, max(1, _LOGITS_BYTES // (4 * vocabulary)), first):
+        piece = slice(begin, begin + sum(counts))
+        logits = project(hidden[piece])
+        own = tokens[piece].to(logits.device)
+        places = seeds[covered], counts, params.temperature
+        bounds = rules.slack, rules.limit, rules.cap
+        margins = sampling.batch_margins(logits, own, *places, params.filters, *bounds, first=before)
+        stops = sampling.drawn_stops(logits, own, margins, *places, params.stops, first=before)
+        likely = sampling.log_probabilities(logits, own, params.temperature, params.filters)
+        parts.append(Check(values[piece].to(logits.device), margins, stops, likely))
+        begin = piece.stop
+    return Check.join(parts)
+
+
+def _sketch_values(hidden: Tensor, completions: Sequence[DrawnTokens]) -> Tensor:
+    """Return the values of the sketches: float32 [N, 4]."""
+    values, begin = [hidden.new_empty(0, sketch.BYTES_PER_TOKEN, dtype=torch.float32)], 0
+    for key, group in groupby(completions, lambda item: item.sketch):
+        end = begin + sum(len(item.tokens) for item in group)
+        if end > begin:
+            values.append(sketch.values_of(key.kind, hidden[begin:end], key.seed))
+        begin = end
+    return torch.cat(values)
+
+
+def _pieces(lengths: Sequence[int], rows: int, first: int) -> Iterator[tuple[slice, list[int], int]]:
+    """Split completions into pieces of at most `rows` tokens.
+
+    Yields:
+        Which completions the piece covers, how many tokens of each, and how many tokens of the first one come before
+        these.
+    """
+    completion = offset = 0
+    while completion < len(lengths):
+        begin, first_offset, counts = completion, offset + (0 if completion else first), list[int]()
+        while completion < len(lengths) and sum(counts) < rows:
+            counts.append(min(rows - sum(counts), lengths[completion] - offset))
+            offset += counts[-1]
+            if offset == lengths[completion]:
+                completion, offset = completion + 1, 0
+        yield slice(begin, begin + len(counts)), counts, first_offset
