@@ -31,6 +31,7 @@ from protocol.errors import MalformedError
 _ENDLESS: Final = 1 << 30  # CPU seconds of the process that forks, in all its life
 _PROCESSES: Final = 256
 _FILES: Final = 64
+_TRIES: Final = 4  # of a call, before each of which the process that forks is started if it has ended
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -53,7 +54,7 @@ class CallError(Exception):
     """The plug-in's code raised an exception, ended its process, or answered with what is no plain value."""
 
 
-class _GoneError(Exception):
+class _GoneError(SandboxError):
     """The process that forks has ended."""
 
 
@@ -105,22 +106,22 @@ class PluginSandbox:
             session.close()
 
     def _start_session(self) -> "Session":
-        for _ in range(2):
-            with self._lock:
-                host = self._open_host()
-                try:
-                    session, host.spare = host.spare or host.fork(), host.fork()
-                except _GoneError:
-                    host.close()
-                    self._host = None
-                else:
-                    return session
-        raise SandboxError(f"the process of environment {self._name!r} ends again and again")
+        with self._lock:
+            host = self._open_host()
+            try:
+                session, host.spare = host.spare or host.fork(), host.fork()
+            except _GoneError:
+                host.close()
+                self._host = None
+                raise
+            return session
 
     def call(self, method: str, *arguments: object) -> Any:
         """Return what one call in a fresh fork returns; as `Session.call`."""
-        with self.session() as session:
-            return session.call(method, *arguments)
+        for _ in range(_TRIES):
+            with contextlib.suppress(_GoneError), self.session() as session:
+                return session.call(method, *arguments)
+        raise SandboxError(f"the process of environment {self._name!r} ends again and again")
 
     def close(self) -> None:
         """End all processes."""
@@ -141,7 +142,9 @@ class _Host:
         self._limits = limits
         self._lock = threading.Lock()
         self.spare: Session | None = None
+        self._number = 0  # of the newest fork
         self._control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(limits.call_seconds)
         main = "from grailnode.sandbox.inside import plugin_host; plugin_host.main()"
         machine = platform.machine()
         with (
@@ -158,22 +161,22 @@ class _Host:
                 pass_fds=(inner.fileno(), fork_filter, own_filter),
             )
         try:
-            self.facts = _facts(self._exchange([], b"", limits.load_seconds), name)
-        except _GoneError as error:
+            self.facts = _facts(self._receive(limits.load_seconds), name)
+        except SandboxError as error:
             self.close()
+            if not isinstance(error, _GoneError):
+                raise
             raise SandboxError(
                 f"environment {name!r} does not load: its process ended, or took over {limits.load_seconds:g} s"
             ) from error
-        except SandboxError:
-            self.close()
-            raise
 
     def fork(self) -> "Session":
         """Return a session with a new fork; raise _GoneError."""
         calls_out, calls_in = os.pipe()
         replies_out, replies_in = os.pipe()
         try:
-            fork = self._number([calls_out, replies_in], b"s")
+            self._number += 1
+            self._send(b"s%d" % self._number, [calls_out, replies_in])
         except BaseException:
             os.close(calls_in)
             os.close(replies_out)
@@ -181,29 +184,36 @@ class _Host:
         finally:
             os.close(calls_out)
             os.close(replies_in)
-        return Session(self, fork, calls_in, replies_out, self._limits.call_seconds)
+        return Session(self, self._number, calls_in, replies_out, self._limits.call_seconds)
 
-    def end(self, fork: int) -> int:
+    def end(self, fork: int) -> None:
+        """End a fork; raise _GoneError."""
+        self._send(b"k%d" % fork)
+
+    def status(self, fork: int) -> int:
         """End a fork, and return its status as `os.waitpid` gives it; raise _GoneError."""
-        return self._number([], b"k%d" % fork)
-
-    def _number(self, descriptors: list[int], message: bytes) -> int:
-        try:
-            return int(self._exchange(descriptors, message))
-        except ValueError as error:
-            raise _GoneError from error
-
-    def _exchange(self, descriptors: list[int], message: bytes, seconds: float | None = None) -> bytes:
         with self._lock:
-            self._control.settimeout(seconds or self._limits.call_seconds)
+            self._send(b"e%d" % fork)
             try:
-                if message:
-                    socket.send_fds(self._control, [message], descriptors)
-                answer = self._control.recv(MAX_FACTS_BYTES)
-            except OSError as error:
-                raise _GoneError from error
+                return int(self._receive(self._limits.call_seconds))
+            except ValueError as error:
+                raise _GoneError("the process that forks sent no number") from error
+
+    def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._control, [message], descriptors)
+        except OSError as error:
+            raise _GoneError(f"the process that forks has ended ({error.strerror or error})") from error
+
+    def _receive(self, seconds: float) -> bytes:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        try:
+            answer = self._control.recv(MAX_FACTS_BYTES) if poll.poll(seconds * 1000) else b""
+        except OSError:
+            answer = b""
         if not answer:
-            raise _GoneError
+            raise _GoneError("the process that forks has ended")
         return answer
 
     def close(self) -> None:
@@ -276,23 +286,26 @@ class Session:
 
     def _ended(self) -> Exception:
         """Return why the fork has ended: by its own code, or by a signal, which may be this machine's."""
-        status = self.close()
-        if status is None or os.WIFSIGNALED(status):
-            which = "" if status is None else f" by signal {os.WTERMSIG(status)}"
-            return SandboxError(f"a process of the environment was ended{which}, so that nothing was judged")
+        self._close_channels()
+        status = self._host.status(self._fork)
+        if os.WIFSIGNALED(status):
+            signal = os.WTERMSIG(status)
+            return SandboxError(
+                f"a process of the environment was ended by signal {signal}, so that nothing was judged"
+            )
         return CallError("it ended its process")
 
-    def close(self) -> int | None:
-        """End the fork, and return its status; None if that is unknown."""
-        if not self._is_open:
-            return None
+    def close(self) -> None:
+        """End the fork."""
+        if self._is_open:
+            self._close_channels()
+            with contextlib.suppress(_GoneError):
+                self._host.end(self._fork)
+
+    def _close_channels(self) -> None:
         self._is_open = False
         os.close(self._calls)
         os.close(self._replies)
-        try:
-            return self._host.end(self._fork)
-        except _GoneError:
-            return None
 
 
 def _facts(report: bytes, name: str) -> dict[str, Any]:

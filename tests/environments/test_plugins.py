@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,8 +276,14 @@ CODE = CodeRef(distribution="a", version="1", digest=bytes(32), size=1)
     ],
     ids=str,
 )
-def test_a_record_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:
-    fields = {"name": "a", "code": (CODE,), "python": "3.11", "config": b'{"a":[1,"\\u00e9"]}', "exact": True}
+def test_a_record_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {
+        "name": "a",
+        "code": (CODE,),
+        "python": "3.11",
+        "config": b'{"a":[1,"\\u00e9"]}',
+        "exact": True,
+    }
     assert EnvironmentSpec.from_bytes(EnvironmentSpec(**fields).to_bytes()).is_plugin
     with pytest.raises((ValueError, MalformedError)):
         EnvironmentSpec(**(fields | change))

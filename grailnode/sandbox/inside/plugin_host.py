@@ -4,9 +4,9 @@ killed.
 It is process 1 of its name space, which no process in it can kill. Arguments: the control socket, the descriptors of
 the forks' filter, then the limits of `wire.limit`. Standard input is JSON: the environment's name, its configuration.
 
-On the control socket it first reports the environment's facts, or why it did not load. Then it takes 's' with two
-descriptors (calls, replies) and answers with the fork's number, and 'k' with a fork's number, ends that fork, and
-answers with its status. On the fork's descriptors, a frame is 4 bytes of length (big-endian) and JSON.
+On the control socket it first reports the environment's facts, or why it did not load. Then it takes a letter and the
+number of a fork: 's', with two descriptors (calls, replies), starts one; 'k' ends it; 'e' ends it and is answered with
+its status. On the fork's descriptors, a frame is 4 bytes of length (big-endian) and JSON.
 """
 
 import ctypes
@@ -58,7 +58,8 @@ def main() -> None:
     control.send(report[:MAX_FACTS_BYTES])
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the forks
-    while _serve_control(control, environment, program):
+    forks: dict[int, int] = {}
+    while _serve_control(control, forks, environment, program):
         pass
 
 
@@ -67,20 +68,26 @@ def _load(name: str, config: dict[str, Any]) -> Any:
     return point.load()(config)
 
 
-def _serve_control(control: socket.socket, environment: Any, program: bytes) -> bool:
+def _serve_control(control: socket.socket, forks: dict[int, int], environment: Any, program: bytes) -> bool:
+    """Carry out a message, and return whether there was one."""
     message, descriptors, *_ = socket.recv_fds(control, 64, 2)
+    if not message:
+        return False
+    number = int(message[1:])
     if message[:1] == b"s":
-        fork = os.fork()
-        if not fork:
+        process = forks[number] = os.fork()
+        if not process:
             control.close()
             _serve_calls(environment, program, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
-        control.send(b"%d" % fork)
-    elif message[:1] == b"k":
-        os.kill(int(message[1:]), signal.SIGKILL)
-        control.send(b"%d" % os.waitpid(int(message[1:]), 0)[1])
-    return bool(message)
+        return True
+    process = forks.pop(number)
+    os.kill(process, signal.SIGKILL)
+    status = os.waitpid(process, 0)[1]
+    if message[:1] == b"e":
+        control.send(b"%d" % status)
+    return True
 
 
 def _serve_calls(environment: Any, program: bytes, calls: int, replies: int) -> None:
