@@ -224,6 +224,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettin
     """The packaged policy, genesis, or a directory with a Hugging Face checkpoint."""
     data: Path | None = None
     """The file of problems, as named in the manifest."""
+    wheels: Path | None = None
+    """The directory with the wheels of a plug-in's task, as named in the manifest."""
     adapters: Path | None = None
     """The directory with the adapters of version 0, for a run of LoRA adapters on the policy."""
     logits_chunk: Count = 1024

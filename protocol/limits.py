@@ -54,6 +54,11 @@ MAX_LISTED_PARTICIPANTS: Final = 1 << 16  # announcements' paths that a node rea
 MAX_CREDENTIAL_BYTES: Final = 1 * KIB  # bytes of the credential in an announcement
 MAX_WORK_MS: Final = 2 * 86_400_000  # milliseconds for which a proof of work may be valid: two days
 
+# environments/record.py
+MAX_WHEELS: Final = 64  # distributions of one plug-in: its own, and all that it imports
+MAX_WHEEL_BYTES: Final = 64 * MIB  # bytes of one wheel
+MAX_CONFIG_BYTES: Final = 64 * KIB  # bytes of one environment's configuration
+
 # environments/dataset.py
 MAX_DATA_BYTES: Final = 64 * MIB  # bytes of one data file
 MAX_DATA_LINES: Final = 1 << 20  # lines of one data file, including empty ones

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from protocol import environments, limits
 from protocol.beacon import ChainInfo
 from protocol.encoding import Ascending, Line, Record
+from protocol.environments.record import EnvironmentSpec
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
@@ -170,7 +171,7 @@ class RunManifest(Record):
     model: ModelSpec
     lora: LoraSpec | None
     precision: Precision
-    environment: Annotated[Line, Field(min_length=1, max_length=64)]
+    environment: EnvironmentSpec
     data: FileRef | None
     chat: ChatSpec | None
     sampling: SamplingSpec
@@ -187,8 +188,9 @@ class RunManifest(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
-        supported = self.environment in environments.names + environments.data_names
-        if supported and environments.requirements(self.environment).data != (self.data is not None):
+        name, reads = self.environment.name, self.data is not None
+        known = self.environment.is_plugin or name in environments.names + environments.data_names
+        if known and reads != (not self.environment.is_plugin and environments.requirements(name).data):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
             raise ValueError("the data file is too large")

@@ -19,6 +19,7 @@ from typing import TypeVar
 from protocol import limits, paths
 from protocol.digest import content_digest
 from protocol.encoding import Record
+from protocol.environments.record import CodeRef
 from protocol.errors import MalformedError, error_context
 from protocol.identity.signing import PublishedRecord, Signed, open_signed
 from protocol.objects import ObjectRef
@@ -73,7 +74,7 @@ async def fetch_envelope(node: Node, record_type: type[Record], path: str) -> by
     return await node.store.get(path, record_type.max_bytes + limits.MAX_ENVELOPE_BYTES)
 
 
-async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef) -> bytes:
+async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef | CodeRef) -> bytes:
     """Fetch an object, and check that it has the size and the SHA-256 that a record names.
 
     Raises:
@@ -90,7 +91,7 @@ async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef) -> bytes
     return data
 
 
-async def fetch_run_file(node: Node, ref: ObjectRef | FileRef, writers: Sequence[bytes], name: str) -> bytes:
+async def fetch_run_file(node: Node, ref: ObjectRef | FileRef | CodeRef, writers: Sequence[bytes], name: str) -> bytes:
     """Fetch a file of the run from the first of the writers' spaces that has it; `name` stands in errors.
 
     Raises:

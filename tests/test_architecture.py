@@ -80,8 +80,8 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         "outer",
     ),
     "grailnode": (
-        *("store", "beacon", "engine", "config", "chat", "sandbox", "convert", "observe", "calibration"),
-        *("track", "run", "ui", "node", "library", "demo", "cli", "__main__"),
+        *("store", "beacon", "engine", "config", "chat", "sandbox", "environments", "convert", "observe"),
+        *("calibration", "track", "run", "ui", "node", "library", "demo", "cli", "__main__"),
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all

@@ -6,8 +6,9 @@ from typing import Final
 
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.policy import Tokenizer
-from protocol import bounded_json, environments
+from protocol import bounded_json
 from protocol.encoding import REWARD_UNIT
+from protocol.environments import Environment
 from protocol.environments.dataset import Dataset
 from protocol.errors import MalformedError
 from protocol.rollout.sampling import SamplingParams
@@ -21,17 +22,13 @@ Rewards = Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]]
 _MAX_BYTES: Final = 1 << 30
 
 
-def of_environment(name: str, problems: Dataset | None) -> Prompts:
-    """Return prompts from an environment's training problems, those of its data file if it needs one."""
-    source = environments.get(name) if problems is None else problems
+def of_environment(source: Environment | Dataset) -> Prompts:
+    """Return prompts from an environment's training problems, or those of its data file."""
     return lambda seed: source.problem(seed).prompt
 
 
-def rewards_of(name: str, tokenizer: Tokenizer, params: SamplingParams) -> Rewards | None:
-    """Return the rewards of an environment that generates its problems; None for any other."""
-    if name not in environments.names:
-        return None
-    environment = environments.get(name)
+def rewards_of(environment: Environment, tokenizer: Tokenizer, params: SamplingParams) -> Rewards:
+    """Return the rewards of an environment that generates its problems."""
 
     def rewards(seed: bytes, completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
         problem = environment.problem(seed)

@@ -10,7 +10,7 @@ from grailnode.run.rules import Rules
 from protocol.proof import CALIBRATED
 
 _RULES: Final = (
-    *("environment", "data", "chat", "system_prompt", "max_tokens", "temperature"),
+    *("environment", "environment_config", "data", "chat", "system_prompt", "max_tokens", "temperature"),
     *("lora_rank", "lora_alpha", "lora_targets"),
 )
 

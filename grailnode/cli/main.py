@@ -22,6 +22,7 @@ VERBS: Final = {
     "convert": "read",
     "demo": "demo",
     "engine": "engine",
+    "environments": "environments",
     "export": "results",
     "follow": "versions",
     "init": "init",

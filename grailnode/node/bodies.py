@@ -14,6 +14,8 @@ from grailnode.config import Config
 from grailnode.engine.compute import Compute
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
+from grailnode.environments.plugin_environment import PluginEnvironment
+from grailnode.environments.wheels import PluginError
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.canary_audit import CanaryAudit
 from grailnode.node.disk_check import check_disk, follower_bytes
@@ -42,10 +44,11 @@ from grailnode.node.wiring import (
     validator_versions,
 )
 from grailnode.run import creation, key_files, requirements
+from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.digest import Weights
-from protocol.environments import Sandbox
+from protocol.environments import Environment
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, Pause
@@ -81,7 +84,7 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
 
 
 async def fetch_task(
-    node: Node, config: Config, directory: Path, sandbox: Sandbox | None, versions: int
+    node: Node, config: Config, directory: Path, sandbox: BubblewrapSandbox | None, versions: int
 ) -> tuple[Task, Compute]:
     """Fetch the run's files into a directory, and return the run's task and model.
 
@@ -92,7 +95,8 @@ async def fetch_task(
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")
-    task = make_task(node, policy, data, sandbox)
+    plugin = None if sandbox is None else await _open_plugin(node, config, sandbox)
+    task = make_task(node, policy, data, sandbox, plugin)
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
@@ -105,15 +109,34 @@ async def fetch_task(
     return task, replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
 
 
+async def _open_plugin(node: Node, config: Config, sandbox: BubblewrapSandbox) -> Environment | None:
+    """Return the run's environment from the wheels that the run names; None for a built-in one.
+
+    Raises:
+        PluginError: it is none that the run describes.
+    """
+    spec = node.run.environment
+    if not spec.is_plugin:
+        return None
+    folders = await creation.fetch_wheels(node, config.at(config.node.state) / "wheels")
+    environment: PluginEnvironment = await node.run_sync(
+        PluginEnvironment.open, sandbox, folders, spec.name, spec.config
+    )
+    if environment.exact != spec.exact:
+        raise PluginError(f"environment {spec.name!r}: the run says exact = {spec.exact}, and its code does not")
+    return environment
+
+
 def _torch_compute(model: CausalModel, config: Config) -> Compute:
     """Return how a node computes a model with torch."""
     engine = config.engine
     return Compute(model, engine.device, DTYPES[engine.dtype], engine.max_batch_tokens, engine.draft is not None)
 
 
-def data_file(config: Config) -> Path | None:
-    """Return the path of the trainer's data file; None when run.toml names no data file."""
-    return None if config.trainer.data is None else config.at(config.trainer.data)
+def published_files(config: Config) -> tuple[Path | None, Path | None]:
+    """Return the paths of the trainer's data file and of its wheels; None for one that run.toml does not name."""
+    data, wheels = (None if path is None else config.at(path) for path in (config.trainer.data, config.trainer.wheels))
+    return data, wheels
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:
@@ -159,7 +182,7 @@ async def _upload(node: Node, launch: Launch) -> None:
 
 async def _publish_run(node: Node, config: Config) -> None:
     """Publish the run's manifest, and the files that it names."""
-    data = requirements.files_to_publish(node.run, data_file(config))
+    data = requirements.files_to_publish(node.run, *published_files(config))
     await publish_run_base(node, policy_directory(config))
     files = creation.model_files(policy_directory(config)) | data
     await creation.publish_files(node.store, node.key.public, files)

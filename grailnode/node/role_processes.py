@@ -13,8 +13,9 @@ from grailnode.calibration import proof_file
 from grailnode.config import Config, ConfigError
 from grailnode.engine.compute import exact_refusal
 from grailnode.engine.policy import Policy
+from grailnode.environments import registry
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
-from grailnode.node.bodies import data_file
+from grailnode.node.bodies import published_files
 from grailnode.node.node_makers import make_canary, make_node, state_directory
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.processes import main, main_of_rank
@@ -104,8 +105,8 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     if role == "trainer" and config.trainer.track is not None:
         check_tracker(config.trainer.track)
     if role == "trainer":
-        requirements.find(node.run.environment)
-        requirements.files_to_publish(node.run, data_file(config))
+        registry.check_code(node.run.environment)
+        requirements.files_to_publish(node.run, *published_files(config))
     if role == "trainer" and authority.workers and config.trainer.outer is None and not node.run.sites_refusal:
         raise ConfigError(
             "trainer.outer: missing, and this run has workers, whose rounds its trainer closes "

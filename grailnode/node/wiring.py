@@ -13,7 +13,7 @@ from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.settings import TrainerSettings
 from protocol import environments
 from protocol.digest import Weights
-from protocol.environments import Sandbox
+from protocol.environments import Environment, Sandbox
 from protocol.errors import MalformedError, ProtocolError
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
@@ -48,10 +48,20 @@ _LATE_JUDGING_VERSIONS = 4  # versions that a validator keeps beyond `max_lag`, 
 _MAX_CONCURRENT_PROGRAMS = 8  # in sandboxes; each may use a gigabyte of memory
 
 
-def make_task(node: Node, policy: Policy, data: bytes | None = None, sandbox: Sandbox | None = None) -> Task:
-    """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox."""
+def make_task(
+    node: Node,
+    policy: Policy,
+    data: bytes | None = None,
+    sandbox: Sandbox | None = None,
+    plugin: Environment | None = None,
+) -> Task:
+    """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox.
+
+    Args:
+        plugin: the run's environment, if it is no built-in one.
+    """
     try:
-        environment = environments.get(node.run.environment, data, sandbox)
+        environment = plugin or environments.get(node.run.environment.name, data, sandbox)
     except ProtocolError as error:
         raise MalformedError(str(error), "the run's data file") from error
     concurrency = min(_MAX_CONCURRENT_PROGRAMS, len(os.sched_getaffinity(0))) if sandbox is not None else 1

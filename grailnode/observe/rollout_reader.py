@@ -7,7 +7,7 @@ from typing import Final
 
 from grailnode import UserError
 from grailnode.engine.policy import Tokenizer
-from protocol import environments, paths
+from protocol import paths
 from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.identity.participant import Announcement
@@ -178,7 +178,7 @@ async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
     """
     roster = await Rosters(node).get(window)
     draw = await node.randomness(node.run.schedule.audit(window))
-    exact = environments.is_exact(node.run.environment)
+    exact = node.run.environment.exact
     verified: list[VerifiedGroup] = []
     for miner in sorted(await list_announced_keys(node)):
         with suppress(StoreError, ProtocolError):

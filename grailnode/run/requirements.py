@@ -1,4 +1,4 @@
-"""What a run's environment requires beside its name: a file of problems, a sandbox.
+"""What a run's environment requires beside its name: a file of problems, wheels, a sandbox.
 
 They are checked before a run is created and before a node joins it; what is missing is reported in one line.
 """
@@ -11,12 +11,16 @@ from typing import Final
 from grailnode import UserError
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
+from grailnode.environments import registry
+from grailnode.environments.registry import Plugin
+from grailnode.environments.wheels import PluginError
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.digest import content_digest
-from protocol.environments import Requirements, Sandbox
+from protocol.environments import Environment, Requirements
 from protocol.environments.dataset import Dataset
+from protocol.environments.record import CodeRef, EnvironmentSpec
 from protocol.errors import ProtocolError
 from protocol.run import ChatSpec, FileRef, RunManifest
 from roles.policy.assignment import encode_prompt
@@ -38,10 +42,15 @@ class CheckedTask:
 
     Attributes:
         problems: of the data file; None for an environment without one.
+        generated: the environment, if it generates its problems.
+        plugin: the environment with its wheels, if it is no built-in one.
         chat: how a problem becomes a conversation; None for bare prompts.
     """
 
+    spec: EnvironmentSpec
     problems: Dataset | None
+    generated: Environment | None
+    plugin: Plugin | None
     chat: ChatSpec | None
 
 
@@ -62,10 +71,19 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
         problems = None if data is None else environments.dataset(environment, _read(data))
     except ProtocolError as error:
         raise RequirementError(f"{data}: {error}") from error
-    prompts = _prompts(environment, problems)
+    plugin = None
+    if not registry.is_built_in(environment):
+        plugin = registry.open_plugin(environment, rules.environment_config)
+    elif registry.parse_config(rules.environment_config) != b"{}":
+        raise RequirementError(f"environment {environment!r} takes no configuration: drop --environment-config")
+    generated: Environment | None = None if plugin is None else plugin.environment
+    if problems is None and plugin is None:
+        generated = environments.get(environment)
+    prompts = _prompts(problems, generated)
     chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, prompts)
     _check_prompts(data or environment, prompts, policy, completion_tokens(rules), chat)
-    return CheckedTask(problems, chat)
+    spec = registry.built_in_spec(environment) if plugin is None else plugin.spec
+    return CheckedTask(spec, problems, generated, plugin, chat)
 
 
 def completion_tokens(rules: Rules) -> int:
@@ -80,16 +98,15 @@ def find(environment: str) -> Requirements:
         RequirementError: this program does not know it.
     """
     try:
-        return environments.requirements(environment)
-    except ValueError as error:
+        return registry.requirements(environment)
+    except PluginError as error:
         raise RequirementError(str(error)) from error
 
 
-def _prompts(environment: str, problems: Dataset | None) -> list[str]:
+def _prompts(problems: Dataset | None, generated: Environment | None) -> list[str]:
     """Return the prompts of a file's problems, or some of those that an environment generates."""
-    if problems is not None:
-        return [problem.prompt for problem in problems.problems]
-    generated = environments.get(environment)
+    if generated is None:
+        return [problem.prompt for problem in problems.problems] if problems else []
     return [generated.problem(number.to_bytes(32, "little")).prompt for number in range(_GENERATED_PROMPTS)]
 
 
@@ -125,15 +142,17 @@ def file_reference(data: Path | None) -> FileRef | None:
     return FileRef(name=DATA, digest=content_digest(content), size=len(content))
 
 
-def files_to_publish(run: RunManifest, data: Path | None) -> dict[str, bytes]:
-    """Return the data file that a trainer has to publish, by name; empty for a run without one.
+def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = None) -> dict[str, bytes]:
+    """Return the data file and the wheels that a trainer has to publish, by name; empty for a run without any.
 
     Args:
-        data: where the operator says that it is.
+        data, wheels: where the operator says that the file, and the folder of wheels, are.
 
     Raises:
-        RequirementError: it is missing, or not the file that the run names.
+        RequirementError: one is missing, or not the file that the run names.
     """
+    if run.environment.is_plugin:
+        return _wheels_to_publish(run.environment, wheels)
     if run.data is None:
         return {}
     if data is None:
@@ -147,10 +166,35 @@ def files_to_publish(run: RunManifest, data: Path | None) -> dict[str, bytes]:
     return {run.data.name: content}
 
 
-def open_sandbox(run: RunManifest) -> Sandbox | None:
-    """Open and try the sandbox that a miner or validator of a run needs; None if its environment runs no programs."""
-    python = find(run.environment).python
-    return BubblewrapSandbox.open(python) if python else None
+def _wheels_to_publish(environment: EnvironmentSpec, folder: Path | None) -> dict[str, bytes]:
+    if folder is None:
+        raise RequirementError("this run has wheels, and run.toml does not say where: set [trainer] wheels")
+    files: dict[str, bytes] = {}
+    for ref in environment.code:
+        name = wheel_name(ref)
+        try:
+            files[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise RequirementError(f"{folder / name}: the wheel cannot be read ({error.strerror})") from error
+        if content_digest(files[name]) != ref.digest:
+            raise RequirementError(f"{folder / name}: not the wheel of this run, {ref}: put the original back")
+    return files
+
+
+def wheel_name(ref: CodeRef) -> str:
+    """Return the name of a wheel's file in the run's directory."""
+    return f"{ref.distribution}-{ref.version}.whl"
+
+
+def open_sandbox(run: RunManifest) -> BubblewrapSandbox | None:
+    """Open and try the sandbox that a miner or validator of a run needs; None if it runs no foreign code.
+
+    Raises:
+        PluginError: this program has no code of the environment, or another.
+        SandboxError: this machine cannot provide the sandbox.
+    """
+    registry.check_code(run.environment)
+    return BubblewrapSandbox.open(run.environment.python) if run.environment.python else None
 
 
 def _read(path: Path) -> bytes:

@@ -102,6 +102,8 @@ class Rules(TimingRules):
     """What the run is called. Default: the directory's name."""
     environment: str = "addition"
     """The task: docs/spec/environments.md."""
+    environment_config: str = "{}"
+    """The configuration of a plug-in's task: a JSON object."""
     data: Path | None = None
     """JSON Lines with the problems, for a task that reads them."""
     chat: bool = False

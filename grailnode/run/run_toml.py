@@ -38,7 +38,7 @@ _SHOWN: Final[Mapping[str, Sequence[str]]] = {
     "beacon": ("key",),
     "engine": ("device", "dtype", "threads"),
     "trainer": (
-        *("data", "adapters", "policy", "loss", "learning_rate", "warmup_steps", "groups_per_step"),
+        *("data", "wheels", "adapters", "policy", "loss", "learning_rate", "warmup_steps", "groups_per_step"),
         *("steps_per_version", "max_uses", "decay", "max_staleness", "anchor_interval", "patch_profile"),
     ),
     "miner": ("groups",),

@@ -15,6 +15,7 @@ from grailnode.config import TrainerSection
 from grailnode.engine.lora_model import adapter_files
 from grailnode.engine.models import check_model, file_shapes
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.environments import registry
 from grailnode.run import creation, key_files, requirements, run_toml
 from grailnode.run.base_files import start_lora
 from grailnode.run.buckets import Bucket
@@ -32,6 +33,9 @@ MINERS = ("miner-1", "miner-2")
 ROUND_WINDOWS: Final = 2
 """Windows of a round of sites."""
 _LOCAL_STEPS: Final = 4  # of a site in such a round
+
+WHEELS: Final = "wheels"
+"""The directory beside run.toml with the wheels of a plug-in."""
 
 ADAPTERS: Final = "adapters"
 """The directory beside run.toml with the adapters of version 0, for a LoRA run."""
@@ -162,7 +166,7 @@ def create(
         workers=[public[name] for name in names.workers],
     )
     manifest = creation.draft_manifest(
-        rules, policy, chain, authority, thresholds, task.chat, lora, first_round=first_round
+        rules, policy, chain, authority, thresholds, task.chat, lora, environment=task.spec, first_round=first_round
     )
     signers = [signing[name] for name in names.roots[: rules.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
@@ -175,6 +179,8 @@ def create(
         files.write(directory / "run.manifest", run.data)
         if rules.data is not None:
             files.write(directory / requirements.DATA, rules.data.read_bytes())
+        for wheel in task.plugin.wheels if task.plugin else ():
+            files.write(directory / WHEELS / requirements.wheel_name(wheel.ref), wheel.data)
         if lora is not None:
             for name, data in adapter_files(lora.spec, lora.adapters).items():
                 files.write(directory / ADAPTERS / name, data)
@@ -240,6 +246,7 @@ def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_se
     sections: run_toml.Sections = recipe.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
     trainer = _merged(trainer, sections.get("trainer", {}))
     trainer["data"] = requirements.DATA if rules.data is not None else None
+    trainer["wheels"] = WHEELS if not registry.is_built_in(rules.environment) else None
     trainer["adapters"] = ADAPTERS if rules.lora_rank else None
     if policy != PACKAGED_POLICY:
         trainer["policy"] = str(policy.absolute())

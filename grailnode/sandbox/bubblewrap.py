@@ -49,7 +49,7 @@ _ENABLE: Final = (
 
 
 @dataclass(frozen=True)
-class _Interpreter:
+class Interpreter:
     """A Python interpreter and where its files are.
 
     Attributes:
@@ -65,10 +65,10 @@ class _Interpreter:
 class BubblewrapSandbox:
     """Tries programs in bubblewrap. Created by `open`, which checks that the isolation works on this machine."""
 
-    def __init__(self, bwrap: str, interpreter: _Interpreter, limits: ProgramLimits) -> None:
+    def __init__(self, bwrap: str, interpreter: Interpreter, limits: ProgramLimits) -> None:
         self._limits = limits
-        self._interpreter, self.python = interpreter, interpreter.version
-        self._command = (bwrap, *_isolation_arguments(interpreter, limits))
+        self.bwrap, self.interpreter, self.python = bwrap, interpreter, interpreter.version
+        self._command = (bwrap, *isolation_arguments(interpreter, limits.scratch_bytes))
         self._filter = seccomp.build_filter(platform.machine())
 
     @classmethod
@@ -155,8 +155,8 @@ class BubblewrapSandbox:
         limits = self._limits
         numbers = (*channels, cpu * limits.cpu_seconds, limits.memory_bytes, limits.file_bytes, limits.files)
         main = f"from grailnode.sandbox.inside import {program}; {program}.main()"
-        python = (self._interpreter.executable, "-s", "-S", "-P", "-B", "-c", main, *map(str, numbers))
-        with _memory_file(standard_input) as stdin, _memory_file(self._filter) as seccomp_filter:
+        python = (self.interpreter.executable, "-s", "-S", "-P", "-B", "-c", main, *map(str, numbers))
+        with memory_file(standard_input) as stdin, memory_file(self._filter) as seccomp_filter:
             try:
                 process = subprocess.Popen(
                     (*self._command, "--seccomp", str(seccomp_filter), "--", *python),
@@ -177,8 +177,17 @@ class BubblewrapSandbox:
                     stream.close()
 
 
-def _isolation_arguments(interpreter: _Interpreter, limits: ProgramLimits) -> tuple[str, ...]:
-    """Return bubblewrap's arguments that precede the command."""
+def isolation_arguments(
+    interpreter: Interpreter, scratch_bytes: int, folders: Sequence[Path] = (), **variables: str
+) -> tuple[str, ...]:
+    """Return bubblewrap's arguments that precede the command.
+
+    Args:
+        scratch_bytes: size of all files in /tmp.
+        folders: of this machine, in which Python also finds modules.
+        variables: further variables of the environment, or others in the place of those here.
+    """
+    mounts = {str(folder): f"/wheels/{number}" for number, folder in enumerate(folders)}
     arguments = [f"--unshare-{space}" for space in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
     arguments += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--cap-drop", "ALL"]
     arguments += ["--new-session", "--die-with-parent", "--clearenv"]
@@ -186,21 +195,22 @@ def _isolation_arguments(interpreter: _Interpreter, limits: ProgramLimits) -> tu
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",
         "PYTHONHOME": _HOME,
-        "PYTHONPATH": "/app",
+        "PYTHONPATH": ":".join(("/app", *mounts.values())),
         "LD_LIBRARY_PATH": f"{_HOME}/lib",
+        **variables,
     }
     for name, value in environment.items():
         arguments += ["--setenv", name, value]
-    for path, place in dict.fromkeys((*((path, path) for path in _LIBRARIES), *interpreter.files)):
+    for path, place in dict.fromkeys((*((path, path) for path in _LIBRARIES), *interpreter.files, *mounts.items())):
         if Path(path).exists():
             arguments += ["--ro-bind", path, place]
     for path in _package_folders(interpreter):
         arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
-    arguments += ["--ro-bind", str(_INSIDE), _INSIDE_MOUNT, "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]  # noqa: S108
+    arguments += ["--ro-bind", str(_INSIDE), _INSIDE_MOUNT, "--size", str(scratch_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     return (*arguments, "--chdir", "/tmp", "--remount-ro", "/")  # noqa: S108
 
 
-def _package_folders(interpreter: _Interpreter) -> list[str]:
+def _package_folders(interpreter: Interpreter) -> list[str]:
     """Return the paths in the sandbox where third-party packages would be: those of a machine must not help a solution,
     which would then be right on this machine only.
     """
@@ -224,7 +234,7 @@ def _find_bubblewrap() -> str:
         ) from error
 
 
-def _find_interpreter(version: str) -> _Interpreter:
+def _find_interpreter(version: str) -> Interpreter:
     """Return an interpreter of a version."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
@@ -245,7 +255,7 @@ def _find_interpreter(version: str) -> _Interpreter:
         (str(Path(executable).resolve()), program),
         *((str(file), f"{_HOME}/lib/{file.name}") for file in Path(shared).glob("libpython3*.so*")),
     }
-    return _Interpreter(version, program, tuple(sorted(files)))
+    return Interpreter(version, program, tuple(sorted(files)))
 
 
 class _Pipe:
@@ -261,7 +271,7 @@ class _Pipe:
 
 
 @contextlib.contextmanager
-def _memory_file(data: bytes) -> Iterator[int]:
+def memory_file(data: bytes) -> Iterator[int]:
     """Yield the descriptor of a file in memory with these bytes, at its beginning."""
     file = os.memfd_create("sandbox-input")
     try:

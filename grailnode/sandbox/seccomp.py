@@ -9,7 +9,7 @@ Numbers: linux/arch/x86/entry/syscalls/syscall_64.tbl and linux/include/uapi/asm
 """
 
 import struct
-from typing import Final
+from typing import Final, Literal
 
 _KILL: Final = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 _ALLOW: Final = 0x7FFF0000  # SECCOMP_RET_ALLOW
@@ -95,24 +95,53 @@ _CALLS: Final[
     "memfd_secret": (447, 447),
 }
 
+_STARTS: Final = {"clone", "fork", "vfork"}
+_SIGNALS: Final[dict[str, tuple[int, int | None]]] = {
+    "kill": (62, 129),
+    "rt_sigqueueinfo": (129, 138),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+    "prlimit64": (302, 261),  # it sets the limits of other processes
+    "setpriority": (140, 140),
+    "sched_setaffinity": (203, 122),
+}
+
+_FCNTL: Final = tuple(  # of fcntl, three commands by which the kernel sends a signal of one's choice to another process
+    ((_EQUAL, 0, 4, fcntl), (_LOAD, 0, 0, 24), (_EQUAL, 3, 0, 8), (_EQUAL, 2, 0, 10), (_EQUAL, 1, 0, 15))
+    for fcntl in (72, 25)
+)
+
+Kind = Literal["program", "host", "fork"]
+
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 machines: Final = tuple(_ARCHITECTURES)
 """The machines that have a filter, by the names of `platform.machine`."""
 
 
-def build_filter(machine: str) -> bytes:
-    """Return the filter of a machine: struct sock_filter[], little-endian as the machine."""
+def build_filter(machine: str, kind: Kind = "program") -> bytes:
+    """Return the filter of a machine: struct sock_filter[], little-endian as the machine.
+
+    Args:
+        kind: of what is filtered. A "host" may start processes. A "fork" of it, which shares its name space of
+            processes with others, sends no signals either.
+    """
     column = machines.index(machine)
-    numbers = sorted(number for call in _CALLS.values() if (number := call[column]) is not None)
+    calls = {name: call[column] for name, call in (_CALLS | (_SIGNALS if kind == "fork" else {})).items()}
+    refused = calls.keys() - (_STARTS if kind == "host" else set())
+    numbers = sorted(number for name in refused if (number := calls[name]) is not None)
     count = len(numbers)
+    commands = _FCNTL[column] if kind == "fork" else ()
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUAL, 1, 0, _ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER_OFFSET),
-        (_AT_LEAST, count + 1, 0, _X32),  # x32: x86-64 calls under other numbers
+        (_AT_LEAST, count + len(commands) + 1, 0, _X32),  # x32: x86-64 calls under other numbers
     ]
-    program += [(_EQUAL, count - place, 0, number) for place, number in enumerate(numbers)]
+    program += [(_EQUAL, count + len(commands) - place, 0, number) for place, number in enumerate(numbers)]
+    program += commands
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _EPERM)]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)

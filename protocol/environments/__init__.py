@@ -1,4 +1,4 @@
-"""The environments (tasks) that a run manifest can name. A new one is a module with a class and an entry here."""
+"""The environments (tasks) that this program has. A new one is a module with a class and an entry here."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,7 @@ __all__ = [
     "dataset",
     "get",
     "is_exact",
+    "module",
     "names",
     "requirements",
 ]
@@ -80,6 +81,13 @@ def dataset(name: str, data: bytes) -> Dataset:
 def is_exact(name: str) -> bool:
     """Return the `exact` property of an environment: whether all machines compute the same rewards."""
     return Programming.exact if requirements(name).python else True
+
+
+def module(name: str) -> str:
+    """Return the name of the module with an environment's class."""
+    if name in _GENERATED:
+        return type(_GENERATED[name]).__module__
+    return (programming if requirements(name).python else mathematics).__name__
 
 
 def get(name: str, data: bytes | None = None, sandbox: Sandbox | None = None) -> Environment:

@@ -77,7 +77,7 @@ class HonestProducer:
         )
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        assignments = self.assignments(mining_window, indices)
+        assignments = await self.task.run_sync(self.assignments, mining_window, indices)
         groups = []
         for assignment, generations in zip(assignments, await self.generate(mining_window, assignments), strict=True):
             rollouts = await self.rollouts(mining_window, assignment, generations)

@@ -12,7 +12,7 @@ async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
     """Solve held-out problems with the policy that the engine serves, which is of that version."""
     rule, environment, params = task.run.evaluation, task.environment, task.run.sampling.params()
     count = min(rule.problems, environment.held_out_size or rule.problems)
-    problems = [environment.held_out_problem(index) for index in range(count)]
+    problems = await task.run_sync(lambda: [environment.held_out_problem(index) for index in range(count)])
     prompts = [task.prompt(problem) for problem in problems]
     if rule.samples:
         requests = [

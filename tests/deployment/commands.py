@@ -54,7 +54,7 @@ def _contexts(arguments: list[str]) -> Iterator[ParserCall]:
             return
         rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
         if not rest:
-            if command is not cli:
+            if not command.invoke_without_command:
                 raise click.UsageError("which command?")
             return
         _, below, arguments = command.resolve_command(context, rest)

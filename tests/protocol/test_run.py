@@ -16,7 +16,7 @@ from protocol.rollout.sampling import SamplingParams
 from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from tests.protocol.signed_chain import NOW, Trainer, chain
 from tests.support.builders import samples
-from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, run_manifest
+from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, environment, run_manifest
 
 
 def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
@@ -88,17 +88,18 @@ DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX
 
 def test_a_run_has_a_data_file_if_its_environment_reads_one() -> None:
     for name in environments.data_names:
-        assert RunManifest.from_bytes(run_manifest(environment=name, data=DATA).to_bytes()).data == DATA
+        task = environment(name=name)
+        assert RunManifest.from_bytes(run_manifest(environment=task, data=DATA).to_bytes()).data == DATA
         with pytest.raises(ValidationError, match="no data file for one that does"):
-            run_manifest(environment=name)
+            run_manifest(environment=task)
     for name in environments.names:
         with pytest.raises(ValidationError, match="does not read"):
-            run_manifest(environment=name, data=DATA)
+            run_manifest(environment=environment(name=name), data=DATA)
 
 
 @pytest.mark.parametrize("data", [None, DATA])
 def test_an_unsupported_environment_is_not_checked(data: FileRef | None) -> None:
-    assert run_manifest(environment="chess", data=data).data == data
+    assert run_manifest(environment=environment(name="chess"), data=data).data == data
 
 
 def test_sampling_parameters() -> None:

@@ -303,6 +303,6 @@ def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
 
 
 def test_a_sandbox_that_breaks_later_raises_an_error(sandbox: BubblewrapSandbox) -> None:
-    unusable = BubblewrapSandbox("/bin/false", sandbox._interpreter, ProgramLimits())
+    unusable = BubblewrapSandbox("/bin/false", sandbox.interpreter, ProgramLimits())
     with pytest.raises(SandboxError, match="did not start"):
         unusable.attempt(ProgramTests("def f(): pass", "", ("f()",)), "def f(): pass")

@@ -31,6 +31,7 @@ from grailnode.run.base_files import start_lora
 from grailnode.run.files import write_whole
 from grailnode.run.rules import Rules
 from grailnode.ui.terminal import pairs_table, threshold_lines
+from protocol.environments import Environment
 from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
 from protocol.rollout.sampling import SamplingParams
@@ -156,9 +157,8 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
-    prompt, chat = _prompts(options, policy)
+    prompt, chat, environment = _prompts(options, policy)
     params = SamplingParams(rules.temperature, requirements.completion_tokens(rules), policy.stops)
-    has_rewards = options.prompts is None
     work = CalibrationTask(
         policy=policy,
         params=params,
@@ -168,7 +168,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         seed=options.seed,
         chat=chat,
         lora=_lora(options, policy),
-        rewards=prompts.rewards_of(rules.environment, policy.tokenizer, params) if has_rewards else None,
+        rewards=prompts.rewards_of(environment, policy.tokenizer, params) if environment else None,
     )
     _check_device(options.device)
     if options.python is not None and not options.uses_vllm:
@@ -186,15 +186,19 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     )
 
 
-def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpec | None]:
-    """Return the prompts, and how they become conversations; None if they do not."""
+def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpec | None, Environment | None]:
+    """Return the prompts, how they become conversations (None if they do not), and the environment that generates
+    them (None if none does).
+    """
     rules = options.rules
     if options.prompts is not None:
         texts = prompts.read_file(options.prompts, policy.tokenizer)
         chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, texts)
-        return prompts.drawn_from(texts), chat
+        return prompts.drawn_from(texts), chat, None
     task = requirements.check(rules, policy)
-    return prompts.of_environment(rules.environment, task.problems), task.chat
+    source = task.problems or task.generated
+    assert source is not None
+    return prompts.of_environment(source), task.chat, task.generated
 
 
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:

@@ -31,14 +31,14 @@ class UnsendableError(TypeError):
     """A value is not plain, or too large."""
 
 
-def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int) -> None:
+def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int, files: int, processes: int = 0) -> None:
     """Set the resource limits of this process irrevocably, before it reads anything foreign."""
     for kind, value in (
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NOFILE, files),
-        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_STACK, 8 << 20),
@@ -53,27 +53,33 @@ def send(channel: int, kind: bytes, value: object = None) -> None:
     payload = json.dumps(_Packer().pack(value, 0)).encode()
     if len(payload) >= MAX_FRAME_BYTES:
         raise UnsendableError("too large")
-    frame = memoryview((len(payload) + 1).to_bytes(4, "big") + kind + payload)
-    while frame:
+    write(channel, (len(payload) + 1).to_bytes(4, "big") + kind + payload)
+
+
+def write(channel: int, data: bytes) -> None:
+    """Write bytes to a channel; raise GoneError."""
+    view = memoryview(data)
+    while view:
         try:
-            frame = frame[os.write(channel, frame) :]
+            view = view[os.write(channel, view) :]
         except OSError as error:
             raise GoneError from error
 
 
 def receive(channel: int) -> tuple[bytes, Any]:
     """Read a frame, and return its kind and its value; raise GoneError."""
-    size = int.from_bytes(_read(channel, 4), "big")
+    size = int.from_bytes(read(channel, 4), "big")
     if not 1 <= size <= MAX_FRAME_BYTES:
         raise GoneError
-    frame = _read(channel, size)
+    frame = read(channel, size)
     try:
         return frame[:1], _unpack(json.loads(frame[1:]))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise GoneError from error
 
 
-def _read(channel: int, size: int) -> bytes:
+def read(channel: int, size: int) -> bytes:
+    """Return the next bytes of a channel; raise GoneError."""
     data = bytearray()
     while len(data) < size:
         try:

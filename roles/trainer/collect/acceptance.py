@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
-from protocol import environments, paths
+from protocol import paths
 from protocol.errors import LimitError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.rollout.batch import Commitment, open_group
@@ -252,7 +252,7 @@ class Acceptance:
             return _GROUP_MISSING
         except ProtocolError:
             return _GROUP_CHANGED
-        exact = environments.is_exact(self._node.run.environment)
+        exact = self._node.run.environment.exact
         judgements = tuple(opinion.judgement for opinion in decision.accepting)
         return verified_group(group, digest, judgements, exact=exact) or _VERDICT_MISMATCH
 

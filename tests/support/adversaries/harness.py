@@ -19,6 +19,7 @@ from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.environments import registry
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import digest_weights
@@ -216,7 +217,7 @@ class TrialHarness:
         filters, ref = self.filters, FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
         return samples.run_manifest(
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
-            environment=self.environment.name,
+            environment=registry.built_in_spec(self.environment.name),
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,

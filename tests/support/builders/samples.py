@@ -11,6 +11,7 @@ from protocol.beacon import ChainInfo
 from protocol.chain.manifest import Head, Manifest, PatchRef, TensorRow
 from protocol.chain.verifier import Trust
 from protocol.encoding import Record
+from protocol.environments.record import CodeRef, EnvironmentSpec
 from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
@@ -182,6 +183,16 @@ def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Coun
     return Counts(**fields)
 
 
+environment = sample_of(
+    EnvironmentSpec,
+    name="addition",
+    code=(CodeRef(distribution="grailnode", version="0.1.0", digest=digest("modules"), size=0),),
+    python="",
+    config=b"{}",
+    exact=True,
+)
+
+
 run_manifest = sample_of(
     RunManifest,
     name="sample",
@@ -191,7 +202,7 @@ run_manifest = sample_of(
     ),
     lora=None,
     precision="bf16",
-    environment="addition",
+    environment=environment(),
     data=None,
     chat=None,
     sampling=SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),

@@ -1,0 +1,163 @@
+"""The environments that this machine has, by name: the built-in ones, and those of installed plug-ins.
+
+A plug-in is a distribution with an entry point of the group `grailnode.environments`. Built-in environments are in a
+table of their own (protocol/environments): the entry points of a program that is installed in place are those of the
+day when it was installed. Entry points are read here as text; only the sandbox imports what they name.
+"""
+
+import ast
+import importlib.metadata
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+import protocol.environments
+from grailnode.environments.plugin_environment import PluginEnvironment
+from grailnode.environments.wheels import PluginError, Wheel, closure, pack, unpack
+from grailnode.sandbox import BubblewrapSandbox
+from grailnode.sandbox.inside.plugin_host import GROUP
+from protocol import bounded_json, environments
+from protocol.digest import content_digest
+from protocol.environments import Requirements
+from protocol.environments.record import OWN_DISTRIBUTION, CodeRef, EnvironmentSpec, canonical_config
+from protocol.errors import ProtocolError
+
+OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_PACKAGE: Final = "protocol.environments"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An environment of an installed plug-in, with the wheels of all code that it needs."""
+
+    spec: EnvironmentSpec
+    wheels: tuple[Wheel, ...]
+    environment: PluginEnvironment
+
+
+def distributions() -> dict[str, str]:
+    """Return each environment's name, with the name and version of its distribution."""
+    own = f"{OWN_DISTRIBUTION} {_own_version()}"
+    plugins = {name: f"{point.dist.name} {point.dist.version}" for name, point in _points().items() if point.dist}
+    return dict.fromkeys(environments.names + environments.data_names, own) | plugins
+
+
+def is_built_in(name: str) -> bool:
+    """Return whether a name is that of a built-in environment; no plug-in can take it."""
+    return name in environments.names + environments.data_names
+
+
+def requirements(name: str) -> Requirements:
+    """Return what an environment requires.
+
+    Raises:
+        PluginError: there is none of this name; lists all names.
+    """
+    if is_built_in(name):
+        return environments.requirements(name)
+    if name not in _points():
+        raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
+    return Requirements(python=OWN_PYTHON)
+
+
+def built_in_spec(name: str) -> EnvironmentSpec:
+    """Return the record of a built-in environment."""
+    digest = _digest_of_modules(environments.module(name))
+    code = CodeRef(distribution=OWN_DISTRIBUTION, version=_own_version(), digest=digest, size=0)
+    python, exact = environments.requirements(name).python, environments.is_exact(name)
+    return EnvironmentSpec(name=name, code=(code,), python=python, config=b"{}", exact=exact)
+
+
+def open_plugin(name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0) -> Plugin:
+    """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox.
+
+    Args:
+        config: JSON.
+        folder: where the wheels are unpacked; None for the user's cache.
+
+    Raises:
+        PluginError, SandboxError: it cannot be packed, or does not load.
+    """
+    requirements(name)
+    distribution = _points()[name].dist
+    assert distribution is not None
+    text = parse_config(config)
+    wheels = tuple(pack(part) for part in closure(distribution.name))
+    directory = folder or platformdirs.user_cache_path("grailnode") / "wheels"
+    folders = [unpack(wheel, directory) for wheel in wheels]
+    base = BubblewrapSandbox.open(OWN_PYTHON)
+    environment = PluginEnvironment.open(base, folders, name, text, hash_seed)
+    code = tuple(wheel.ref for wheel in wheels)
+    spec = EnvironmentSpec(name=name, code=code, python=OWN_PYTHON, config=text, exact=environment.exact)
+    return Plugin(spec, wheels, environment)
+
+
+def parse_config(config: str) -> bytes:
+    """Return the canonical text of a configuration.
+
+    Raises:
+        PluginError: it is no JSON object, or too large.
+    """
+    try:
+        return canonical_config(bounded_json.parse(config.encode(errors="replace"), bounded_json.unique))
+    except ProtocolError as error:
+        raise PluginError(f"--environment-config: {error}") from error
+
+
+def check_code(spec: EnvironmentSpec) -> None:
+    """Check that this program has the code of a run's environment, or can get it from the run.
+
+    Raises:
+        PluginError: it has none, or another; names both.
+    """
+    if spec.is_plugin:
+        return
+    if not is_built_in(spec.name):
+        raise PluginError(f"unknown environment {spec.name!r}; there are: {', '.join(distributions())}")
+    own = built_in_spec(spec.name)
+    if own.code[0].digest != spec.code[0].digest:
+        raise PluginError(
+            f"environment {spec.name!r} of this run is that of {spec.code[0]}, and here it is that of {own.code[0]}: "
+            f"install {spec.code[0].distribution} {spec.code[0].version}, or join with code of equal digest"
+        )
+    if own.model_copy(update={"code": spec.code}) != spec:
+        raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")
+
+
+def _points() -> dict[str, EntryPoint]:
+    """Return the entry points of installed plug-ins by name; of two with one name, none."""
+    points = list(importlib.metadata.entry_points(group=GROUP))
+    names = [point.name for point in points]
+    return {point.name: point for point in points if names.count(point.name) == 1 and not is_built_in(point.name)}
+
+
+@cache
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version(OWN_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:  # a copy of the sources that is not installed
+        return "0"
+
+
+@cache
+def _digest_of_modules(module: str) -> bytes:
+    """Return the SHA-256 of the modules of protocol/environments that a module imports, directly or not, and its own
+    (docs/spec/environments.md).
+    """
+    folder, found, names = Path(protocol.environments.__file__).parent, dict[str, bytes](), [module]
+    while names:
+        name = names.pop()
+        file = folder / f"{name.rpartition('.')[2]}.py"
+        if name in found or not name.startswith(f"{_PACKAGE}.") or not file.is_file():
+            continue
+        found[name] = file.read_bytes()
+        for node in ast.walk(ast.parse(found[name])):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    lines = [f"{name} {content_digest(data).hex()}\n" for name, data in sorted(found.items())]
+    return content_digest("".join(lines).encode())

@@ -1,0 +1,184 @@
+"""The wheels of a plug-in: packed from what is installed here, and unpacked on other machines.
+
+No wheel is installed: its files lie in a folder of their own, named by the wheel's digest, which is mounted read-only
+in the sandbox and on no Python path outside. So nothing of it runs outside, and no tool that installs is needed.
+"""
+
+import importlib.metadata
+import io
+import os
+import re
+import secrets
+import shutil
+import sysconfig
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.tags import Tag, parse_tag, sys_tags
+from packaging.utils import canonicalize_name
+
+from grailnode import UserError
+from protocol import limits
+from protocol.digest import content_digest
+from protocol.environments.record import OWN_DISTRIBUTION, CodeRef
+from protocol.errors import LimitError, MalformedError
+
+_MAX_FILES: Final = 20_000  # of one wheel
+_MAX_UNPACKED_BYTES: Final = 512 << 20
+_MAX_COMPONENT_BYTES: Final = 200
+_DATE: Final = (1980, 1, 1, 0, 0, 0)  # of every file of a packed wheel, so that equal files give equal bytes
+_NOT_PACKED: Final = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # they describe an installation
+_DAMAGES: Final = (  # what zipfile and the file system raise for an archive that is none, or contradicts itself
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError),
+    *(FileExistsError, NotADirectoryError),
+)
+_name: Final = re.compile(r"[^/\\\0:]+(/[^/\\\0:]+)*")
+
+
+class PluginError(UserError):
+    """A plug-in that cannot be used: says which, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel, and how a run manifest refers to it."""
+
+    ref: CodeRef
+    data: bytes
+
+
+def closure(name: str) -> list[Distribution]:
+    """Return an installed distribution and all that it requires, by name; without this program's own.
+
+    Raises:
+        PluginError: one is not installed.
+    """
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    due = [(str(canonicalize_name(name)), frozenset[str]())]
+    while due:
+        name, extras = due.pop()
+        if name == OWN_DISTRIBUTION or (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        try:
+            found[name] = importlib.metadata.distribution(name)
+        except PackageNotFoundError:
+            raise PluginError(f"{name}: a plug-in requires it, and it is not installed: pip install {name}") from None
+        for requirement in map(Requirement, found[name].requires or ()):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):
+                due.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return [found[name] for name in sorted(found)]
+
+
+def pack(distribution: Distribution) -> Wheel:
+    """Return the wheel of an installed distribution: the same bytes for the same files.
+
+    Raises:
+        PluginError: it is installed so that its files are elsewhere, or is no wheel that another machine can use.
+    """
+    name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
+    files = {
+        file.as_posix(): Path(str(distribution.locate_file(file)))
+        for file in distribution.files or ()
+        if ".." not in file.parts and "__pycache__" not in file.parts and file.name not in _NOT_PACKED
+    }
+    if "editable" in (distribution.read_text("direct_url.json") or "") or not any(
+        not PurePosixPath(path).parts[0].endswith(".dist-info") for path in files
+    ):
+        raise PluginError(f"{name}: it is installed in place, without its files; install its wheel: pip install PATH")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path, file in sorted(files.items()):
+            info = zipfile.ZipInfo(path, _DATE)
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(info, file.read_bytes(), compresslevel=6)
+    data = stream.getvalue()
+    if len(data) > limits.MAX_WHEEL_BYTES:
+        raise PluginError(f"{name}: a wheel of {len(data)} bytes, more than {limits.MAX_WHEEL_BYTES}")
+    ref = CodeRef(distribution=name, version=version, digest=content_digest(data), size=len(data))
+    return Wheel(ref, data)
+
+
+def unpack(wheel: Wheel, folder: Path) -> Path:
+    """Return the folder with the files of a wheel, below a folder of wheels.
+
+    Args:
+        wheel: hostile bytes, which have the digest and the size that a run names.
+
+    Raises:
+        MalformedError, LimitError: the bytes are no wheel, too large, or would write elsewhere.
+        PluginError: the wheel is for other machines.
+    """
+    target = folder / wheel.ref.digest.hex()
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{secrets.token_hex(8)}"
+    try:
+        _extract(wheel.data, temporary)
+        _check_tags(wheel.ref, temporary)
+        try:
+            temporary.rename(target)
+        except OSError:  # another node of this machine was faster
+            if not target.is_dir():
+                raise
+    except _DAMAGES as error:
+        raise MalformedError(f"no wheel ({error})", str(wheel.ref)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _extract(data: bytes, folder: Path) -> None:
+    """Write the files of an archive, each of which is new and below a folder."""
+    remaining = _MAX_UNPACKED_BYTES
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        if len(members) > _MAX_FILES:
+            raise LimitError(f"a wheel of {len(members)} files")
+        folder.mkdir()
+        for member in members:
+            if member.is_dir():
+                continue
+            target = folder.joinpath(*_parts(member.filename))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, target.open("xb") as file:  # never through a link, never twice
+                while piece := source.read(1 << 16):
+                    remaining -= len(piece)
+                    if remaining < 0:
+                        raise LimitError(f"a wheel of more than {_MAX_UNPACKED_BYTES} bytes")
+                    file.write(piece)
+
+
+def _parts(name: str) -> Sequence[str]:
+    parts = name.split("/")
+    if not _name.fullmatch(name) or {".", ".."} & set(parts) or any(map(_is_too_long, parts)):
+        raise MalformedError(f"a wheel with a file {name[:80]!r}")
+    return parts
+
+
+def _is_too_long(part: str) -> bool:
+    return len(os.fsencode(part)) > _MAX_COMPONENT_BYTES
+
+
+def _check_tags(ref: CodeRef, folder: Path) -> None:
+    """Refuse a wheel of compiled code for another machine. Python's version is checked by the sandbox."""
+    texts = [file.read_text("utf-8", "replace") for file in folder.glob("*.dist-info/WHEEL")]
+    if len(texts) != 1:
+        raise MalformedError("a wheel without its WHEEL file", str(ref))
+    tags = {tag for line in re.findall(r"^Tag: (\S+)$", texts[0], re.MULTILINE) for tag in parse_tag(line)}
+    if not any(tag.platform == "any" for tag in tags) and not _platforms(tags) & _platforms(sys_tags()):
+        kinds = ", ".join(sorted(_platforms(tags))) or "no machine"
+        raise PluginError(f"{ref}: this wheel is for {kinds}, and this machine is {sysconfig.get_platform()}")
+
+
+def _platforms(tags: Iterable[Tag]) -> set[str]:
+    return {tag.platform for tag in tags}

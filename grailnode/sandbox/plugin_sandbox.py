@@ -1,0 +1,348 @@
+"""Runs the environment of a plug-in in bubblewrap: one process loads it, and each problem or episode has a fork of it.
+
+A fork is fresh: what foreign code or a hostile completion changes in it ends with it. Nothing in the sandbox can be
+written, /tmp included, so that no fork leaves anything to another. Calls and replies are plain values, of bounded size.
+
+A limit of time or memory says nothing about a completion, since machines differ: it is a SandboxError.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from grailnode.sandbox import seccomp
+from grailnode.sandbox.bubblewrap import BubblewrapSandbox, isolation_arguments, memory_file
+from grailnode.sandbox.inside.plugin_host import MAX_CALL_BYTES, MAX_FACTS_BYTES, MAX_REPLY_BYTES
+from protocol import bounded_json
+from protocol.environments.base import SandboxError
+from protocol.errors import MalformedError
+
+_ENDLESS: Final = 1 << 30  # CPU seconds of the process that forks, in all its life
+_PROCESSES: Final = 256
+_FILES: Final = 64
+_TRIES: Final = 4  # of a call, before each of which the process that forks is started if it has ended
+_ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class PluginLimits:
+    """The limits of a plug-in. None of them decides a reward.
+
+    Attributes:
+        load_seconds: elapsed time in which the environment loads.
+        call_seconds: elapsed time of one call.
+        memory_bytes: address space of a process.
+    """
+
+    load_seconds: float = 120.0
+    call_seconds: float = 30.0
+    memory_bytes: int = 2 << 30
+
+
+class CallError(Exception):
+    """The plug-in's code raised an exception, ended its process, or answered with what is no plain value."""
+
+
+class _GoneError(SandboxError):
+    """The process that forks has ended."""
+
+
+class PluginSandbox:
+    """An environment of a plug-in. It is thread-safe, and starts its process again if that has ended.
+
+    Args:
+        base: an open sandbox with the plug-in's version of Python.
+        folders: the unpacked wheels.
+        hash_seed: of Python's hashes, which order sets; all nodes of a run have 0.
+    """
+
+    def __init__(
+        self,
+        base: BubblewrapSandbox,
+        folders: Sequence[Path],
+        name: str,
+        config: bytes,
+        limits: PluginLimits = PluginLimits(),
+        hash_seed: int = 0,
+    ) -> None:
+        self._limits, self._name = limits, name
+        self._python = base.interpreter.executable
+        variables = {**_ONE_THREAD, "PYTHONHASHSEED": str(hash_seed)}
+        isolation = isolation_arguments(base.interpreter, 4096, [folder.absolute() for folder in folders], **variables)
+        self._command = (base.bwrap, *isolation, "--remount-ro", "/tmp", "--as-pid-1")  # noqa: S108
+        self._start_text = json.dumps([name, json.loads(config)]).encode()
+        self._lock = threading.Lock()
+        self._host: _Host | None = None
+        with self._lock:
+            self.facts = self._open_host().facts
+
+    def _open_host(self) -> "_Host":
+        if self._host is None:
+            self._host = _Host(self._python, self._command, self._start_text, self._name, self._limits)
+        return self._host
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator["Session"]:
+        """Yield a fresh fork, whose calls may follow each other; it is killed at the end of the block.
+
+        Raises:
+            SandboxError: there is none to be had.
+        """
+        session = self._start_session()
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def _start_session(self) -> "Session":
+        with self._lock:
+            host = self._open_host()
+            try:
+                session, host.spare = host.spare or host.fork(), host.fork()
+            except _GoneError:
+                host.close()
+                self._host = None
+                raise
+            return session
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Return what one call in a fresh fork returns; as `Session.call`."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(_GoneError), self.session() as session:
+                return session.call(method, *arguments)
+        raise SandboxError(f"the process of environment {self._name!r} ends again and again")
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            if self._host is not None:
+                self._host.close()
+                self._host = None
+
+
+class _Host:
+    """The process that loads the environment and forks. Forks are started and ended one at a time.
+
+    Attributes:
+        spare: the next fork, which prepares itself while the one before it works.
+    """
+
+    def __init__(self, python: str, command: Sequence[str], start_text: bytes, name: str, limits: PluginLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self.spare: Session | None = None
+        self._number = 0  # of the newest fork
+        self._control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(limits.call_seconds)
+        main = "from grailnode.sandbox.inside import plugin_host; plugin_host.main()"
+        machine = platform.machine()
+        with (
+            inner,
+            memory_file(start_text) as stdin,
+            memory_file(seccomp.build_filter(machine, "host")) as own_filter,
+            memory_file(seccomp.build_filter(machine, "fork")) as fork_filter,
+        ):
+            values = (inner.fileno(), fork_filter, _ENDLESS, limits.memory_bytes, 0, _FILES, _PROCESSES)
+            arguments = (python, "-s", "-S", "-P", "-B", "-c", main, *map(str, values))
+            self._process = _popen_for_good(
+                (*command, "--seccomp", str(own_filter), "--", *arguments),
+                stdin=stdin,
+                pass_fds=(inner.fileno(), fork_filter, own_filter),
+            )
+        try:
+            self.facts = _facts(self._receive(limits.load_seconds), name)
+        except SandboxError as error:
+            self.close()
+            if not isinstance(error, _GoneError):
+                raise
+            raise SandboxError(
+                f"environment {name!r} does not load: its process ended, or took over {limits.load_seconds:g} s"
+            ) from error
+
+    def fork(self) -> "Session":
+        """Return a session with a new fork; raise _GoneError."""
+        calls_out, calls_in = os.pipe()
+        replies_out, replies_in = os.pipe()
+        try:
+            self._number += 1
+            self._send(b"s%d" % self._number, [calls_out, replies_in])
+        except BaseException:
+            os.close(calls_in)
+            os.close(replies_out)
+            raise
+        finally:
+            os.close(calls_out)
+            os.close(replies_in)
+        return Session(self, self._number, calls_in, replies_out, self._limits.call_seconds)
+
+    def end(self, fork: int) -> None:
+        """End a fork; raise _GoneError."""
+        self._send(b"k%d" % fork)
+
+    def status(self, fork: int) -> int:
+        """End a fork, and return its status as `os.waitpid` gives it; raise _GoneError."""
+        with self._lock:
+            self._send(b"e%d" % fork)
+            try:
+                return int(self._receive(self._limits.call_seconds))
+            except ValueError as error:
+                raise _GoneError("the process that forks sent no number") from error
+
+    def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._control, [message], descriptors)
+        except OSError as error:
+            raise _GoneError(f"the process that forks has ended ({error.strerror or error})") from error
+
+    def _receive(self, seconds: float) -> bytes:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        try:
+            answer = self._control.recv(MAX_FACTS_BYTES) if poll.poll(seconds * 1000) else b""
+        except OSError:
+            answer = b""
+        if not answer:
+            raise _GoneError("the process that forks has ended")
+        return answer
+
+    def close(self) -> None:
+        if self.spare is not None:
+            self.spare.close()
+        self._process.kill()
+        self._control.close()
+
+
+class Session:
+    """A fork of a plug-in's process: calls in order, each with its reply."""
+
+    def __init__(self, host: _Host, fork: int, calls: int, replies: int, seconds: float) -> None:
+        self._host, self._fork, self._seconds = host, fork, seconds
+        self._calls, self._replies = calls, replies
+        self._is_open = True
+        os.set_blocking(calls, False)
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Return what a method of the environment returns: JSON's plain values.
+
+        Raises:
+            CallError: it raised an exception, or returned something else.
+            SandboxError: it reached a limit of time or memory, or the sandbox failed.
+        """
+        call = json.dumps([method, arguments]).encode()
+        if len(call) > MAX_CALL_BYTES:
+            raise CallError("the text is too long")
+        end = time.monotonic() + self._seconds
+        self._write(len(call).to_bytes(4, "big") + call, end)
+        size = int.from_bytes(self._read(4, end), "big")
+        if size > MAX_REPLY_BYTES:
+            raise CallError("its answer is too large")
+        try:
+            reply = bounded_json.parse(self._read(size, end))
+        except (MalformedError, RecursionError) as error:
+            raise CallError("its answer is not JSON") from error
+        if not isinstance(reply, dict) or "value" not in reply:
+            if isinstance(reply, dict) and "limit" in reply:
+                raise SandboxError("the environment reached its limit of memory, so that nothing was judged")
+            raise CallError(_shown(reply))
+        return reply["value"]
+
+    def _write(self, data: bytes, end: float) -> None:
+        view = memoryview(data)
+        while view:
+            self._wait(self._calls, select.POLLOUT, end)
+            try:
+                view = view[os.write(self._calls, view) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise self._ended() from None
+
+    def _read(self, size: int, end: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._wait(self._replies, select.POLLIN, end)
+            piece = os.read(self._replies, size - len(data))
+            if not piece:
+                raise self._ended()
+            data += piece
+        return bytes(data)
+
+    def _wait(self, descriptor: int, event: int, end: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise SandboxError(f"the environment took over {self._seconds:g} s, so that nothing was judged")
+
+    def _ended(self) -> Exception:
+        """Return why the fork has ended: by its own code, or by a signal, which may be this machine's."""
+        self._close_channels()
+        status = self._host.status(self._fork)
+        if os.WIFSIGNALED(status):
+            signal = os.WTERMSIG(status)
+            return SandboxError(
+                f"a process of the environment was ended by signal {signal}, so that nothing was judged"
+            )
+        return CallError("it ended its process")
+
+    def close(self) -> None:
+        """End the fork."""
+        if self._is_open:
+            self._close_channels()
+            with contextlib.suppress(_GoneError):
+                self._host.end(self._fork)
+
+    def _close_channels(self) -> None:
+        self._is_open = False
+        os.close(self._calls)
+        os.close(self._replies)
+
+
+def _facts(report: bytes, name: str) -> dict[str, Any]:
+    """Return what the process reported when it had loaded the environment."""
+    try:
+        value = bounded_json.parse(report)
+    except MalformedError as error:
+        raise SandboxError(f"environment {name!r} does not load") from error
+    facts = value.get("value") if isinstance(value, dict) else None
+    if not isinstance(facts, dict):
+        raise SandboxError(f"environment {name!r} does not load: {_shown(value)}")
+    return facts
+
+
+def _shown(reply: object) -> str:
+    """Return the error in a reply as a line that a terminal can show."""
+    text = reply.get("error") if isinstance(reply, dict) else None
+    line = str(text or "no answer").partition("\n")[0]
+    return "".join(character if character.isprintable() else "?" for character in line)[:300]
+
+
+def _popen_for_good(command: Sequence[str], stdin: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one: bubblewrap dies with the thread that started it, which others may not
+    outlive.
+    """
+    started: Future[subprocess.Popen[bytes]] = Future()
+
+    def live() -> None:
+        try:
+            process = subprocess.Popen(
+                command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=pass_fds
+            )
+        except OSError as error:
+            started.set_exception(SandboxError(f"bubblewrap does not start: {error.strerror}"))
+            return
+        started.set_result(process)
+        process.wait()
+
+    threading.Thread(target=live, daemon=True, name="plug-in's sandbox").start()
+    return started.result()

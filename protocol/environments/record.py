@@ -1,0 +1,85 @@
+"""How a run manifest names its environment: code, version of Python and configuration (docs/spec/environments.md)."""
+
+import json
+from typing import Annotated, ClassVar, Final
+
+from pydantic import AfterValidator, Field, model_validator
+
+from protocol import bounded_json, limits
+from protocol.encoding import Record
+from protocol.errors import MalformedError
+from protocol.identity.signing import Digest
+
+OWN_DISTRIBUTION: Final = "grailnode"
+"""The distribution of the built-in environments."""
+
+
+def canonical_config(value: object) -> bytes:
+    """Return the one JSON text of an environment's configuration: sorted names, ASCII, no white space.
+
+    Raises:
+        MalformedError: it is no object of plain values, or too large.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedError("a configuration that is not of JSON's values") from error
+    if not isinstance(value, dict) or len(text) > limits.MAX_CONFIG_BYTES:
+        raise MalformedError(f"a configuration that is no JSON object of at most {limits.MAX_CONFIG_BYTES} bytes")
+    return text
+
+
+def _check_config(text: bytes) -> bytes:
+    if canonical_config(bounded_json.parse(text, bounded_json.unique)) != text:
+        raise ValueError("a configuration that is not in its canonical form")
+    return text
+
+
+class CodeRef(Record):
+    """Code of an environment.
+
+    Attributes:
+        distribution: its name in the form of PEP 503.
+        digest, size: of the wheel. Of a built-in environment, the digest of its modules, and 0.
+    """
+
+    kind: ClassVar[str] = "environment-code"
+    distribution: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=100)]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9.!+_-]{1,64}$")]
+    digest: Digest
+    size: Annotated[int, Field(ge=0, le=limits.MAX_WHEEL_BYTES)]
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} ({self.digest.hex()[:16]})"
+
+
+class EnvironmentSpec(Record):
+    """The task of a run.
+
+    Attributes:
+        code: the wheels of a plug-in with all that it imports; of a built-in environment, its modules alone.
+        python: the version of Python that executes foreign code, such as '3.11'; empty if there is none.
+        config: what the environment is created with, as `canonical_config` returns it.
+        exact: whether every machine computes the same rewards.
+    """
+
+    kind: ClassVar[str] = "environment"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    code: Annotated[tuple[CodeRef, ...], Field(min_length=1, max_length=limits.MAX_WHEELS)]
+    python: Annotated[str, Field(pattern=r"^(3\.[1-9][0-9]?)?$")]
+    config: Annotated[bytes, Field(max_length=limits.MAX_CONFIG_BYTES), AfterValidator(_check_config)]
+    exact: bool
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EnvironmentSpec":
+        names = [part.distribution for part in self.code]
+        if names != sorted(set(names)):
+            raise ValueError("distributions that do not strictly ascend")
+        if self.is_plugin and not (self.python and all(part.size for part in self.code)):
+            raise ValueError("a plug-in without a version of Python, or with an empty wheel")
+        return self
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether the code is that of wheels, which the run brings along."""
+        return len(self.code) > 1 or self.code[0].size > 0

@@ -1,0 +1,100 @@
+"""The task of the guide as a run of strangers: only the founder installs it, and the others get its wheel by digest."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grailnode.environments.wheels import PluginError
+from grailnode.run import creation, requirements, workspace
+from grailnode.run.requirements import RequirementError
+from protocol import paths
+from tests.support.builders.plugins import files_of_page, install
+from tests.support.builders.recipes import demo_recipe
+from tests.support.builders.tasks import open_sandbox
+from tests.support.processes.command_line import fail
+from tests.support.processes.programs import eventually
+from tests.support.processes.separate_buckets import Machines, serving_buckets
+
+RULES: dict[str, Any] = {"environment": "doubled-digits", "environment_config": '{"most": 99}', "max_tokens": 8}
+ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
+SETTINGS = """
+[trainer]
+wheels = "{wheels}"
+groups_per_step = 4
+
+[miner]
+groups = 4
+"""
+
+
+@pytest.fixture
+def founder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+    open_sandbox()
+    monkeypatch.syspath_prepend(install(files_of_page(), tmp_path / "plugin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **RULES)
+    return workspace.create(tmp_path / "founder", recipe, miners=("miner-1",))
+
+
+@pytest.fixture
+def machines(tmp_path: Path, founder: workspace.Workspace) -> Iterator[Machines]:
+    settings = SETTINGS.format(wheels=founder.directory / "wheels")
+    with serving_buckets(tmp_path / "buckets", ROLES) as (endpoint, public):
+        machines = Machines(tmp_path, founder, ROLES, endpoint, public, settings=settings)
+        yield machines
+        machines.end()
+
+
+def test_a_run_keeps_the_wheels_that_it_names(founder: workspace.Workspace) -> None:
+    run = creation.open_run((founder.directory / "run.manifest").read_bytes()).record
+    assert run.environment.config == b'{"most":99}'
+    folder = founder.directory / "wheels"
+    (wheel,) = requirements.files_to_publish(run, None, folder).values()
+    (ref,) = run.environment.code
+    assert len(wheel) == ref.size
+    with pytest.raises(RequirementError, match=r"set \[trainer\] wheels$"):
+        requirements.files_to_publish(run, None)
+    file = folder / requirements.wheel_name(ref)
+    file.write_bytes(wheel + b"\0")
+    assert "not the wheel of this run, doubled-digits 1.0 (" in fail(
+        "--role", "trainer", "--run", str(founder.config), "--name", "trainer"
+    )
+    file.unlink()
+    with pytest.raises(RequirementError, match="the wheel cannot be read"):
+        requirements.files_to_publish(run, None, folder)
+
+
+def test_a_plugin_that_is_not_installed_or_in_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequirementError, match="unknown environment 'doubled-digits'; there are: "):
+        workspace.create(tmp_path / "run", demo_recipe(**RULES))
+    site = install(files_of_page(), tmp_path / "plugin")
+    monkeypatch.syspath_prepend(site)
+    (site / "doubled_digits-1.0.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
+    with pytest.raises(PluginError, match="installed in place, without its files; install its wheel"):
+        workspace.create(tmp_path / "run", demo_recipe(**RULES))
+
+
+@pytest.mark.slow
+def test_strangers_join_a_run_of_a_plugin(machines: Machines) -> None:
+    for name in ROLES:
+        machines.start(name)
+    try:
+        eventually(lambda: accepted(machines) >= 2, "accepted verdicts of the miner's groups")
+    except AssertionError:
+        pytest.fail(machines.terminal_output())
+    run = creation.open_run((machines.workspace.directory / "run.manifest").read_bytes()).record
+    (ref,) = run.environment.code
+    key = machines.workspace.keys["trainer"]
+    assert (machines.directory / "buckets" / "trainer" / paths.file(key, ref.digest)).is_file()
+    for name in ("validator", "miner-1"):
+        (folder,) = (machines.directory / name / "state" / "wheels").iterdir()
+        assert folder.name == ref.digest.hex()
+        assert (folder / "doubled_digits.py").is_file()
+
+
+def accepted(machines: Machines) -> int:
+    verdicts = machines.events("validator", "validator", "verdict")
+    assert not [verdict for verdict in verdicts if verdict["rejected"]]
+    return len([verdict for verdict in verdicts if verdict["accepted"]])
