@@ -29,8 +29,8 @@ from protocol.rollout.token_choice import choose_with_log_probabilities
 _MAX_THREADS: Final = 4
 
 
-def _staging_threads() -> int:
-    """Return how many tensors are decoded at the same time: one processor stays for the serving."""
+def _threads() -> int:
+    """Return how many tensors are staged or written at the same time: one processor stays for the serving."""
     return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 1))
 
 
@@ -121,7 +121,7 @@ class WeightSession:
 
         def stage(cancelled: Cancelled) -> StagedVersion:
             data = self._path(path).read_bytes()
-            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _staging_threads())
+            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _threads())
 
         return self._begin_staging(stage)
 
@@ -176,15 +176,13 @@ class WeightSession:
         Raises:
             ServedWeightsError: it is not staged, or could not be written.
         """
-        engine_weights, staged = self._weights(), self._staged
-        if staged is None or staged.version != version:
-            raise ServedWeightsError(f"version {version} is not staged")
-        start = perf_counter()
+        start, engine_weights = perf_counter(), self._weights()
         # Forgotten before the write, so that a commit of which nobody knows the outcome cannot be repeated.
-        self._staged = None
+        staged, self._staged = self._staged, None
         try:
             with torch.inference_mode():
-                engine_weights.commit(staged)
+                is_staged = staged is not None and staged.version == version
+                engine_weights.commit(staged if is_staged else None, self._gather, _threads())
         finally:
             weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
