@@ -108,6 +108,8 @@ class VllmEngine:
         self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, self._check_layout, report)
         self._head: tuple[bytes, dict[str, Tensor]] = b"", {}  # digest of a version, and its output projection
         self._next_request = 0
+        self._abandoned: set[str] = set()
+        """Requests whose records may be left in the worker: their calls were cancelled, or failed beside another."""
 
     @property
     def version(self) -> int | None:
@@ -182,6 +184,17 @@ class VllmEngine:
     async def _run_calls(
         self, version: int, calls: Sequence[Any], body: Callable[[Any], dict[str, object]], client: VllmClient
     ) -> list[Generation]:
+        try:
+            return await self._call_and_collect(version, calls, body, client)
+        except BrokenEngineError:
+            raise  # the server is replaced, with all records
+        except BaseException:
+            self._abandoned.update(call.request for call in calls)
+            raise
+
+    async def _call_and_collect(
+        self, version: int, calls: Sequence[Any], body: Callable[[Any], dict[str, object]], client: VllmClient
+    ) -> list[Generation]:
         answers: list[list[int]] = [[] for _ in calls]
         unsent = iter(enumerate(calls))
         senders = min(len(calls), self._limits.connections)
@@ -200,8 +213,10 @@ class VllmEngine:
             tasks.cancel_scope.cancel()
         results: list[Generation] = []
         for begin in range(0, len(calls), _COLLECT):
-            part = slice(begin, begin + _COLLECT)
-            records = (await client.call("take", requests=[call.request for call in calls[part]]))[0]
+            part, abandoned = slice(begin, begin + _COLLECT), frozenset(self._abandoned)
+            requests = [call.request for call in calls[part]]
+            records = (await client.call("take", requests=requests, abandoned=list(abandoned)))[0]
+            self._abandoned -= abandoned
             results += [
                 _collect(call, tokens, records.get(call.request), version)
                 for call, tokens in zip(calls[part], answers[part], strict=True)

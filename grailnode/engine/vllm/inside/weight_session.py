@@ -7,7 +7,7 @@ state. A commit runs in the worker's own thread, between two steps of the model,
 import base64
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -190,8 +190,11 @@ class WeightSession:
             records.clear()
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
-    def take(self, requests: list[str]) -> Values:
-        """Return the records of finished requests, their numbers but for tokens as base64, and forget them."""
+    def take(self, requests: list[str], abandoned: Sequence[str] = ()) -> Values:
+        """Return the records of finished requests, their numbers but for tokens as base64, and forget them and those
+        of requests that the node abandoned.
+        """
+        records.forget(abandoned)
         result: Values = {}
         for request in requests:
             # A record is handed out once. A request that vLLM never began has none.
