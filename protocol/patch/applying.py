@@ -6,9 +6,7 @@ The digest of the result covers every element, changed or not, so a wrong base c
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.codec import Digests, digest_tensor
+from protocol.patch.codec import Digests, digest_tensor, for_each
 from protocol.patch.container import (
     CHECK_BYTES,
     PREAMBLE,
@@ -31,9 +29,6 @@ from protocol.patch.container import (
 from protocol.patch.fields import BoundedBuffer
 from protocol.patch.frames import decode_frame
 from protocol.patch.values import Bits, bits_of, copy_bits, empty_like
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
 """Returns tensors of the names, dtypes and shapes of others, contiguous and aligned on the CPU, with any elements."""
@@ -116,14 +111,6 @@ def apply_frame(
     digest = hasher.digest()
     check_tensor(row, digest)
     return new, digest
-
-
-def for_each(work: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
-    """Do some work for each item, on so many threads, and return the results in their order."""
-    if threads == 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, items))
 
 
 def apply_with_digests(

@@ -184,13 +184,15 @@ def get_changes(
 
 
 @kernel()
-def apply_step(bits: int, change: int, order: UInt64Array) -> Any:
-    """Return the bit pattern after a change, and whether it stays within the dtype."""
+def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: Int64Array, found: int) -> Any:
+    """Apply a change to an element and note its place; return the new bits, and whether they stay in the dtype."""
     # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
     # is larger than the largest one, as these are 64-bit integers without a sign.
     down = U(I(change << U(31)) >> I(63))
-    key = key_of(bits, order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
-    return bits_at(key & order[3], order), key <= order[3]
+    key = key_of(U(new[at]), order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
+    after = bits_at(key & order[3], order)
+    new[at], places[found] = after, I(at)
+    return after, key <= order[3]
 
 
 def apply_listed(
@@ -220,13 +222,9 @@ def apply_listed(
     # `listed_gap` and `cursor` go on from piece to piece, so that a gap may lead across pieces.
     at, number, found, in_dtype = listed_gap[0], U(cursor[0]), U(0), True
     while at < new.size:
-        change = changes[number]
-        after, fits = apply_step(U(new[U(at)]), change, order)
-        new[U(at)] = after
-        places[found] = at
-        found += U(1)
+        _, fits = apply_change(new, U(at), changes[number], order, places, found)
         in_dtype = in_dtype and fits
-        number += U(1)
+        found, number = found + U(1), number + U(1)
         at += I(1) + I(changes[number] >> U(33))
     listed_gap[0] = at - I(new.size)
     cursor[0] = I(number)
@@ -265,10 +263,7 @@ def apply_changes(
         listed_mask = U(0)
         while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
             at = U(listed_gap[0])
-            change = changes[U(cursor[0])]
-            after, fits = apply_step(U(new[at]), change, order)
-            new[at] = after
-            places[found] = I(at)
+            after, fits = apply_change(new, at, changes[U(cursor[0])], order, places, found)
             found += U(1)
             in_dtype = in_dtype and fits
             gaps[class_of(after, shift, mask, first, last)] += I(1)
@@ -287,9 +282,7 @@ def apply_changes(
             index = gaps[own] + count
             while index < count:
                 at = begin + nth_one(members, U(index))
-                after, fits = apply_step(U(new[at]), changes[number], order)
-                new[at] = after
-                places[found] = I(at)
+                after, fits = apply_change(new, at, changes[number], order, places, found)
                 found += U(1)
                 in_dtype = in_dtype and fits
                 # An encoder lists a change that leaves its class. If one did so here, a patch could have two forms.

@@ -339,23 +339,22 @@ class Decoder:
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
         listed_gap, gaps = first[:1].copy(), first[1:].copy()
-        state = (self._order, changes, cursor, self._places)
+        form = (self._model.form,) if self._model.classes else ()
+        state = (*form, self._order, changes, cursor)
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
-            if self._model.classes:
-                found = self._apply(source, target, (*state, self._classes, gaps, listed_gap), chunk)
+            if form:
+                found = self._apply(source, target, state, (self._classes, gaps, listed_gap), chunk)
             else:
-                found = _check(self._kernels.apply_listed(source, target, *state, listed_gap), chunk)
+                found = _check(self._kernels.apply_listed(source, target, *state, self._places, listed_gap), chunk)
             yield chunk.begin + begin, target, self._places[:found]
         # A change that no piece has reached lies behind the chunk's last element of its class.
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
-    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], chunk: Chunk) -> int:
-        whole = new.size // VECTOR_SIZE * VECTOR_SIZE
-        form, (order, changes, cursor, places, *rest) = self._model.form, state
-        state = form, order, changes, cursor
+    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], rest: tuple[Any, ...], chunk: Chunk) -> int:
+        whole, places = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places
         found = _check(self._kernels.apply_changes(old[:whole], new[:whole], *state, places, *rest), chunk)
         if whole < new.size:
             # In a copy that is padded to a whole vector. A change of the padding would be one behind the end.

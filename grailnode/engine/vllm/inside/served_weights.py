@@ -16,7 +16,7 @@ from torch import Tensor
 from grailnode.engine.vllm.inside.element_changes import ElementChange, widen
 from grailnode.engine.vllm.inside.tensor_map import TensorMap
 from protocol.digest import tensor_digest, weights_digest
-from protocol.patch.applying import for_each
+from protocol.patch.codec import for_each
 
 
 class ServedWeightsError(Exception):

@@ -17,7 +17,8 @@ from grailnode.engine.vllm.inside.rank_steps import Cancelled, RankSteps
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from protocol.digest import tensor_digest, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import Changes, apply_frame, check_fit, for_each
+from protocol.patch.applying import Changes, apply_frame, check_fit
+from protocol.patch.codec import for_each
 from protocol.patch.container import Mode, TensorRow, read_header, split_frames
 from protocol.patch.values import bits_of
 
