@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from grailnode.engine.vllm.inside.element_changes import ElementChange, widen
@@ -39,6 +40,8 @@ class DifferentWeightsError(ServedWeightsError):
         super().__init__(f"the weights read back from the engine differ from version {version}{which}")
         self.tensors = tuple(tensors)
 
+
+Buffer = NDArray[np.int16]
 
 Gather = Callable[[Tensor], None]
 """Completes a tensor, int16 on the CPU, in place with the parts of all ranks; elements of other ranks are 0. Bytes that
@@ -95,23 +98,30 @@ class ServedWeights:
         """Whether this is the only rank."""
         return self._gather is None
 
-    def read(self, name: str, gather: Gather | None = None) -> Tensor:
+    def buffer(self) -> Buffer:
+        """Return memory into which any tensor can be read; what is never written takes none."""
+        return np.empty(max(placement.elements for placement in self.placements.values()) + 1, np.int16)
+
+    def read(self, name: str, gather: Gather | None = None, buffer: Buffer | None = None) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
         Args:
             gather: of the thread that calls this, if it is another one than that of the jobs.
+            buffer: where to read it; None for new memory, which takes twice the time.
 
         Raises:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
-        tensor, signal = self.read_together(name, Signal.GO_ON, gather)
+        tensor, signal = self.read_together(name, Signal.GO_ON, gather, buffer)
         if signal == Signal.FAILED:
             raise ServedWeightsError(f"{name}: an element that is served on another rank is no BF16 number")
         return tensor
 
-    def read_together(self, name: str, signal: Signal, gather: Gather | None = None) -> tuple[Tensor, Signal]:
+    def read_together(
+        self, name: str, signal: Signal, gather: Gather | None = None, buffer: Buffer | None = None
+    ) -> tuple[Tensor, Signal]:
         """Read a tensor and tell the other ranks something with it; return the tensor, and the largest signal of any
         rank, with which the tensor may be incomplete.
 
@@ -120,10 +130,11 @@ class ServedWeights:
         """
         placement = self.placements[name]
         # Elements of other ranks are 0, and the all-reduce fills them in. One more element is the signal, so that it
-        # needs no all-reduce of its own. numpy requests huge pages and torch does not: that takes half the time.
-        is_whole = sum(piece.elements for piece in placement.pieces) == placement.elements
-        new = np.empty if is_whole else np.zeros
-        flat, is_exact = torch.from_numpy(new(placement.elements + 1, np.int16)), True
+        # needs no all-reduce of its own.
+        buffer = np.empty(placement.elements + 1, np.int16) if buffer is None else buffer[: placement.elements + 1]
+        flat, is_exact = torch.from_numpy(buffer), True
+        if sum(piece.elements for piece in placement.pieces) != placement.elements:
+            flat.zero_()
         bits = flat[:-1].view(placement.shape)
         for piece in placement.pieces:
             upper = piece.view
@@ -158,7 +169,8 @@ class ServedWeights:
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
-        digests = {name: self._read_digest(name) for name in self.placements}
+        buffer = self.buffer()
+        digests = {name: self._read_digest(name, buffer) for name in self.placements}
         expected = self.digests or digests
         wrong = [name for name, found in digests.items() if not found or found != expected.get(name)]
         # The digest of all tensors decides; `wrong` only says where to look.
@@ -167,10 +179,10 @@ class ServedWeights:
             raise DifferentWeightsError(version, sorted(wrong))
         self.version, self.digest, self.digests = version, digest, digests
 
-    def _read_digest(self, name: str) -> bytes:
+    def _read_digest(self, name: str, buffer: Buffer) -> bytes:
         """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
         try:
-            return tensor_digest(self.read(name))
+            return tensor_digest(self.read(name, buffer=buffer))
         except ServedWeightsError:
             return b""
 
