@@ -4,6 +4,7 @@
     states      tokens a second with the hidden states of vLLM, with those of a prefill by torch, and without
     patches     seconds to stage, pause, commit and read back, by size and number of changed elements, and a projection
                 of the last size to 7B
+    staging     processor time of staging and commit, part by part, without a server, and a projection to 7B
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
     memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
     drafts      tokens a second of the torch engine with and without an 8-bit copy that drafts, how often it is right
@@ -25,11 +26,13 @@ from bench.engines.memory import memory
 from bench.engines.patches import patches
 from bench.engines.setting import SIZES
 from bench.engines.speed import speed, states
+from bench.engines.staging import staging
 
 KINDS = {
     "speed": speed,
     "states": states,
     "patches": patches,
+    "staging": staging,
     "agreement": agreement,
     "memory": memory,
     "faults": faults,
@@ -41,7 +44,7 @@ def main() -> None:
     """Run the measurements that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--python", type=Path, help="for all but drafts")
+    parser.add_argument("--python", type=Path, help="for all but drafts and staging")
     parser.add_argument(
         "--sizes", nargs="+", default=["32k", "152k"], help=f"of policies: {', '.join(SIZES)}; genesis for patches"
     )
@@ -60,7 +63,7 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="measure the torch engine as well")
     parser.add_argument("--device", default="cpu", help="of vLLM: cpu or cuda")
     arguments = parser.parse_args()
-    if arguments.python is None and arguments.kind != "drafts":
+    if arguments.python is None and arguments.kind not in ("drafts", "staging"):
         parser.error(f"{arguments.kind} needs --python")
     torch.set_num_threads(1)
     trio.run(KINDS[arguments.kind], arguments.python, arguments)
