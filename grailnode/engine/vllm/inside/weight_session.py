@@ -205,13 +205,10 @@ class WeightSession:
             result[request] = record
         return result
 
-    def tensor(self, name: str, path: str | None = None) -> Values:
-        """Return one tensor as it is served: its BF16 bits, in a file or as base64."""
+    def tensor(self, name: str) -> Values:
+        """Return one tensor as it is served: its BF16 bits as base64."""
         bits = self._weights().read(name, self._gather).view(torch.int16).numpy().tobytes()
-        if path is None:
-            return {"bits": base64.b64encode(bits).decode()}
-        Path(path).write_bytes(bits)
-        return {"path": path}
+        return {"bits": base64.b64encode(bits).decode()}
 
     def _path(self, name: str) -> Path:
         """Return a file that was uploaded, by its name, or one of this machine, by its absolute path."""
