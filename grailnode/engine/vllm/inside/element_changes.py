@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from grailnode.engine.vllm.inside.tensor_map import Piece, Placement
-from protocol.kernels.jit import Int64Array, UInt64Array, kernel, lazy_kernel
+from protocol.kernels.jit import Int64Array, UInt16Array, UInt64Array, kernel
 from protocol.patch.values import Bits
 
 
@@ -67,16 +67,17 @@ def element_changes(placement: Placement, indices: NDArray[np.int64], values: Bi
 
 
 def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementChange:
-    places, chosen = np.empty((2, indices.size), np.int64)
-    dimensions = np.array(piece.dimensions, np.uint64).reshape(-1, 3)
-    found = _locate(indices, dimensions, piece.source_offset, piece.target_offset, places, chosen)
     # Half the memory of int64, where the storage is small enough.
     kind = torch.int32 if piece.target.numel() < 1 << 31 else torch.int64
+    places, new_values = torch.empty(indices.size, dtype=kind), np.empty(indices.size, np.uint16)
+    dimensions = np.array(piece.dimensions, np.uint64).reshape(-1, 3)
+    offsets = piece.source_offset, piece.target_offset
+    found = _locate_of(kind)(indices, values, dimensions, *offsets, places.numpy(), new_values)
     # Compiled and copied while staging, so that the commit waits for neither.
     exchange_of(kind, piece.target.dtype)
     device = piece.target.device
-    new = widen(torch.from_numpy(values[chosen[:found]].view(np.int16)), piece.target.dtype)
-    return ElementChange(piece.target, torch.from_numpy(places[:found]).to(kind).to(device), new.to(device))
+    new = widen(torch.from_numpy(new_values[:found].view(np.int16)), piece.target.dtype)
+    return ElementChange(piece.target, places[:found].to(device), new.to(device))
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
@@ -85,20 +86,31 @@ def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
 
-@lazy_kernel("int64[::1]", "uint64[:, ::1]", "int64", "int64", "int64[::1]", "int64[::1]")
+@cache
+def _locate_of(kind: torch.dtype) -> Callable[..., int]:
+    """Compile the loop that finds places of this type, or load it from numba's cache."""
+    arguments = "int64[::1]", "uint16[::1]", "uint64[:, ::1]", "int64", "int64", f"{_name(kind)}[::1]", "uint16[::1]"
+    return kernel(*arguments)(_locate)
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
 def _locate(
     indices: Int64Array,
+    values: UInt16Array,
     dimensions: UInt64Array,
     source_offset: int,
     target_offset: int,
-    places: Int64Array,
-    chosen: Int64Array,
+    places: NDArray[Any],
+    new_values: UInt16Array,
 ) -> Any:
     """Find elements of the flat checkpoint tensor in the parameter; return how many belong to a piece.
 
     Args:
-        indices: int64 [N]; dimensions and offsets: of the piece.
-        places: result: where they lie in the parameter's storage; chosen: result: which of the indices they are.
+        indices, values: [N], of the changes of a tensor; dimensions and offsets: of the piece.
+        places, new_values: result: [N], those of the piece, as places in the parameter's storage.
     """
     found = np.uint64(0)
     for number in range(indices.size):
@@ -114,7 +126,7 @@ def _locate(
             rest -= step * stride
         # What is left lies between the elements of the piece, so it belongs to another one.
         if inside and rest == np.uint64(0):
-            places[found], chosen[found] = np.int64(place), number
+            places[found], new_values[found] = place, values[number]
             found += np.uint64(1)
     return np.int64(found)
 
@@ -122,7 +134,7 @@ def _locate(
 @cache
 def exchange_of(places: torch.dtype, elements: torch.dtype) -> Callable[..., None]:
     """Compile the loop that exchanges elements of these types, or load it from numba's cache."""
-    index, element = (f"{str(kind).removeprefix('torch.')}[::1]" for kind in (places, elements))
+    index, element = (f"{_name(kind)}[::1]" for kind in (places, elements))
     return kernel(element, index, element)(_exchange)
 
 
