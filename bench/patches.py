@@ -215,7 +215,7 @@ def digest(arguments: argparse.Namespace) -> None:
 
     def decode(*, hashes: bool) -> None:
         hasher = blake3()
-        for _, data in decode_frame(row, frame, bits_of(old)):
+        for _, data, _ in decode_frame(row, frame, bits_of(old)):
             if hashes:
                 hasher.update(data.data.cast("B"))
 

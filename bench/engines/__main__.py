@@ -3,6 +3,7 @@
     speed       tokens a second, beside the same vLLM without us that samples by itself and returns log-probabilities
     patches     seconds to stage, pause, commit and read back, by size and number of changed elements, and a projection
                 of the last size to 7B
+    staging     processor time of staging and commit, part by part, without a server, and a projection to 7B
     agreement   rollouts and their margins against the torch engine, by precision, batch and settings of vLLM
     judging     4,096 rollouts, half of them by copies of the policy, judged by vLLM and by torch
     memory      of the node and of vLLM's worker, with the followed weights in the node's memory and in mapped files
@@ -26,10 +27,12 @@ from bench.engines.memory import memory
 from bench.engines.patches import patches
 from bench.engines.setting import SIZES
 from bench.engines.speed import speed
+from bench.engines.staging import staging
 
 KINDS = {
     "speed": speed,
     "patches": patches,
+    "staging": staging,
     "agreement": agreement,
     "judging": judging,
     "memory": memory,
@@ -42,7 +45,7 @@ def main() -> None:
     """Run the measurements that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--python", type=Path, help="for all but drafts")
+    parser.add_argument("--python", type=Path, help="for all but drafts and staging")
     parser.add_argument(
         "--sizes", nargs="+", default=["32k", "152k"], help=f"of policies: {', '.join(SIZES)}; genesis for patches"
     )
@@ -61,7 +64,7 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="measure the torch engine as well")
     parser.add_argument("--device", default="cpu", help="of vLLM: cpu or cuda")
     arguments = parser.parse_args()
-    if arguments.python is None and arguments.kind != "drafts":
+    if arguments.python is None and arguments.kind not in ("drafts", "staging"):
         parser.error(f"{arguments.kind} needs --python")
     torch.set_num_threads(1)
     trio.run(KINDS[arguments.kind], arguments.python, arguments)

@@ -32,7 +32,7 @@ async def judging(python: Path, arguments: argparse.Namespace) -> None:
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     environment = environments.get("addition")
     params = SamplingParams(1.0, 24, policy.stops)
-    rewards = rewards_of("addition", policy.tokenizer, params)
+    rewards = rewards_of(environment, policy.tokenizer, params)
     work = CalibrationTask(
         policy, params, _GROUP_SIZE, lambda seed: environment.problem(seed).prompt, seed=arguments.seed, rewards=rewards
     )

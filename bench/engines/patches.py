@@ -20,7 +20,7 @@ from protocol.patch import encode
 from roles.policy.causal_model import CausalModel
 from tests.support.builders.policies import random_weights, write_policy
 
-_ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B
+ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ def _projection(share: float, update: Update) -> dict[str, str]:
 
     A commit writes the changed elements. Staging decodes, and reading back digests, all elements.
     """
-    changed = round(share * _ELEMENTS_OF_7B)
+    changed = round(share * ELEMENTS_OF_7B)
     return {
         "commit": _seconds(changed, update.changed, update.commit),
-        "stage": _seconds(_ELEMENTS_OF_7B, update.elements, update.stage),
-        "read_back": _seconds(_ELEMENTS_OF_7B, update.elements, update.read_back),
+        "stage": _seconds(ELEMENTS_OF_7B, update.elements, update.stage),
+        "read_back": _seconds(ELEMENTS_OF_7B, update.elements, update.read_back),
     }
 
 

@@ -121,6 +121,12 @@ def write(weights: Weights) -> bytes:
 
     The bytes are those that the library safetensors writes.
     """
+    header, names = file_head(weights)
+    return b"".join((header, *(raw_bytes(weights[name]) for name in names)))
+
+
+def file_head(weights: Weights) -> tuple[bytes, list[str]]:
+    """Return what a file of some tensors begins with, and the order of their data in it. No element is read."""
     names = sorted(weights, key=lambda name: (_FILE_ORDER.index(type_name(weights[name].dtype)), name))
     entries, end = {}, 0
     for name in names:
@@ -129,7 +135,7 @@ def write(weights: Weights) -> bytes:
         entries[name] = {"dtype": type_name(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % _LENGTH_BYTES)
-    return b"".join((len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(raw_bytes(weights[n]) for n in names)))
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header, names
 
 
 def shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:

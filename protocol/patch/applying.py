@@ -6,16 +6,16 @@ The digest of the result covers every element, changed or not, so a wrong base c
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
+import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.codec import Digests, digest_tensor
+from protocol.patch.codec import Digests, digest_tensor, for_each
 from protocol.patch.container import (
     CHECK_BYTES,
     PREAMBLE,
@@ -28,12 +28,14 @@ from protocol.patch.container import (
 )
 from protocol.patch.fields import BoundedBuffer
 from protocol.patch.frames import decode_frame
-from protocol.patch.values import bits_of, copy_bits, empty_like
-
-T = TypeVar("T")
+from protocol.patch.values import Bits, bits_of, copy_bits, empty_like
 
 NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
 """Returns tensors of the names, dtypes and shapes of others, contiguous and aligned on the CPU, with any elements."""
+
+
+Changes = tuple[NDArray[np.int64], Bits]
+"""The flat indices of changed elements, distinct and in any order, and their new values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +88,29 @@ def check_result(weights: Weights, digests: Digests, header: Header) -> None:
 
 
 def apply_frame(
-    old: torch.Tensor, row: TensorRow, frame: memoryview, new: torch.Tensor | None = None
+    old: torch.Tensor,
+    row: TensorRow,
+    frame: memoryview,
+    new: torch.Tensor | None = None,
+    changes: list[Changes] | None = None,
 ) -> tuple[torch.Tensor, bytes]:
     """Decode a changed tensor; return the new tensor and its BLAKE3.
 
     Args:
-        new: where to write it; None for new memory.
+        new: where to write it, which may be `old` itself; None for new memory.
+        changes: gets the changed elements of each piece.
     """
     # Each piece is hashed while it is in the processor's cache: a second pass over the tensor would take as long again.
+    # The values of changes are taken from the bytes that were hashed.
     new = empty_like(old) if new is None else new
     hasher = blake3()
-    for _, piece in decode_frame(row, frame, bits_of(old), bits_of(new)):
+    for begin, piece, places in decode_frame(row, frame, bits_of(old), bits_of(new)):
         hasher.update(piece.data.cast("B"))
+        if changes is not None:
+            changes.append((places + begin, piece[places]))
     digest = hasher.digest()
     check_tensor(row, digest)
     return new, digest
-
-
-def for_each(
-    work: Callable[[tuple[TensorRow, memoryview]], T], items: Iterable[tuple[TensorRow, memoryview]], threads: int
-) -> list[T]:
-    """Do some work for each row and its frame, on so many threads, and return the results in their order."""
-    if threads == 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, items))
 
 
 def apply_with_digests(

@@ -1,9 +1,10 @@
 """Encode a patch, and read its summary (docs/spec/patch.md)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import local
+from typing import TypeVar
 
 import torch
 from blake3 import blake3
@@ -21,6 +22,9 @@ from protocol.patch.container import (
 )
 from protocol.patch.frames import encode_frame
 from protocol.patch.sparse import Scratch
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 Digests = Mapping[str, bytes]
 """The BLAKE3 of each tensor's bytes, by name."""
@@ -68,6 +72,14 @@ class PatchSummary:
     elements: int
     nbytes: int
     weight_bytes: int
+
+
+def for_each(work: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
+    """Do some work for each item, on so many threads, and return the results in their order."""
+    if threads == 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
 
 
 def digest_tensor(tensor: torch.Tensor) -> bytes:
@@ -133,12 +145,7 @@ class PatchEncoder:
             return EncodedTensor(row, frame, before, after)
 
         names = sorted(new)
-        if self._threads == 1:
-            encoded = [encode_tensor(name) for name in names]
-        else:
-            with ThreadPoolExecutor(self._threads) as pool:
-                encoded = list(pool.map(encode_tensor, names))
-        self.tensors.update(zip(names, encoded, strict=True))
+        self.tensors.update(zip(names, for_each(encode_tensor, names, self._threads), strict=True))
 
     def finish(self) -> bytes:
         """Return the patch of all tensors."""

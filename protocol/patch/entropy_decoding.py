@@ -60,7 +60,7 @@ reasons: Final = {
     LEAVES_DTYPE: "a step out of the dtype",
     LEFT_OVER: "bytes left over in a section",
 }
-"""The message for each status that a kernel returns, other than 0."""
+"""The message for each negative status that a kernel returns."""
 
 
 @lazy_kernel("uint32[:, ::1]", "uint32[:, ::1]")
@@ -184,22 +184,31 @@ def get_changes(
 
 
 @kernel()
-def apply_step(bits: int, change: int, order: UInt64Array) -> Any:
-    """Return the bit pattern after a change, and whether it stays within the dtype."""
+def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: Int64Array, found: int) -> Any:
+    """Apply a change to an element and note its place; return the new bits, and whether they stay in the dtype."""
     # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
     # is larger than the largest one, as these are 64-bit integers without a sign.
     down = U(I(change << U(31)) >> I(63))
-    key = key_of(bits, order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
-    return bits_at(key & order[3], order), key <= order[3]
+    key = key_of(U(new[at]), order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
+    after = bits_at(key & order[3], order)
+    new[at], places[found] = after, I(at)
+    return after, key <= order[3]
 
 
 def apply_listed(
-    old: Bits, new: Bits, order: UInt64Array, changes: UInt64Array, cursor: Int64Array, listed_gap: Int64Array
+    old: Bits,
+    new: Bits,
+    order: UInt64Array,
+    changes: UInt64Array,
+    cursor: Int64Array,
+    places: Int64Array,
+    listed_gap: Int64Array,
 ) -> Any:
-    """Copy a piece of the chunk and apply its changes, all of which are listed; return a status.
+    """Copy a piece of the chunk and apply its changes, all of which are listed; return their number, or a status.
 
     Args:
         cursor: index of the next change of each group: int64[GROUPS].
+        places: result: the indices of the changed elements in the piece; an array for as many as the piece has.
         listed_gap: number of elements before the next listed change: int64[1].
     """
     # The whole piece first, 64 elements at a time, and then its changes, which are few.
@@ -211,17 +220,15 @@ def apply_listed(
     for index in range(new.size // VECTOR_SIZE * VECTOR_SIZE, new.size):
         new[U(index)] = old[U(index)]
     # `listed_gap` and `cursor` go on from piece to piece, so that a gap may lead across pieces.
-    at, number, in_dtype = listed_gap[0], U(cursor[0]), True
+    at, number, found, in_dtype = listed_gap[0], U(cursor[0]), U(0), True
     while at < new.size:
-        change = changes[number]
-        after, fits = apply_step(U(new[U(at)]), change, order)
-        new[U(at)] = after
+        _, fits = apply_change(new, U(at), changes[number], order, places, found)
         in_dtype = in_dtype and fits
-        number += U(1)
+        found, number = found + U(1), number + U(1)
         at += I(1) + I(changes[number] >> U(33))
     listed_gap[0] = at - I(new.size)
     cursor[0] = I(number)
-    return I(0) if in_dtype else I(LEAVES_DTYPE)
+    return I(found) if in_dtype else I(LEAVES_DTYPE)
 
 
 def apply_changes(
@@ -231,20 +238,21 @@ def apply_changes(
     order: UInt64Array,
     changes: UInt64Array,
     cursor: Int64Array,
+    places: Int64Array,
     classes: UInt8Array,
     gaps: Int64Array,
     listed_gap: Int64Array,
 ) -> Any:
-    """Copy a piece of the chunk, a multiple of 64 elements, and apply its changes; return a status.
+    """Copy a piece of the chunk, a multiple of 64 elements, and apply its changes; return their number, or a status.
 
     Args:
         form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
         classes: scratch memory: uint8[64].
         gaps: number of elements of each class before its next change: int64[MAX_CLASSES].
-        cursor, listed_gap: as for `apply_listed`.
+        cursor, places, listed_gap: as for `apply_listed`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
-    in_dtype, in_class = True, True
+    in_dtype, in_class, found = True, True, U(0)
     for block in range(new.size // VECTOR_SIZE):
         begin = U(block) * U(VECTOR_SIZE)
         prefetch(old, begin + U(PREFETCH_DISTANCE))
@@ -255,9 +263,8 @@ def apply_changes(
         listed_mask = U(0)
         while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
             at = U(listed_gap[0])
-            change = changes[U(cursor[0])]
-            after, fits = apply_step(U(new[at]), change, order)
-            new[at] = after
+            after, fits = apply_change(new, at, changes[U(cursor[0])], order, places, found)
+            found += U(1)
             in_dtype = in_dtype and fits
             gaps[class_of(after, shift, mask, first, last)] += I(1)
             listed_mask |= U(1) << (at - begin)
@@ -275,8 +282,8 @@ def apply_changes(
             index = gaps[own] + count
             while index < count:
                 at = begin + nth_one(members, U(index))
-                after, fits = apply_step(U(new[at]), changes[number], order)
-                new[at] = after
+                after, fits = apply_change(new, at, changes[number], order, places, found)
+                found += U(1)
                 in_dtype = in_dtype and fits
                 # An encoder lists a change that leaves its class. If one did so here, a patch could have two forms.
                 in_class = in_class and class_of(after, shift, mask, first, last) == own
@@ -287,7 +294,7 @@ def apply_changes(
     listed_gap[0] -= I(new.size)
     if not in_dtype:
         return I(LEAVES_DTYPE)
-    return I(0) if in_class else I(LEAVES_CLASS)
+    return I(found) if in_class else I(LEAVES_CLASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +309,7 @@ class Decoders:
 def decoders_for(itemsize: int) -> Decoders:
     """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
     element, masks, integers = f"uint{8 * itemsize}[::1]", "uint64[::1]", "int64[::1]"
-    state = (masks, masks, integers)
+    state = (masks, masks, integers, integers)
     return Decoders(
         kernel(element, element, *state, integers)(apply_listed),
         kernel(element, element, masks, *state, "uint8[::1]", integers, integers)(apply_changes),

@@ -18,7 +18,7 @@ from protocol.patch.plain_frames import (
     find_small_changes,
 )
 from protocol.patch.sparse import Decoder, Scratch, encode_sparse, read_directory
-from protocol.patch.values import Bits, Layout, bits_of, layout_of
+from protocol.patch.values import Bits, Decoded, Layout, bits_of, layout_of
 
 PROBE_BLOCKS: Final = 8
 PROBE_ELEMENTS: Final = 1024
@@ -162,18 +162,14 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
     return best.mode, changes, frame if frame is not None else encode_raw(before, after, layout)
 
 
-def decode_frame(
-    row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None
-) -> Iterator[tuple[int, Bits]]:
-    """Yield the new elements of a changed tensor, piece by piece.
+def decode_frame(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None) -> Iterator[Decoded]:
+    """Yield the new elements of a changed tensor and the indices of the changed ones, piece by piece, in order.
 
     Args:
         frame: hostile bytes.
         old: the previous elements, flat.
-        target: an array for the new elements; if None, each piece is valid only until the next one is requested.
-
-    Yields:
-        The offset of a piece and its new elements.
+        target: an array for the new elements, which may be `old` itself; if None, each piece is valid only until the
+            next one is requested. Indices are in any case.
     """
     layout = layout_of(row.dtype)
     with error_context(row.name):
@@ -182,15 +178,14 @@ def decode_frame(
                 blocks = decode_small_changes(old, frame, row.changed, layout)
             else:
                 blocks = decode_dense(old, frame, layout, row.mode)
-            for begin, new in blocks:
+            for begin, new, places in blocks:
                 if target is not None:
                     np.copyto(target[begin : begin + new.size], new)
-                yield begin, new
+                yield begin, new, places
             return
         # The directory is checked as a whole; then each chunk is decoded by itself, from its own sections.
         model, chunks = read_directory(frame, row.shape, row.changed, layout)
         decoder = Decoder(frame, model)
         for chunk in chunks:
             after = None if target is None else target[chunk.begin : chunk.end]
-            for begin, piece in decoder.pieces(chunk, old[chunk.begin : chunk.end], after):
-                yield chunk.begin + begin, piece
+            yield from decoder.pieces(chunk, old[chunk.begin : chunk.end], after)

@@ -22,7 +22,7 @@ from protocol.compression import decompress
 from protocol.errors import MalformedError, PatchError
 from protocol.patch.container import Mode
 from protocol.patch.fields import Cursor, gather, varint
-from protocol.patch.values import Bits, Layout, from_keys, to_keys
+from protocol.patch.values import Bits, Decoded, Layout, from_keys, to_keys
 
 BLOCK_ELEMENTS: Final = 1 << 16
 
@@ -79,16 +79,13 @@ def _read(
     return np.array(places, np.int64), np.array(steps, np.int64)
 
 
-def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Layout) -> Iterator[tuple[int, Bits]]:
-    """Yield the new elements of a tensor, block by block.
+def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Layout) -> Iterator[Decoded]:
+    """Yield the new elements of a tensor and the indices of the changed ones, block by block.
 
     Args:
         old: the previous elements, flat.
         frame: hostile bytes.
         changes: number of changed elements in the table.
-
-    Yields:
-        The offset of a block in `old`, and its elements.
 
     Raises:
         MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
@@ -103,7 +100,7 @@ def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Lay
         block: Bits = old[begin : begin + BLOCK_ELEMENTS].copy()
         inside = (places >= begin) & (places < begin + BLOCK_ELEMENTS)
         block[places[inside] - begin] = elements[inside]
-        yield begin, block
+        yield begin, block, places[inside] - begin
 
 
 ONE_SHOT_BYTES: Final = 1 << 22
@@ -164,15 +161,12 @@ def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[byte
     yield engine.flush()
 
 
-def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> Iterator[tuple[int, Bits]]:
-    """Yield the new bit patterns of a tensor, block by block.
+def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> Iterator[Decoded]:
+    """Yield the new elements of a tensor and the indices of the changed ones, block by block.
 
     Args:
         old: the previous elements, flat.
         frame: hostile bytes.
-
-    Yields:
-        The offset of a block in `old`, and its bit patterns.
 
     Raises:
         MalformedError, LimitError, PatchError: the frame is no zstd frame of the tensor's size.
@@ -189,7 +183,8 @@ def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> It
         # The planes of a block side by side are its elements, most significant byte first.
         packed = np.ascontiguousarray(planes[:, block].T).reshape(-1)
         payload: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
-        yield begin, _from_payload(old[block], payload, layout, mode)
+        new = _from_payload(old[block], payload, layout, mode)
+        yield begin, new, np.flatnonzero(old[block] != new)
 
 
 def _from_payload(old: Bits, payload: Bits, layout: Layout, mode: Mode) -> Bits:

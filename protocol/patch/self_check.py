@@ -22,7 +22,7 @@ def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weight
     """Check that the decoded elements of a changed row are those of the new tensor, complete and in order."""
     # The pieces must join without a gap, so that no element is left unseen.
     new_elements, end = bits_of(new[row.name]), 0
-    for begin, piece in decode_frame(row, frame, bits_of(old[row.name])):
+    for begin, piece, _ in decode_frame(row, frame, bits_of(old[row.name])):
         if begin != end or not np.array_equal(piece, new_elements[begin : begin + piece.size]):
             raise PatchError("does not decode to the tensor that it was made from", row.name)
         end = begin + piece.size

@@ -19,7 +19,7 @@ from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, g
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for, put_changes, put_raw, sort, tally
 from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
 from protocol.patch.rans import STEP_SYMBOLS
-from protocol.patch.values import Bits, Layout
+from protocol.patch.values import Bits, Decoded, Layout
 
 CHUNK_ELEMENTS: Final = 1 << 21
 PIECE_ELEMENTS: Final = 1 << 17
@@ -296,6 +296,8 @@ class Decoder:
         self._classes = np.empty(VECTOR_SIZE, np.uint8)
         # For a caller that keeps no piece, such as the publisher's own check.
         self._scratch: Bits = np.empty(PIECE_ELEMENTS, f"u{model.layout.bits // 8}")
+        # The last vector of a piece may reach behind it, where only a hostile frame has changes.
+        self._places = np.empty(PIECE_ELEMENTS + VECTOR_SIZE, np.int64)
 
     def _changes(self, chunk: Chunk) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Decode the chunk's changes; return them sorted by group, and the index at which each group begins."""
@@ -320,16 +322,13 @@ class Decoder:
             changes[:] = NEVER << 33
         return changes, np.cumsum(counts + 1) - counts - 1
 
-    def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[tuple[int, Bits]]:
-        """Yield the chunk's new elements, piece by piece.
+    def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[Decoded]:
+        """Yield the chunk's new elements and the indices of the changed ones, piece by piece.
 
         Args:
             old: the chunk's elements, flat.
             new: an array for the decoded elements, which may be `old` itself; if None, each piece is valid only until
-                the next one is requested.
-
-        Yields:
-            The offset of a piece in the chunk, and its elements.
+                the next one is requested. Indices are in any case.
 
         Raises:
             PatchError: the sections do not fit the elements.
@@ -340,32 +339,37 @@ class Decoder:
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
         listed_gap, gaps = first[:1].copy(), first[1:].copy()
-        state = (self._order, changes, cursor)
+        form = (self._model.form,) if self._model.classes else ()
+        state = (*form, self._order, changes, cursor)
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
-            if self._model.classes:
-                self._apply(source, target, (*state, self._classes, gaps, listed_gap), chunk)
+            if form:
+                found = self._apply(source, target, state, (self._classes, gaps, listed_gap), chunk)
             else:
-                _check(self._kernels.apply_listed(source, target, *state, listed_gap), chunk)
-            yield begin, target
+                found = _check(self._kernels.apply_listed(source, target, *state, self._places, listed_gap), chunk)
+            yield chunk.begin + begin, target, self._places[:found]
         # A change that no piece has reached lies behind the chunk's last element of its class.
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
-    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], chunk: Chunk) -> None:
-        whole = new.size // VECTOR_SIZE * VECTOR_SIZE
-        form, (order, *rest) = self._model.form, state
-        _check(self._kernels.apply_changes(old[:whole], new[:whole], form, order, *rest), chunk)
+    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], rest: tuple[Any, ...], chunk: Chunk) -> int:
+        whole, places = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places
+        found = _check(self._kernels.apply_changes(old[:whole], new[:whole], *state, places, *rest), chunk)
         if whole < new.size:
             # In a copy that is padded to a whole vector. A change of the padding would be one behind the end.
             tail = _padded_tail(old)
-            _check(self._kernels.apply_changes(tail, tail, form, order, *rest), chunk)
+            more = _check(self._kernels.apply_changes(tail, tail, *state, places[found:], *rest), chunk)
             if tail[new.size - whole :].any():
                 raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
             new[whole:] = tail[: new.size - whole]
+            places[found : found + more] += whole
+            found += more
+        return found
 
 
-def _check(status: int, chunk: Chunk) -> None:
-    if status:
+def _check(status: int, chunk: Chunk) -> int:
+    """Return what a kernel returned; raise PatchError if it is a status."""
+    if status < 0:
         raise PatchError(f"{reasons[status]}, in elements {chunk.begin} to {chunk.end}")
+    return status

@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 Bits = NDArray[Any]
 """A tensor's elements, flat, as uint8, uint16 or uint32."""
 
+Decoded = tuple[int, Bits, NDArray[np.int64]]
+"""A piece of a decoded tensor: the index of its first element, its new elements, and which of these differ from the old
+ones, as indices in the piece, distinct and in any order.
+"""
+
 _unsigned: Final[dict[int, Any]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _unsigned_torch: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 

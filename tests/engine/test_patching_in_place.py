@@ -6,6 +6,7 @@ The model here has a loader as vLLM's models have: fused projections, experts in
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,18 +14,19 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from grailnode.engine.vllm.inside.element_changes import element_changes
 from grailnode.engine.vllm.inside.served_weights import (
     DifferentWeightsError,
     PoisonedError,
     ServedWeights,
     ServedWeightsError,
-    element_changes,
 )
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
 from protocol.digest import digest_weights
 from protocol.errors import PatchError
 from protocol.patch import encode
+from protocol.patch.values import bits_of
 
 SHAPES = {
     "q.weight": (8, 6),
@@ -173,7 +175,7 @@ class FailingChange:
     """A change that fails when it is swapped in; `undo` works or not."""
 
     def __init__(self, undo_works: bool) -> None:
-        self.places = torch.zeros(0)
+        self.places = self.target = torch.zeros(0)
         self._undo_works = undo_works
 
     def swap(self) -> None:
@@ -263,6 +265,7 @@ def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
     assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in WEIGHTS.items())
     for engine_weights in ranks:
         for name, tensor in WEIGHTS.items():
-            for change in element_changes(engine_weights.placements[name], tensor, TARGET[name]):
+            indices = np.flatnonzero(bits_of(tensor) != bits_of(TARGET[name]))
+            for change in element_changes(engine_weights.placements[name], indices, bits_of(TARGET[name])[indices]):
                 change.swap()
     assert all(torch.equal(bits(gather(name)), bits(tensor)) for name, tensor in TARGET.items())

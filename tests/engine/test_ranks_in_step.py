@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 
+from grailnode.engine.vllm.inside.element_changes import ElementChange
 from grailnode.engine.vllm.inside.jobs import Job, Values
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
-from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, StagedVersion
+from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import map_tensors
 from grailnode.node.process_launch import Seat, prepare_rank
@@ -147,9 +148,41 @@ def cancel_and_fail(
     outcomes["damaged weights"] = [end_of(begin_patch(served))]
     words[0, 0] ^= rank
 
+    staged = staged_by(begin_patch(served))
+    outcomes["commit that is not staged"] = [commit_of(served, None if rank else staged)]
+    served.verify(0, digest_weights(WEIGHTS))
+    outcomes["commit"] = [commit_of(served, spoiled(staged_by(begin_patch(served)), rank))]
+    served.verify(0, digest_weights(WEIGHTS))
     served.commit(staged_by(begin_patch(served)))
     served.verify(1, digest_weights(TARGET))
+    dense = staged_by(begin_weights(served, 2, directory / "dense", DENSE))
+    outcomes["commit of whole tensors"] = [commit_of(served, spoiled(dense, rank))]
+    assert served.version is None
     return outcomes
+
+
+class FailingChange(ElementChange):
+    """A change that fails when it is swapped in."""
+
+    def swap(self) -> None:
+        raise RuntimeError("out of memory")
+
+
+def spoiled(staged: StagedVersion, rank: int) -> StagedVersion:
+    """Return a version of which a change cannot be written on rank 1."""
+    if rank:
+        empty = torch.empty(0, dtype=torch.int32)
+        staged.changes.append(FailingChange(empty, empty, empty))
+    return staged
+
+
+def commit_of(served: ServedWeights, staged: StagedVersion | None) -> str:
+    """Commit a version, and return what was raised; empty if nothing was."""
+    try:
+        served.commit(staged)
+    except ServedWeightsError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def answer_of_rank(rank: int, directory: Path, gather: Gather, kind: str) -> dict[str, list[str]]:
@@ -235,9 +268,16 @@ def test_cancellations_at_any_moment_end_both_ranks_alike(outcomes: Outcomes, ki
         ("bent patch", "PatchError: "),
         ("missing file", "FileNotFoundError: "),
         ("damaged weights", "ServedWeightsError: layers.03.weight: an element that is served is no BF16 number"),
+        ("commit that is not staged", "ServedWeightsError: the version is not staged"),
+        ("commit", "ServedWeightsError: version 1 was not committed, and undone: out of memory"),
     ],
 )
 def test_what_fails_on_one_rank_ends_both(outcomes: Outcomes, kind: str, line: str) -> None:
     first, second = outcomes[kind]
     assert second[0].startswith(line)
     assert first == ["ServedWeightsError: another rank of this server failed, and its error says why"]
+
+
+def test_whole_tensors_that_one_rank_could_not_write_poison_those_that_wrote_them(outcomes: Outcomes) -> None:
+    for (answer,) in outcomes["commit of whole tensors"]:
+        assert answer.startswith("PoisonedError: the weights are damaged by a commit that failed")

@@ -1,12 +1,16 @@
 """Records of what vLLM drew agree with its answers where it goes beyond them, or computes a request several times."""
 
 import base64
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import trio
+import trio.testing
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
@@ -14,12 +18,14 @@ from grailnode.engine.vllm.engine_calls import GenerationCall
 from grailnode.engine.vllm.inside.prefill_checks import STATISTICS, checked
 from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, RequestArguments, RequestRecords
 from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
-from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
+from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.rollout.checking import CheckRules
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
+from roles.ports import EngineError, Request
 from tests.engine.engine_contract import serve
 from tests.engine.vllm_site import SHORT_MEMORY, BendableServer, check_preempted, refuse_restarts, shared_server
 from tests.support.builders.policies import random_weights
@@ -113,6 +119,57 @@ def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, in
     torch.testing.assert_close(torch.cat(parts), whole)
 
 
+def test_what_an_abandoned_request_draws_late_is_not_kept() -> None:
+    records = RequestRecords()
+    draw_at(records, 0, 1)
+    records.forget(["a", "never begun"])
+    draw_at(records, 2)
+    assert not records._records
+
+
+class WaitingClient(VllmClient):
+    """A client whose completions never end, until they fail with an error; it notes what it was asked for."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.abandoned: list[str] = []
+
+    async def generate(self, body: Mapping[str, object]) -> tuple[list[int], str]:
+        if self.error is not None:
+            raise self.error
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
+        if command == "take":
+            self.abandoned = list(cast(list[str], arguments["abandoned"]))
+            return [{"b": record_of(7, 1)}]
+        return [{}]
+
+
+class AnsweringClient(WaitingClient):
+    async def generate(self, body: Mapping[str, object]) -> tuple[list[int], str]:
+        return [7, 1], "stop"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_named"),
+    [(None, True), (RefusedCommandError("no room"), True), (BrokenEngineError("restarted with new records"), False)],
+    ids=["cancelled", "refused", "broken"],
+)
+async def test_records_of_abandoned_requests_are_named_at_the_next_take_once(
+    policy: Policy, tmp_path: Path, autojump_clock: trio.testing.MockClock, error: EngineError | None, is_named: bool
+) -> None:
+    engine = VllmEngine(build(policy), ExternalServer("http://127.0.0.1:1"), tmp_path)
+    with trio.move_on_after(1), suppress(EngineError):
+        await engine._run_calls(3, [CALL], WaitingClient(error))
+    client = AnsweringClient()
+    for names in ((["a"] if is_named else []), []):
+        (generation,) = await engine._run_calls(3, [replace(CALL, request="b")], client)
+        assert generation.tokens == (7, 1)
+        assert client.abandoned == names
+
+
 # With the real vLLM, whose memory for keys and values is short
 
 
@@ -153,6 +210,21 @@ async def test_vllm_draws_once_more_after_a_stop_token_if_it_schedules_ahead(
             assert ended == reason
             assert records["a"]["tokens"][: len(answer)] == answer
             assert len(records["a"]["tokens"]) == len(answer) + (server.ahead and reason == "stop")
+    assert await server.records() == 0
+
+
+@pytest.mark.vllm
+async def test_a_call_that_was_cancelled_leaves_no_record_behind(engine: VllmEngine, server: BendableServer) -> None:
+    hot = SamplingParams(temperature=20.0, max_tokens=200, stops=())
+    # On a busy machine the completion may end before it is cancelled.
+    while not await server.records():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.generate, [Request((5, 6), SEED)], hot)
+            with trio.move_on_after(1):
+                while not await server.records():
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    await engine.generate([Request((5, 6), SEED)], SamplingParams(temperature=1.0, max_tokens=2, stops=()))
     assert await server.records() == 0
 
 

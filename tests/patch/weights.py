@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from protocol import patch
 from protocol.digest import type_names
+from protocol.patch.applying import Changes, apply_frame
+from protocol.patch.container import Mode, TensorRow, read_header, split_frames
+from protocol.patch.values import bits_of
 
 DTYPES = sorted(type_names, key=str)
 
@@ -42,10 +45,26 @@ def rounded_update(
 
 
 def round_trip(old: torch.Tensor, new: torch.Tensor, profile: str = "compact") -> bytes:
-    """Return the patch from one tensor `w` to another, and check that it gives every bit."""
+    """Return the patch from one tensor `w` to another, and check that it gives every bit and every change."""
     data = patch.encode({"w": old}, {"w": new}, profile=profile)
     assert same_bits(patch.apply({"w": old}, data), {"w": new})
+    header = read_header(data)
+    for row, frame in zip(header.rows, split_frames(data, header), strict=True):
+        if row.mode != Mode.UNCHANGED:
+            check_changes(old, new, row, frame)
     return data
+
+
+def check_changes(old: torch.Tensor, new: torch.Tensor, row: TensorRow, frame: memoryview) -> None:
+    """Check that a frame, decoded in place, gives the new tensor, and as changes the difference of the tensors."""
+    tensor, found = old.clone(), list[Changes]()
+    apply_frame(tensor, row, frame, tensor, found)
+    assert same_bits({"w": tensor}, {"w": new})
+    indices, values = map(np.concatenate, zip(*found, strict=True))
+    expected = np.flatnonzero(bits_of(old) != bits_of(new))
+    order = np.argsort(indices)
+    assert np.array_equal(indices[order], expected)
+    assert np.array_equal(values[order], bits_of(new)[expected])
 
 
 SPECIAL = {

@@ -4,8 +4,6 @@ They are for this machine only. Digests are checked again where they are read, i
 no longer after weeks, the patches are applied to the checkpoint from time to time, a tensor at a time.
 """
 
-import json
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +12,10 @@ from typing import Final, Literal
 from safetensors import safe_open
 from torch import Tensor
 
-from protocol.digest import Weights, raw_bytes, type_name
+from protocol.chain.safetensors import file_head
+from protocol.digest import Weights, raw_bytes
 from protocol.patch.applying import apply_frame
 from protocol.patch.container import Mode, read_header, split_frames
-
-_ALIGNMENT: Final = 8  # bytes, at which the first tensor of a file begins
 
 MAX_PATCHES: Final = 64
 """Patches behind a checkpoint before they are applied to it."""
@@ -144,18 +141,8 @@ def _write_tensors(path: Path, like: Weights, read: Callable[[str], Tensor]) -> 
         like: tensors of the same names, dtypes and shapes, whose elements are not read.
         read: returns a tensor by name.
     """
-    table, offset = {}, 0
-    for name, tensor in like.items():
-        table[name] = {
-            "dtype": type_name(tensor.dtype),
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
-        offset += tensor.nbytes
-    text = json.dumps(table).encode()
-    # Padded, so that the tensors are aligned and can be mapped.
-    text += b" " * (-len(text) % _ALIGNMENT)
+    head, names = file_head(like)
     with path.open("wb") as output:
-        output.write(struct.pack("<Q", len(text)) + text)
-        for name in like:
+        output.write(head)
+        for name in names:
             output.write(raw_bytes(read(name)))

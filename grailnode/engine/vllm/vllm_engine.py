@@ -77,6 +77,8 @@ class VllmEngine:
         self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, self._check_layout, report)
         self._head: tuple[bytes, dict[str, Tensor]] = b"", {}  # digest of a version, and its output projection
         self._next_request = 0
+        self._abandoned: set[str] = set()
+        """Requests whose records may be left in the worker: their calls were cancelled, or failed beside another."""
 
     @property
     def version(self) -> int | None:
@@ -153,6 +155,15 @@ class VllmEngine:
         return await self._server.repeat(partial(self._run_calls, version, calls), _ATTEMPTS)
 
     async def _run_calls(self, version: int, calls: Sequence[Call[Result]], client: VllmClient) -> list[Result]:
+        try:
+            return await self._call_and_collect(version, calls, client)
+        except BrokenEngineError:
+            raise  # the server is replaced, with all records
+        except BaseException:
+            self._abandoned.update(call.request for call in calls)
+            raise
+
+    async def _call_and_collect(self, version: int, calls: Sequence[Call[Result]], client: VllmClient) -> list[Result]:
         answers: list[list[int]] = [[] for _ in calls]
         unsent = iter(enumerate(calls))
         senders = min(len(calls), self._limits.connections)
@@ -171,8 +182,10 @@ class VllmEngine:
             tasks.cancel_scope.cancel()
         results: list[Result] = []
         for begin in range(0, len(calls), _COLLECT):
-            part = slice(begin, begin + _COLLECT)
-            records = (await client.call("take", requests=[call.request for call in calls[part]]))[0]
+            part, abandoned = slice(begin, begin + _COLLECT), frozenset(self._abandoned)
+            requests = [call.request for call in calls[part]]
+            records = (await client.call("take", requests=requests, abandoned=list(abandoned)))[0]
+            self._abandoned -= abandoned
             results += [
                 call.result(tokens, _checked(records.get(call.request), version))
                 for call, tokens in zip(calls[part], answers[part], strict=True)

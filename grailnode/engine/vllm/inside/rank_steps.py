@@ -10,6 +10,7 @@ them. What may fail on one rank alone is done within `local`; what decides wheth
 from data that all ranks share.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,7 @@ class RankSteps:
         self._weights = engine_weights
         self._cancelled = cancelled
         self._failure: Exception | None = None
+        self._memory = threading.local()
 
     @contextmanager
     def local(self) -> Iterator[None]:
@@ -57,13 +59,15 @@ class RankSteps:
             raise CancelledError
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor of the checkpoint as it is served, on all ranks.
+        """Return a tensor of the checkpoint as it is served, on all ranks; valid until this thread reads the next one.
 
         Raises:
             CancelledError: on all ranks, if one of them was cancelled.
             Exception: on all ranks, if something failed on one of them; there it is that failure.
         """
-        tensor, signal = self._weights.read_together(name, self._signal())
+        if not hasattr(self._memory, "buffer"):
+            self._memory.buffer = self._weights.buffer()
+        tensor, signal = self._weights.read_together(name, self._signal(), buffer=self._memory.buffer)
         self._leave(signal)
         return tensor
 

@@ -11,7 +11,7 @@ more token may be drawn after the stop token: the node cuts it off, and it is dr
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, get_args
@@ -34,7 +34,7 @@ GIVEN: Final = -1
 
 _KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch", "check"}
 _MAX_RECORDS: Final = 65_536
-"""Records of requests that nobody asks for are dropped after so many newer ones."""
+"""Records that no node takes or abandons are dropped after so many newer ones."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class RequestRecords:
         """Return the record of a request; a new one if there is none."""
         if request not in self._records:
             self._records[request] = Record()
-            # A request that its node abandoned would stay for ever.
+            # Those of a node that was killed would stay for ever.
             while len(self._records) > _MAX_RECORDS:
                 self._records.popitem(last=False)
         return self._records[request]
@@ -236,6 +236,11 @@ class RequestRecords:
         # Taken once: a second answer with the same id is a fault.
         record = self._records.pop(request, None)
         return None if record is None or not (record.tokens or record.prefill) else record.collect()
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """Forget the records of requests that nobody will ask for."""
+        for request in requests:
+            self._records.pop(request, None)
 
     def clear(self) -> None:
         """Forget all records."""

@@ -5,18 +5,19 @@ those of a version), poisoned (a change failed half-way and could not be undone)
 and a completion is a rollout only if every one of its tokens was sampled while the same version was verified.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from grailnode.engine.vllm.inside.tensor_map import Piece, Placement, TensorMap
+from grailnode.engine.vllm.inside.element_changes import ElementChange, widen
+from grailnode.engine.vllm.inside.tensor_map import TensorMap
 from protocol.digest import tensor_digest, weights_digest
-
-_LOW_BITS = 0xFFFF
+from protocol.patch.codec import for_each
 
 
 class ServedWeightsError(Exception):
@@ -40,6 +41,8 @@ class DifferentWeightsError(ServedWeightsError):
         self.tensors = tuple(tensors)
 
 
+Buffer = NDArray[np.int16]
+
 Gather = Callable[[Tensor], None]
 """Completes a tensor, int16 on the CPU, in place with the parts of all ranks; elements of other ranks are 0. Bytes that
 several ranks have become the largest of them.
@@ -52,38 +55,6 @@ class Signal(IntEnum):
     GO_ON = 0
     CANCELLED = 1
     FAILED = 2
-
-
-@dataclass
-class ElementChange:
-    """New values for elements of one parameter. After `swap` it holds the old ones, so that swapping again undoes it.
-
-    Attributes:
-        target: int [S], the parameter's storage.
-        places: int32 or int64 [N], distinct, into the storage.
-        values: int [N] of the target's dtype.
-        overwritten: the old elements while a swap is under way.
-    """
-
-    target: Tensor
-    places: Tensor
-    values: Tensor
-    overwritten: Tensor | None = None
-
-    def swap(self) -> None:
-        """Exchange the elements in the parameter with the values."""
-        # Kept on the object before the write: if the write fails half-way, `undo` has the old elements.
-        self.overwritten = self.target[self.places]
-        self.target[self.places] = self.values
-        self.values, self.overwritten = self.overwritten, None
-
-    def undo(self) -> None:
-        """Bring the old elements back after a swap, or after one that failed."""
-        # A swap that ended has its old elements in `values`; one that failed has them in `overwritten`.
-        if self.overwritten is None:
-            self.swap()
-        else:
-            self.target[self.places] = self.overwritten
 
 
 @dataclass
@@ -127,23 +98,30 @@ class ServedWeights:
         """Whether this is the only rank."""
         return self._gather is None
 
-    def read(self, name: str, gather: Gather | None = None) -> Tensor:
+    def buffer(self) -> Buffer:
+        """Return memory into which any tensor can be read; what is never written takes none."""
+        return np.empty(max(placement.elements for placement in self.placements.values()) + 1, np.int16)
+
+    def read(self, name: str, gather: Gather | None = None, buffer: Buffer | None = None) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
         Args:
             gather: of the thread that calls this, if it is another one than that of the jobs.
+            buffer: where to read it; None for new memory, which takes twice the time.
 
         Raises:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
-        tensor, signal = self.read_together(name, Signal.GO_ON, gather)
+        tensor, signal = self.read_together(name, Signal.GO_ON, gather, buffer)
         if signal == Signal.FAILED:
             raise ServedWeightsError(f"{name}: an element that is served on another rank is no BF16 number")
         return tensor
 
-    def read_together(self, name: str, signal: Signal, gather: Gather | None = None) -> tuple[Tensor, Signal]:
+    def read_together(
+        self, name: str, signal: Signal, gather: Gather | None = None, buffer: Buffer | None = None
+    ) -> tuple[Tensor, Signal]:
         """Read a tensor and tell the other ranks something with it; return the tensor, and the largest signal of any
         rank, with which the tensor may be incomplete.
 
@@ -153,22 +131,27 @@ class ServedWeights:
         placement = self.placements[name]
         # Elements of other ranks are 0, and the all-reduce fills them in. One more element is the signal, so that it
         # needs no all-reduce of its own.
-        is_whole = sum(piece.elements for piece in placement.pieces) == placement.elements
-        new = torch.empty if is_whole else torch.zeros
-        flat, is_exact = new(placement.elements + 1, dtype=torch.int16), True
+        buffer = np.empty(placement.elements + 1, np.int16) if buffer is None else buffer[: placement.elements + 1]
+        flat, is_exact = torch.from_numpy(buffer), True
+        if sum(piece.elements for piece in placement.pieces) != placement.elements:
+            flat.zero_()
         bits = flat[:-1].view(placement.shape)
         for piece in placement.pieces:
-            narrow, is_exact_here = _narrow(piece.view)
-            piece.source_view(bits).copy_(narrow)
-            is_exact = is_exact and is_exact_here
+            upper = piece.view
+            if upper.dtype != torch.int16:
+                # BF16 is the upper half of float32. A lower half that is not 0 was changed by something other than a
+                # version.
+                lower, upper = piece.halves
+                is_exact = is_exact and not lower.count_nonzero()
+            piece.source_view(bits).copy_(upper)
         answer = self._exchange(flat, signal if is_exact else Signal.FAILED, gather or self._gather)
         if not is_exact:
             raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
         return bits.view(torch.bfloat16), answer
 
-    def agree(self, signal: Signal) -> Signal:
-        """Return the largest signal of any rank, when all of them have called this."""
-        return self._exchange(torch.zeros(1, dtype=torch.int16), signal, self._gather)
+    def agree(self, signal: Signal, gather: Gather | None = None) -> Signal:
+        """Return the largest signal of any rank, when all of them have called this; `gather` as for `read`."""
+        return self._exchange(torch.zeros(1, dtype=torch.int16), signal, gather or self._gather)
 
     def _exchange(self, flat: Tensor, signal: Signal, gather: Gather | None) -> Signal:
         """Complete a tensor whose last element is the place of the signal."""
@@ -186,7 +169,8 @@ class ServedWeights:
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
-        digests = {name: self._read_digest(name) for name in self.placements}
+        buffer = self.buffer()
+        digests = {name: self._read_digest(name, buffer) for name in self.placements}
         expected = self.digests or digests
         wrong = [name for name, found in digests.items() if not found or found != expected.get(name)]
         # The digest of all tensors decides; `wrong` only says where to look.
@@ -195,64 +179,91 @@ class ServedWeights:
             raise DifferentWeightsError(version, sorted(wrong))
         self.version, self.digest, self.digests = version, digest, digests
 
-    def _read_digest(self, name: str) -> bytes:
+    def _read_digest(self, name: str, buffer: Buffer) -> bytes:
         """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
         try:
-            return tensor_digest(self.read(name))
+            return tensor_digest(self.read(name, buffer=buffer))
         except ServedWeightsError:
             return b""
 
-    def commit(self, staged: StagedVersion) -> None:
-        """Write a staged version into the parameters. The caller has paused the engine.
+    def commit(self, staged: StagedVersion | None, gather: Gather | None = None, threads: int = 1) -> None:
+        """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.
 
         A whole checkpoint has no version until it has been verified.
 
+        Args:
+            staged: None if the version is not staged on this rank.
+            gather: as for `read`.
+            threads: how many parameters to write at the same time, on a CPU.
+
         Raises:
-            ServedWeightsError: it could not be written, and the old version serves.
-            PoisonedError: nor could the old version be restored.
+            ServedWeightsError: it could not be written on one of the ranks, and the old version serves.
+            PoisonedError: nor could the old version be restored here.
         """
-        # Order: refuse what does not fit, forget the version, write, and name the new version last. A failure at any
-        # point leaves weights without a version, or with the old one, never with a version that is not theirs.
-        if self.poisoned:
-            raise PoisonedError(self.poisoned)
-        if staged.base is not None and staged.base != self.digest:
-            raise ServedWeightsError(f"version {staged.version} was staged for other weights than those that serve")
-        version, digest, digests = self.version, self.digest, self.digests
-        self.version = self.digest = None  # until all of it is written
-        swapped: list[ElementChange] = []
-        try:
-            for change in staged.changes:
-                # Before the swap, so that one that fails half-way is undone too.
-                swapped.append(change)
-                change.swap()
-            self._write(staged.tensors)
-        except Exception as error:
-            self._undo(swapped, staged, error)
-            self.version, self.digest, self.digests = version, digest, digests
-            raise ServedWeightsError(f"version {staged.version} was not committed, and undone: {error}") from error
+        # Order: refuse what does not fit, forget the version, write, agree, and name the new version last. A failure at
+        # any point leaves weights without a version, or with the old one, never with a version that is not theirs.
+        before, failure = (self.version, self.digest, self.digests), self._refusal(staged)
+        written = None if failure else staged
+        if written is not None:
+            self.version = self.digest = None  # until all of it is written
+            try:
+                self._write(written, threads)
+            except Exception as error:  # noqa: BLE001 - the other ranks have to know of it first, whatever it is
+                failure = ServedWeightsError(f"version {written.version} was not committed, and undone: {error}")
+                failure.__cause__ = error
+        # A rank that went on with the new version beside one that could not would draw tokens from both.
+        if self.agree(Signal.FAILED if failure else Signal.GO_ON, gather) == Signal.FAILED:
+            failure = failure or ServedWeightsError("another rank of this server failed, and its error says why")
+            if written is not None:
+                self._undo(written, failure)
+            self.version, self.digest, self.digests = before
+            raise failure
+        assert written is not None
         # Whole tensors were written without a digest of what is there now; `verify` reads them back.
-        if staged.tensors:
+        if written.tensors:
             self.digests = {}
         else:
-            self.version, self.digest, self.digests = staged.version, staged.digest, staged.digests
+            self.version, self.digest, self.digests = written.version, written.digest, written.digests
 
-    def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
+    def _refusal(self, staged: StagedVersion | None) -> ServedWeightsError | None:
+        """Return why a version may not be written here; None if it may."""
+        if self.poisoned:
+            return PoisonedError(self.poisoned)
+        if staged is None:
+            return ServedWeightsError("the version is not staged")
+        if staged.base is not None and staged.base != self.digest:
+            return ServedWeightsError(f"version {staged.version} was staged for other weights than those that serve")
+        return None
+
+    def _write(self, staged: StagedVersion, threads: int) -> None:
+        # Two tensors of the checkpoint may share a parameter, so one thread writes all changes of a parameter.
+        by_target: dict[int, list[ElementChange]] = {}
+        for change in staged.changes:
+            by_target.setdefault(change.target.data_ptr(), []).append(change)
+
+        def swap(changes: list[ElementChange]) -> None:
+            for change in changes:
+                change.swap()
+
+        for_each(swap, by_target.values(), 1 if torch.cuda.is_available() else threads)
+        for name, tensor in staged.tensors.items():
             bits = tensor.contiguous().view(torch.int16)
             for piece in self.placements[name].pieces:
                 piece.view.copy_(widen(piece.source_view(bits).to(piece.target.device), piece.target.dtype))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # so that a failure is seen here
 
-    def _undo(self, swapped: list[ElementChange], staged: StagedVersion, error: Exception) -> None:
+    def _undo(self, staged: StagedVersion, failure: Exception) -> None:
         """Bring the old elements back."""
         try:
             if staged.tensors:
                 # A whole checkpoint overwrites what an undo would need, so only single elements can be taken back.
                 raise PoisonedError("whole tensors cannot be undone")
             # In reverse order: where two changes touch one element, its oldest value comes back last.
-            for change in reversed(swapped):
+            for change in reversed(staged.changes):
                 change.undo()
         except Exception as second:
-            self.poisoned = f"the weights are damaged by a commit that failed ({error}; {second}); reload them"
+            self.poisoned = f"the weights are damaged by a commit that failed ({failure}; {second}); reload them"
             raise PoisonedError(self.poisoned) from second
 
     def described(self) -> dict[str, Tensor]:
@@ -261,36 +272,3 @@ class ServedWeights:
             name: torch.empty(placement.shape, dtype=torch.bfloat16, device="meta")
             for name, placement in self.placements.items()
         }
-
-
-def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
-    """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
-    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
-    return bits if kind == torch.int16 else bits.to(torch.int32) << 16
-
-
-def _narrow(bits: Tensor) -> tuple[Tensor, bool]:
-    """Convert the bits of served numbers to those of BF16 numbers, int16; return whether that lost nothing."""
-    if bits.dtype == torch.int16:
-        return bits, True
-    # A served float32 whose lower half is not 0 was changed by something other than a version.
-    return (bits >> 16).to(torch.int16), not (bits & _LOW_BITS).any()
-
-
-def element_changes(placement: Placement, before: Tensor, after: Tensor) -> list[ElementChange]:
-    """Return the changes from one tensor to another, BF16 on the CPU, for the parts of it that lie on this rank."""
-    old, new = before.reshape(-1).view(torch.int16), after.reshape(-1).view(torch.int16)
-    # Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals itself. By numpy, as torch takes 4 times as
-    # long (`bench.engines patches`).
-    indices = torch.from_numpy(np.flatnonzero(old.numpy() != new.numpy()))
-    values = new[indices]
-    return [_change(piece, indices, values) for piece in placement.pieces]
-
-
-def _change(piece: Piece, indices: Tensor, values: Tensor) -> ElementChange:
-    inside, places = piece.locate(indices)
-    # Half the memory of int64, where the storage is small enough.
-    kind = torch.int32 if piece.target.numel() < 1 << 31 else torch.int64
-    # Copied to a GPU while staging, so that the commit waits for no transfer.
-    device = piece.target.device
-    return ElementChange(piece.target, places.to(kind).to(device), widen(values[inside], piece.target.dtype).to(device))

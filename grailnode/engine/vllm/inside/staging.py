@@ -1,28 +1,26 @@
-"""Prepares a version beside the one that serves: decode, compare, check (docs/spec/patch.md, section 5).
+"""Prepares a version beside the one that serves: decode and check (docs/spec/patch.md, section 5).
 
 The engine checks by itself what it will write: the patch is for the weights that it serves, each changed tensor has the
-digest in the patch, and all of them together have the digest that the trainer signed. One tensor a thread is in memory;
-what remains are the places and values of the changed elements.
+digest in the patch, and all of them together have the digest that the trainer signed. One tensor a thread is in memory,
+in which its changes are decoded; what remains are their places and values.
 """
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from grailnode.engine.vllm.inside.element_changes import ElementChange, element_changes
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, RankSteps
-from grailnode.engine.vllm.inside.served_weights import (
-    ElementChange,
-    ServedWeights,
-    ServedWeightsError,
-    StagedVersion,
-    element_changes,
-)
+from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from protocol.digest import tensor_digest, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import apply_frame, check_fit, for_each
+from protocol.patch.applying import Changes, apply_frame, check_fit
+from protocol.patch.codec import for_each
 from protocol.patch.container import Mode, TensorRow, read_header, split_frames
+from protocol.patch.values import bits_of
 
 _DENSE = 4  # a tensor of which more than one element in so many changes is written whole, if it may be
 
@@ -66,12 +64,14 @@ def stage_patch(
 
     def decode(item: tuple[TensorRow, memoryview]) -> None:
         row, frame = item
-        before = steps.read(row.name)
+        tensor, found = steps.read(row.name), list[Changes]()
         with steps.local():
-            after, staged.digests[row.name] = apply_frame(before, row, frame)
-            changes[row.name] = element_changes(engine_weights.placements[row.name], before, after)
+            _, staged.digests[row.name] = apply_frame(tensor, row, frame, tensor, found)
+            indices, values = map(np.concatenate, zip(*found, strict=True))
+            changes[row.name] = element_changes(engine_weights.placements[row.name], indices, values)
 
-    changed = [(row, frame) for row, frame in frames if row.mode != Mode.UNCHANGED]
+    # The largest first, so that no thread begins one when the others have ended.
+    changed = sorted((item for item in frames if item[0].mode != Mode.UNCHANGED), key=lambda item: -item[0].elements)
     # Ranks read tensors together, one after the other.
     for_each(decode, changed, threads if engine_weights.is_alone else 1)
     staged.changes = [change for row, _ in changed for change in changes.get(row.name, ())]
@@ -119,10 +119,12 @@ def stage_weights(
             break  # once one tensor is too dense, all are written whole, and the others need no comparison
         if staged.digests[name] == engine_weights.digests[name]:
             continue
-        before = steps.read(name)
-        is_dense = int((before.view(torch.int16) != tensor.view(torch.int16)).sum()) * _DENSE > tensor.numel()
+        # Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals itself.
+        bits = bits_of(tensor)
+        indices = np.flatnonzero(bits_of(steps.read(name)) != bits)
+        is_dense = indices.size * _DENSE > bits.size
         with steps.local():
-            staged.changes += element_changes(engine_weights.placements[name], before, tensor)
+            staged.changes += element_changes(engine_weights.placements[name], indices, bits[indices])
     steps.agree()
     # `base` of None says that the change fits any weights; it has no undo.
     if is_dense:

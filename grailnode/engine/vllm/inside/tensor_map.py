@@ -12,9 +12,9 @@ starts with dummy weights. `layout_check.py` compares what vLLM computes with th
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -32,56 +32,53 @@ class Piece:
     """A part of a checkpoint tensor, and its place in a parameter. Offsets and strides count elements.
 
     Attributes:
-        shape: of the part.
-        source_offset, source_strides: the part in the checkpoint tensor, which is contiguous.
+        dimensions: size, stride in the checkpoint tensor, which is contiguous, and stride in `target`; of as few
+            dimensions as there can be, the largest strides in the checkpoint tensor first.
+        source_offset: the part in the checkpoint tensor.
         target: the parameter's whole storage, as integers of the parameter's width: [S].
-        target_offset, target_strides: the part in that storage.
+        target_offset: the part in that storage.
     """
 
-    shape: tuple[int, ...]
+    dimensions: tuple[tuple[int, int, int], ...]
     source_offset: int
-    source_strides: tuple[int, ...]
     target: Tensor
     target_offset: int
-    target_strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: Tensor, target: Tensor) -> Self:
+        """Return the piece of a copy from a checkpoint tensor to a parameter, of the same shape."""
+        dimensions: list[tuple[int, int, int]] = []
+        each = zip(target.shape, source.stride(), target.stride(), strict=True)
+        for size, stride, target_stride in sorted(each, key=lambda dimension: -dimension[1]):
+            # Rows that follow each other on both sides are one longer row.
+            if dimensions and dimensions[-1][1:] == (size * stride, size * target_stride):
+                dimensions[-1] = dimensions[-1][0] * size, stride, target_stride
+            elif size != 1:
+                dimensions.append((size, stride, target_stride))
+        offsets = int(source.storage_offset()), int(target.storage_offset())
+        return cls(tuple(dimensions), offsets[0], integer_storage(target), offsets[1])
 
     @property
     def elements(self) -> int:
-        return math.prod(self.shape)
+        return math.prod(size for size, _, _ in self.dimensions)
 
     @property
     def view(self) -> Tensor:
-        """The part in the parameter's storage, of this shape."""
-        return self.target.as_strided(self.shape, self.target_strides, self.target_offset)
+        """The part in the parameter's storage."""
+        shape, strides = [size for size, _, _ in self.dimensions], [stride for _, _, stride in self.dimensions]
+        return self.target.as_strided(shape, strides, self.target_offset)
+
+    @property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """The lower and the upper halves of the part's float32 numbers, as int16, in the parameter's storage."""
+        shape, strides = [size for size, _, _ in self.dimensions], [2 * stride for _, _, stride in self.dimensions]
+        halves, offset = self.target.view(torch.int16), 2 * self.target_offset
+        return halves.as_strided(shape, strides, offset), halves.as_strided(shape, strides, offset + 1)
 
     def source_view(self, tensor: Tensor) -> Tensor:
         """Return the part in a contiguous tensor of the checkpoint's shape."""
-        return tensor.view(-1).as_strided(self.shape, self.source_strides, self.source_offset)
-
-    def locate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Find elements of the flat checkpoint tensor, int64 [N], in the parameter.
-
-        Returns:
-            bool [N], which of them belong to this part, and int64 [M], the places of those in `target`.
-        """
-        # An element's place in the tensor is source_offset + sum of step[d] * source_strides[d]. Dividing by the
-        # largest stride first gives each step, because `_nested` has checked that no smaller strides together reach it.
-        rest = indices - self.source_offset
-        inside = rest >= 0
-        places = torch.full_like(indices, self.target_offset)
-        order = sorted(range(len(self.shape)), key=lambda d: -self.source_strides[d])
-        for dimension in order:
-            size, stride = self.shape[dimension], self.source_strides[dimension]
-            # The stride of a dimension of one element says nothing, and may be 0.
-            if size == 1:
-                continue
-            step = rest // stride
-            inside &= (step >= 0) & (step < size)
-            places += step * self.target_strides[dimension]
-            rest = rest - step * stride
-        # What is left lies between the elements of the part, so it belongs to another one.
-        inside &= rest == 0
-        return inside, places[inside]
+        shape, strides = [size for size, _, _ in self.dimensions], [stride for _, stride, _ in self.dimensions]
+        return tensor.view(-1).as_strided(shape, strides, self.source_offset)
 
 
 @dataclass(frozen=True)
@@ -140,18 +137,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.faults[name] = f"it is served as {target.dtype}; only bfloat16 and float32 can be patched"
             return
         # A loader may copy one row into many: after the expansion both sides have the same shape, and the strides of 0
-        # make `_nested` refuse it.
-        source = source.expand(target.shape)
-        self.pieces.setdefault(name, []).append(
-            Piece(
-                tuple(target.shape),
-                int(source.storage_offset()),
-                tuple(source.stride()),
-                integer_storage(target),
-                int(target.storage_offset()),
-                tuple(target.stride()),
-            )
-        )
+        # make `_is_nested` refuse it.
+        self.pieces.setdefault(name, []).append(Piece.of(source.expand(target.shape), target))
 
 
 def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -> TensorMap:
@@ -193,17 +180,15 @@ def _check(name: str, placement: Placement, whole: bool) -> None:
             "or quantization cannot be patched in place"
         )
     for piece in placement.pieces:
-        if not _nested(piece.shape, piece.source_strides) or not piece.elements:
+        if not _is_nested(piece) or not piece.elements:
             raise UnsupportedModelError(f"{name}: its elements are repeated or interleaved in the served parameter")
 
 
-def _nested(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _is_nested(piece: Piece) -> bool:
     """Return whether each stride is at least the extent of all smaller ones, so that an index has one place at most."""
     # Strides from small to large, each of which must jump over everything that the smaller ones can reach.
     extent = 0
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size == 1:
-            continue
+    for size, stride, _ in reversed(piece.dimensions):
         if stride <= extent:
             return False
         extent += stride * (size - 1)

@@ -7,7 +7,7 @@ state. A commit runs in the worker's own thread, between two steps of the model,
 import base64
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -29,8 +29,8 @@ from protocol.rollout.token_choice import choose_with_log_probabilities
 _MAX_THREADS: Final = 4
 
 
-def _staging_threads() -> int:
-    """Return how many tensors are decoded at the same time: one processor stays for the serving."""
+def _threads() -> int:
+    """Return how many tensors are staged or written at the same time: one processor stays for the serving."""
     return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 1))
 
 
@@ -121,7 +121,7 @@ class WeightSession:
 
         def stage(cancelled: Cancelled) -> StagedVersion:
             data = self._path(path).read_bytes()
-            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _staging_threads())
+            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _threads())
 
         return self._begin_staging(stage)
 
@@ -176,15 +176,13 @@ class WeightSession:
         Raises:
             ServedWeightsError: it is not staged, or could not be written.
         """
-        engine_weights, staged = self._weights(), self._staged
-        if staged is None or staged.version != version:
-            raise ServedWeightsError(f"version {version} is not staged")
-        start = perf_counter()
+        start, engine_weights = perf_counter(), self._weights()
         # Forgotten before the write, so that a commit of which nobody knows the outcome cannot be repeated.
-        self._staged = None
+        staged, self._staged = self._staged, None
         try:
             with torch.inference_mode():
-                engine_weights.commit(staged)
+                is_staged = staged is not None and staged.version == version
+                engine_weights.commit(staged if is_staged else None, self._gather, _threads())
         finally:
             weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
@@ -192,8 +190,11 @@ class WeightSession:
             records.clear()
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
-    def take(self, requests: list[str]) -> Values:
-        """Return the records of finished requests, their numbers but for tokens as base64, and forget them."""
+    def take(self, requests: list[str], abandoned: Sequence[str] = ()) -> Values:
+        """Return the records of finished requests, their numbers but for tokens as base64, and forget them and those
+        of requests that the node abandoned.
+        """
+        records.forget(abandoned)
         result: Values = {}
         for request in requests:
             # A record is handed out once. A request that vLLM never began has none.
@@ -204,13 +205,10 @@ class WeightSession:
             result[request] = record
         return result
 
-    def tensor(self, name: str, path: str | None = None) -> Values:
-        """Return one tensor as it is served: its BF16 bits, in a file or as base64."""
+    def tensor(self, name: str) -> Values:
+        """Return one tensor as it is served: its BF16 bits as base64."""
         bits = self._weights().read(name, self._gather).view(torch.int16).numpy().tobytes()
-        if path is None:
-            return {"bits": base64.b64encode(bits).decode()}
-        Path(path).write_bytes(bits)
-        return {"path": path}
+        return {"bits": base64.b64encode(bits).decode()}
 
     def _path(self, name: str) -> Path:
         """Return a file that was uploaded, by its name, or one of this machine, by its absolute path."""

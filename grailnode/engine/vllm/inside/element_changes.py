@@ -1,0 +1,145 @@
+"""Changes of single elements in the parameters of the serving model: found while staging, exchanged at a commit.
+
+A change takes 6 bytes for weights in BF16: a place and a value. On a CPU, compiled loops find and exchange them without
+the GIL. On a GPU they are copied to it while staging, and torch exchanges them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from grailnode.engine.vllm.inside.tensor_map import Piece, Placement
+from protocol.kernels.jit import Int64Array, UInt16Array, UInt64Array, kernel
+from protocol.patch.values import Bits
+
+
+@dataclass
+class ElementChange:
+    """New values for elements of one parameter. After `swap` it holds the old ones.
+
+    Attributes:
+        target: int [S], the parameter's storage.
+        places: int32 or int64 [N], distinct, into the storage.
+        values: int [N] of the target's dtype.
+        overwritten: the old elements while a swap on a GPU is under way.
+    """
+
+    target: Tensor
+    places: Tensor
+    values: Tensor
+    overwritten: Tensor | None = None
+    is_swapped: bool = False
+
+    def swap(self) -> None:
+        """Exchange the elements in the parameter with the values."""
+        if self.target.device.type == "cpu":
+            arrays = [tensor.numpy() for tensor in (self.target, self.places, self.values)]
+            exchange_of(self.places.dtype, self.values.dtype)(*arrays)
+        else:
+            # Kept on the object before the write: if the write fails half-way, `undo` has the old elements.
+            self.overwritten = self.target[self.places]
+            self.target[self.places] = self.values
+            self.values, self.overwritten = self.overwritten, None
+        self.is_swapped = not self.is_swapped
+
+    def undo(self) -> None:
+        """Bring the old elements back after a swap, or after one that failed or was not begun."""
+        if self.overwritten is not None:
+            self.target[self.places] = self.overwritten
+        elif self.is_swapped:
+            self.swap()
+
+
+def element_changes(placement: Placement, indices: NDArray[np.int64], values: Bits) -> list[ElementChange]:
+    """Return the changes of a tensor for the parts of it that lie on this rank.
+
+    Args:
+        indices: of the changed elements of the flat tensor, distinct: [N].
+        values: BF16, their new bits: uint16 [N].
+    """
+    return [_change(piece, indices, values) for piece in placement.pieces]
+
+
+def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementChange:
+    # Half the memory of int64, where the storage is small enough.
+    kind = torch.int32 if piece.target.numel() < 1 << 31 else torch.int64
+    places, new_values = torch.empty(indices.size, dtype=kind), np.empty(indices.size, np.uint16)
+    dimensions = np.array(piece.dimensions, np.uint64).reshape(-1, 3)
+    offsets = piece.source_offset, piece.target_offset
+    found = _locate_of(kind)(indices, values, dimensions, *offsets, places.numpy(), new_values)
+    # Compiled and copied while staging, so that the commit waits for neither.
+    exchange_of(kind, piece.target.dtype)
+    device = piece.target.device
+    new = widen(torch.from_numpy(new_values[:found].view(np.int16)), piece.target.dtype)
+    return ElementChange(piece.target, places[:found].to(device), new.to(device))
+
+
+def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
+    """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
+    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
+    return bits if kind == torch.int16 else bits.to(torch.int32) << 16
+
+
+@cache
+def _locate_of(kind: torch.dtype) -> Callable[..., int]:
+    """Compile the loop that finds places of this type, or load it from numba's cache."""
+    arguments = "int64[::1]", "uint16[::1]", "uint64[:, ::1]", "int64", "int64", f"{_name(kind)}[::1]", "uint16[::1]"
+    return kernel(*arguments)(_locate)
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def _locate(
+    indices: Int64Array,
+    values: UInt16Array,
+    dimensions: UInt64Array,
+    source_offset: int,
+    target_offset: int,
+    places: NDArray[Any],
+    new_values: UInt16Array,
+) -> Any:
+    """Find elements of the flat checkpoint tensor in the parameter; return how many belong to a piece.
+
+    Args:
+        indices, values: [N], of the changes of a tensor; dimensions and offsets: of the piece.
+        places, new_values: result: [N], those of the piece, as places in the parameter's storage.
+    """
+    found = np.uint64(0)
+    for number in range(indices.size):
+        # An element's index is source_offset + sum of step[d] * stride[d]. Dividing by the largest stride first gives
+        # each step, because `_is_nested` has checked that no smaller strides together reach it. An index before the
+        # piece becomes a huge number, and so a step outside of it.
+        rest, place, inside = np.uint64(indices[number] - source_offset), np.uint64(target_offset), True
+        for dimension in range(dimensions.shape[0]):
+            size, stride = dimensions[dimension, 0], dimensions[dimension, 1]
+            step = rest if stride == np.uint64(1) else rest // stride
+            inside = inside and step < size
+            place += step * dimensions[dimension, 2]
+            rest -= step * stride
+        # What is left lies between the elements of the piece, so it belongs to another one.
+        if inside and rest == np.uint64(0):
+            places[found], new_values[found] = place, values[number]
+            found += np.uint64(1)
+    return np.int64(found)
+
+
+@cache
+def exchange_of(places: torch.dtype, elements: torch.dtype) -> Callable[..., None]:
+    """Compile the loop that exchanges elements of these types, or load it from numba's cache."""
+    index, element = (f"{_name(kind)}[::1]" for kind in (places, elements))
+    return kernel(element, index, element)(_exchange)
+
+
+def _exchange(target: NDArray[Any], places: NDArray[Any], values: NDArray[Any]) -> None:
+    # Every place lies in the target: `_locate` found it there. So this cannot fail half-way.
+    for number in range(places.size):
+        place = np.uint64(places[number])
+        target[place], values[number] = values[number], target[place]
