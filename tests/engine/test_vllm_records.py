@@ -143,7 +143,7 @@ class WaitingClient(VllmClient):
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
         if command == "take":
             self.abandoned = list(cast(list[str], arguments["abandoned"]))
-            return [{"b": record_of(7, 1)}]
+            return [{"b": {"versions": ["3"], **record_of(7, 1)}}]
         return [{}]
 
 
