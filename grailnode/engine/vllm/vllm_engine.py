@@ -50,6 +50,7 @@ class _GenerationCall:
         seed: 16 bytes; None for the most likely tokens.
         states: whether the hidden states are recorded.
         sketch: for the sketch that is recorded in their place.
+        offset: position of the first token, for the noise.
     """
 
     request: str
@@ -58,6 +59,7 @@ class _GenerationCall:
     params: SamplingParams
     states: bool = True
     sketch: SketchKey | None = None
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class VllmEngine:
         if any(len(request.seed) != sampling.SEED_BYTES for request in requests):
             raise ValueError(f"a seed has {sampling.SEED_BYTES} bytes")
         calls = [
-            _GenerationCall(self._id(), item.prompt, item.seed, params, self._states, item.sketch) for item in requests
+            _GenerationCall(self._id(), item.prompt, item.seed, params, self._states, item.sketch, item.offset)
+            for item in requests
         ]
         return await self._answered(calls)
 
@@ -251,7 +254,7 @@ def _completion_body(call: _GenerationCall) -> dict[str, object]:
         arguments["sketch"] = {"kind": call.sketch.kind, "seed": call.sketch.seed.hex()}
     if call.seed is not None:
         filters = params.filters
-        arguments |= {"seed": call.seed.hex(), "temperature": params.temperature}
+        arguments |= {"seed": call.seed.hex(), "temperature": params.temperature, "offset": call.offset}
         arguments |= {"top_k": filters.top_k, "top_p": filters.top_p, "min_p": filters.min_p}
     parameters = {"max_tokens": params.max_tokens, "stop_token_ids": list(params.stops), "ignore_eos": True}
     return _body(call.prompt, parameters, arguments)

@@ -28,7 +28,7 @@ from protocol.rollout.sketch import SketchKey, SketchKind
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
 
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch"}
+_KEYS: Final = {"id", "seed", "offset", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch"}
 _MAX_RECORDS: Final = 65_536
 """Records of requests that nobody asks for are dropped after so many newer ones."""
 
@@ -44,6 +44,7 @@ class RequestArguments:
         begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
         states: whether the states are recorded from which tokens are drawn.
         sketch: what their sketch is computed with, which is then recorded in their place.
+        offset: position of the first token, for the noise.
     """
 
     request: str
@@ -53,6 +54,7 @@ class RequestArguments:
     begin: int | None = None
     states: bool = True
     sketch: SketchKey | None = None
+    offset: int = 0
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
@@ -78,12 +80,15 @@ class RequestArguments:
             raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
         filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
         begin = None if values.get("begin") is None else int(values["begin"])
+        offset = int(values.get("offset", 0))
+        if offset < 0:
+            raise ValueError(f"{ARGUMENT}.offset: a position is not negative")
         states, sketch = bool(values.get("states", True)), values.get("sketch")
         if sketch is not None:
             sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
             if sketch.kind not in get_args(SketchKind) or len(sketch.seed) != SKETCH_SEED_BYTES:
                 raise ValueError(f"{ARGUMENT}.sketch: a kind and {2 * SKETCH_SEED_BYTES} hexadecimal digits are needed")
-        return cls(values["id"], seed, temperature, filters, begin, states, sketch)
+        return cls(values["id"], seed, temperature, filters, begin, states, sketch, offset)
 
 
 def validate(sampling_params: Any) -> None:
