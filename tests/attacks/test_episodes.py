@@ -106,7 +106,7 @@ def test_a_false_episode_is_refused_and_nothing_behind_a_false_reply_is_stepped(
 
 
 def alter_turns(turns: Callable[[Any], Any]) -> Callable[[Rollout], Rollout]:
-    return lambda rollout: alter(rollout, turns=turns(rollout.turns))  # type: ignore[attr-defined, no-any-return]
+    return lambda rollout: alter(rollout, turns=turns(rollout.turns))  # type: ignore[attr-defined]
 
 
 def without_turns(rollout: Rollout) -> Rollout:

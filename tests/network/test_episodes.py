@@ -4,12 +4,11 @@ import pytest
 
 from protocol import environments
 from protocol.rollout.batch import EpisodeRollout
-from tests.network.test_environments import judged_groups
 from tests.support.adversaries.false_episodes import CHEATS
 from tests.support.builders.dice import Dice
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network
-from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import judged_groups, run_nodes, summaries, verdicts
 from tests.support.simulation.virtual_clock import simulated
 
 EPISODES = {"turns": 6, "turn_tokens": 3, "reply_tokens": 8, "max_tokens": 8}
