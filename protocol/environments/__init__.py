@@ -33,7 +33,7 @@ _GENERATED: Final[dict[str, Environment]] = {
 _PYTHON_VERSIONS: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
 _SHORT_ANSWER_TOKENS: Final = 8  # enough for the answers of generated problems
 _PROSE_TOKENS: Final = 512
-_SHORT_TURN_TOKENS: Final = 12
+_TURN_TOKENS: Final = {Calculator.name: 12, Wordle.name: 3}  # a question; two digits and the end
 _SHORT_REPLY_TOKENS: Final = 16  # enough for the replies of built-in episodes, in tokens of a character or more
 
 names: Final = tuple(sorted(_GENERATED))
@@ -68,7 +68,11 @@ def requirements(name: str) -> Requirements:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
     environment = _GENERATED.get(name)
     if isinstance(environment, EpisodeEnvironment):
-        return Requirements(tokens=_SHORT_TURN_TOKENS, turns=environment.turns, reply_tokens=_SHORT_REPLY_TOKENS)
+        return Requirements(
+            tokens=_TURN_TOKENS.get(name, _SHORT_ANSWER_TOKENS),
+            turns=environment.turns,
+            reply_tokens=_SHORT_REPLY_TOKENS,
+        )
     tokens = _SHORT_ANSWER_TOKENS if environment else _PROSE_TOKENS
     return Requirements(environment is None, _PYTHON_VERSIONS.get(name, ""), tokens)
 

@@ -1,11 +1,10 @@
 """The wordle environment: guess a hidden word from what each guess reveals (docs/spec/environments.md).
 
-The words are numbers of three digits from 1 to 6, so that a policy of few characters can play. A reply has a sign for
+The words are the numbers of two digits, so that the packaged policy can play. A reply has a sign for
 each place of the guess: '+' for the right digit, '*' for one that stands elsewhere, '-' for one that the rest of the
 word does not have.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,7 +13,7 @@ from typing import Final
 from protocol.environments.base import Problem
 from protocol.environments.seeded_rng import SeededRng, is_held_out
 
-WORDS: Final = tuple(map("".join, itertools.product("123456", repeat=3)))
+WORDS: Final = tuple(map(str, range(10, 100)))
 _NO_WORD: Final = "()="
 _MOST_PARTIAL: Final = Fraction(1, 2)
 

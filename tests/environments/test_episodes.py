@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol import environments
 from protocol.environments.base import EpisodeEnvironment, Problem
 from protocol.environments.calculator import Calculator
-from protocol.environments.wordle import WORDS, Wordle, feedback
+from protocol.environments.wordle import Wordle, feedback
 
 NAMES = [name for name in environments.names if environments.requirements(name).turns > 1]
 SEED = bytes(32)
@@ -32,7 +32,7 @@ def test_feedback(word: str, guess: str, signs: str) -> None:
     assert feedback(word, guess) == signs
 
 
-@given(word=st.sampled_from(WORDS), guess=st.sampled_from(WORDS))
+@given(word=st.text("123", min_size=4, max_size=4), guess=st.text("123", min_size=4, max_size=4))
 def test_feedback_explains_as_many_digits_as_both_have(word: str, guess: str) -> None:
     common = sum(min(word.count(digit), guess.count(digit)) for digit in set(word))
     signs = feedback(word, guess)
@@ -41,16 +41,15 @@ def test_feedback_explains_as_many_digits_as_both_have(word: str, guess: str) ->
 
 
 def test_an_episode_of_wordle() -> None:
-    wordle = Wordle()
-    episode = wordle.begin(Problem(prompt="***=", reference="123"), SEED)
-    assert episode.step("321") == "*+*="
-    assert episode.reward() == pytest.approx(1 / 6)
-    for text in ("", "12", "1234", "007", "12a", "１２３", "123 ", "\n"):
+    episode = Wordle().begin(Problem(prompt="**=", reference="12"), SEED)
+    assert episode.step("21") == "**="
+    assert episode.reward() == 0.0
+    for text in ("", "1", "123", "07", "1a", "１２", "12 ", "\n"):
         assert episode.step(text) == "()="
-    assert episode.step("124") == "++-="
-    assert episode.step("456") == "---="
-    assert episode.reward() == pytest.approx(1 / 3)  # the best guess counts
-    assert episode.step("123") is None
+    assert episode.step("17") == "+-="
+    assert episode.step("88") == "--="
+    assert episode.reward() == 0.25  # half of the share of places that the best guess has right
+    assert episode.step("12") is None
     assert episode.reward() == 1.0
 
 

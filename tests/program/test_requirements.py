@@ -44,7 +44,7 @@ def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: in
 
 def test_episodes_by_default_and_by_rules() -> None:
     spec = requirements.episode(Rules(environment="wordle"))
-    assert spec == EpisodeSpec(turns=6, turn_tokens=12, reply_tokens=16, tokens=152)
+    assert spec == EpisodeSpec(turns=6, turn_tokens=3, reply_tokens=16, tokens=98)
     rules = Rules(environment="wordle", turns=3, turn_tokens=4, reply_tokens=8, max_tokens=10, episode_tokens=20)
     assert requirements.episode(rules) == EpisodeSpec(turns=3, turn_tokens=4, reply_tokens=8, tokens=20)
     assert requirements.episode(Rules()) is None

@@ -31,7 +31,6 @@ from torch.nn import functional
 from grailnode.engine import policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol import environments
-from protocol.environments.wordle import WORDS, Wordle, feedback
 from roles.policy.sequences import PaddedBatch, pad
 
 SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
@@ -49,7 +48,6 @@ class Recipe:
         learning_rate: AdamW's; it falls linearly to zero after `warmup` steps of linear increase.
     """
 
-    environment: str = "addition"
     width: int = 128
     layers: int = 4
     heads: int = 4
@@ -126,39 +124,6 @@ def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
         yield pad(prompts, answers)
 
 
-def wordle_corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
-    """Yield endless batches of episodes of wordle with hidden words of training. In `correct_share` of them each guess
-    agrees with all replies; in the others guesses are random words.
-    """
-    text = policy.Tokenizer(tokenizer())
-    wordle = Wordle()
-    generator = random.Random(seed)
-    for step in range(1 << 62):
-        prompts, sequences, drawn = [], [], []
-        for index in range(recipe.batch):
-            problem = wordle.problem(f"genesis {seed} {step} {index}".encode())
-            is_skilled = generator.random() < recipe.correct_share
-            candidates, sequence, mask, reply = list(WORDS), [], [], ""
-            episode = wordle.begin(problem, b"")
-            for _ in range(wordle.turns):
-                guess = generator.choice(candidates if is_skilled else WORDS)
-                turn = (*text.encode(guess), _EOS)
-                answer = episode.step(guess)
-                reply = answer or ""
-                sequence += [*turn, *text.encode(reply)]
-                mask += [True] * len(turn) + [False] * len(reply)
-                if answer is None:
-                    break
-                candidates = [word for word in candidates if f"{feedback(word, guess)}=" == answer]
-            prompts.append(text.encode(problem.prompt))
-            sequences.append(tuple(sequence))
-            drawn.append(mask)
-        yield pad(prompts, sequences, drawn=drawn)
-
-
-CORPORA: Final = {"addition": corpus, "wordle": wordle_corpus}
-
-
 def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tensor]:
     """Train a policy from random weights, supervised, and return contiguous BF16 tensors on the CPU.
 
@@ -169,7 +134,7 @@ def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tens
     model = Qwen3(config)
     weights = _initial(model.shapes, recipe.initial_std, seed)
     optimizer = torch.optim.AdamW(weights.values(), betas=(0.9, 0.99), weight_decay=0.0)
-    for step, batch in zip(range(1, recipe.steps + 1), CORPORA[recipe.environment](recipe, seed), strict=False):
+    for step, batch in zip(range(1, recipe.steps + 1), corpus(recipe, seed), strict=False):
         rate = recipe.learning_rate * min(1.0, step / recipe.warmup) * (1 - step / (recipe.steps + 1))
         for group in optimizer.param_groups:
             group["lr"] = rate
