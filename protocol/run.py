@@ -16,11 +16,14 @@ from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
 from protocol.proof import EXACT_PROOF, ProofSpec
 from protocol.quantization import Precision
+from protocol.rollout.episode import EpisodeRule
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.window import Schedule
 
 _BYTES_PER_TOKEN = 8  # of a rollout: the token and its sketch
+_REPLY_TOKEN_BYTES = 4
+_TURN_BYTES = 16  # of the sizes of a turn and its reply
 _SLACK_BYTES = 1024  # for field names and other small parts
 _ASCII_SPACE = " \t\n\v\f\r"
 
@@ -68,6 +71,8 @@ class ChatSpec(Record):
         system: the system prompt; empty for none.
         before, after: the text of the conversation up to the problem, and from its end to where the completion begins.
         trim: whether white space at both ends of the problem's text is removed.
+        turn_before, turn_after: the text between a turn of the policy and the reply to it, and from the reply's end to
+            where the next turn begins; empty in a run without episodes.
     """
 
     kind: ClassVar[str] = "chat"
@@ -76,6 +81,8 @@ class ChatSpec(Record):
     before: str
     after: str
     trim: bool
+    turn_before: str = ""
+    turn_after: str = ""
 
     def prompt(self, text: str) -> str:
         """Return the prompt of a problem's text."""
@@ -97,6 +104,23 @@ class SamplingSpec(Record):
         """Return the parameters that the engine and the check use."""
         filters = Filters(self.top_k, self.top_p, self.min_p)
         return SamplingParams(self.temperature, self.max_tokens, self.stops, filters)
+
+
+class EpisodeSpec(Record):
+    """How long episodes may be. `max_tokens` of the sampling bounds the policy tokens of all turns together.
+
+    Attributes:
+        turns: most turns.
+        turn_tokens: most policy tokens of one turn.
+        reply_tokens: most tokens of one reply, with the text around it.
+        tokens: most tokens behind the prompt, of policy and replies together.
+    """
+
+    kind: ClassVar[str] = "episode"
+    turns: Annotated[int, Field(ge=2, le=limits.MAX_TURNS)]
+    turn_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)]
+    reply_tokens: Annotated[int, Field(ge=1, le=limits.MAX_REPLY_TOKENS)]
+    tokens: Annotated[int, Field(ge=1, le=limits.MAX_EPISODE_TOKENS)]
 
 
 class EvaluationSpec(Record):
@@ -156,6 +180,7 @@ class RunManifest(Record):
         precision: what the matrices of all versions consist of.
         data: the task's file of problems; None for a task that reads none.
         chat: how a problem becomes a conversation; None where its text is the prompt.
+        episode: how long episodes may be; None for a run whose rollouts are single completions.
         numerics: "exact" if all miners and validators compute the same bits, so that nothing is tolerated.
         group_size: rollouts of a group.
         groups: maximum number of groups of a miner in a window.
@@ -175,6 +200,7 @@ class RunManifest(Record):
     data: FileRef | None
     chat: ChatSpec | None
     sampling: SamplingSpec
+    episode: EpisodeSpec | None
     evaluation: EvaluationSpec
     numerics: Numerics
     group_size: Annotated[int, Field(ge=2, le=limits.MAX_GROUP_SIZE)]
@@ -192,6 +218,10 @@ class RunManifest(Record):
         known = self.environment.is_plugin or name in environments.names + environments.data_names
         if known and reads != (not self.environment.is_plugin and environments.requirements(name).data):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
+        if known and not self._plays_by_rule():
+            raise ValueError("an episode that the environment does not play, or none for one that plays episodes")
+        if self.group_items > limits.MAX_GROUP_ITEMS:
+            raise ValueError(f"groups of up to {self.group_items} values, of which a reader takes less")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
             raise ValueError("the data file is too large")
         if self.lora is not None and self.precision != "bf16":
@@ -208,6 +238,23 @@ class RunManifest(Record):
             raise ValueError("a calibrated run that admits exact arithmetic")
         return self
 
+    def _plays_by_rule(self) -> bool:
+        most = 1 if self.environment.is_plugin else environments.requirements(self.environment.name).turns
+        return self.episode is None if most == 1 else self.episode is not None and self.episode.turns <= most
+
+    @property
+    def episode_rule(self) -> EpisodeRule | None:
+        """The rule of turns; None for a run without episodes."""
+        if self.episode is None:
+            return None
+        return EpisodeRule(**self.episode.model_dump(), max_tokens=self.sampling.max_tokens, stops=self.sampling.stops)
+
+    @property
+    def group_items(self) -> int:
+        """Most values of a group of this run, as limits count them."""
+        per_rollout = 7 if self.episode is None else 9 + 3 * self.episode.turns
+        return 15 + self.group_size * per_rollout
+
     @property
     def sites_refusal(self) -> str:
         """Why several sites cannot train in this run; empty if they can."""
@@ -221,6 +268,8 @@ class RunManifest(Record):
     def group_bytes(self) -> int:
         """Upper bound on the size of a group of this run: bytes of the record, decompressed."""
         rollout = _BYTES_PER_TOKEN * self.sampling.max_tokens + _SLACK_BYTES
+        if self.episode is not None:
+            rollout += _REPLY_TOKEN_BYTES * self.episode.tokens + _TURN_BYTES * self.episode.turns
         return min(limits.MAX_GROUP_BYTES, self.group_size * rollout + 4 * limits.MAX_PROMPT_TOKENS + _SLACK_BYTES)
 
     @property

@@ -99,11 +99,13 @@ class Request:
         seed: 16 bytes, of its noise.
         sketch: of the window, if only the sketch of the hidden states is needed; an engine that computes it where it
             samples returns it in their place.
+        offset: position of its first token, for the noise: how many tokens the policy drew in earlier turns.
     """
 
     prompt: tuple[int, ...]
     seed: bytes
     sketch: SketchKey | None = None
+    offset: int = 0
 
 
 @dataclass(frozen=True)

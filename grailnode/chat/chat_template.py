@@ -21,6 +21,9 @@ _MAX_BYTES: Final = 64 << 20
 _WALL_SECONDS: Final = 300.0
 _MARKER: Final = "Marker7391"
 """Stands for a prompt while the template is rendered."""
+_ANSWER: Final = "Marker5208"
+_REPLY: Final = "Marker9164"
+_THOUGHT: Final = "Marker8035"
 _CHECKED_PROMPTS: Final = 512
 _CHECKED_CHARACTERS: Final = 4 << 20
 
@@ -73,7 +76,7 @@ class ChatTemplate:
             ChatTemplateError: the template fails, takes too long, or does more than to put text around a prompt.
         """
         checked = _some(prompts)
-        texts = self._render(system, [_MARKER, f" \n{_MARKER}\t\n ", *checked])
+        texts = self._render(system, *[(prompt,) for prompt in (_MARKER, f" \n{_MARKER}\t\n ", *checked)])
         before, marker, after = texts[0].partition(_MARKER)
         if not marker or _MARKER in after:
             raise self._error("it does not write the user's message exactly once")
@@ -94,11 +97,36 @@ class ChatTemplate:
                 raise self._error(f"it changes the prompt {prompt[:40]!r}...")
         return chat
 
-    def _render(self, system: str, prompts: Sequence[str]) -> list[str]:
-        """Return the text of a conversation for each prompt."""
+    def with_turns(self, chat: ChatSpec, stops: Sequence[str]) -> tuple[ChatSpec, bool]:
+        """Render a conversation of two turns, and return the chat with the text around a reply; and whether the
+        template changes what was said before, which no episode does.
+
+        Args:
+            chat: as `chat` returns it.
+            stops: the texts of the tokens that end a turn; the text around a reply does not repeat them.
+
+        Raises:
+            ChatTemplateError: the template fails, or does not write each message exactly once.
+        """
+        answers = (_ANSWER, f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}")
+        text, with_thought = self._render(chat.system, *[(_MARKER, answer, _REPLY) for answer in answers])
+        past, marker, rest = text.partition(_ANSWER)
+        before, reply_marker, after = rest.partition(_REPLY)
+        if not (marker and reply_marker) or any(name in before + after for name in (_ANSWER, _REPLY)):
+            raise self._error("it does not write each message of two turns exactly once")
+        changes = past != chat.prompt(_MARKER) or _THOUGHT not in with_thought
+        before = before.removeprefix(next((stop for stop in stops if stop and before.startswith(stop)), ""))
+        return chat.model_copy(update={"turn_before": before, "turn_after": after}), changes
+
+    def _render(self, system: str, *conversations: Sequence[str]) -> list[str]:
+        """Return the text of each conversation, whose messages are the user's and the assistant's in turn."""
         first = [{"role": "system", "content": system}] if system else []
-        conversations = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
-        request = json.dumps({"template": self.text, "variables": self.variables, "conversations": conversations})
+        roles = ("user", "assistant")
+        messages = [
+            [*first, *({"role": roles[place % 2], "content": text} for place, text in enumerate(texts))]
+            for texts in conversations
+        ]
+        request = json.dumps({"template": self.text, "variables": self.variables, "conversations": messages})
         try:
             process = subprocess.run(
                 [sys.executable, "-I", rendering.__file__],

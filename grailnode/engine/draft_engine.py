@@ -15,7 +15,7 @@ from torch import Tensor
 from grailnode.engine.int8_copy import int8_copy
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PolicyError
-from grailnode.engine.torch_engine import Policy, TorchEngine, padded
+from grailnode.engine.torch_engine import Noise, Policy, TorchEngine, padded
 from protocol.rollout.sampling import SamplingParams, seed_words
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens
@@ -41,14 +41,15 @@ class DraftEngine(TorchEngine):
 
     @torch.inference_mode()
     def _sample(
-        self, policy: Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
+        self, policy: Policy, prompts: list[Tokens], noise: list[Noise] | None, params: SamplingParams
     ) -> list[Generation]:
         if self._copied is not policy:  # a node that only checks never makes a copy
             is_adapted = self._draft_model is not self._model
             self._copied, self._copy = policy, policy.weights if is_adapted else int8_copy(policy.weights)
         ids, mask = padded(prompts, self._device, left_padded=True)
         rows = torch.arange(len(prompts), device=self._device)
-        words = None if seeds is None else seed_words(seeds, self._device)
+        words = None if noise is None else seed_words([seed for seed, _ in noise], self._device)
+        offsets = torch.tensor([offset for _, offset in noise or [(b"", 0)] * len(prompts)], device=self._device)
         cache: Any = self._model.cache()
         lengths, drafts = torch.zeros_like(rows), ids[:, :0]
         stops = torch.tensor(params.stops, device=self._device)
@@ -59,7 +60,7 @@ class DraftEngine(TorchEngine):
             count = drafts.shape[1] + 1
             states = self._model.hidden(policy.weights, ids, mask, cache)[:, -count:]
             positions = lengths[:, None] + torch.arange(count, device=self._device)
-            tokens, likely = self._choose_all(policy, states, words, positions, params)
+            tokens, likely = self._choose_all(policy, states, words, offsets[rows, None] + positions, params)
             # 2. A choice is the row's next token if all drafts before it are right, and none of them is the last.
             right = (tokens[:, :-1] == drafts).cumprod(dim=1).sum(dim=1) + 1
             ends = torch.isin(tokens, stops) | (positions + 1 >= params.max_tokens)
@@ -80,13 +81,20 @@ class DraftEngine(TorchEngine):
             first = int(mask.any(dim=0).int().argmax())
             cache = cache.select(going).take(columns[:, first:].clamp(min=0))
             # 4. The copy drafts what follows the last token of each row.
-            drafts, mask = self._draft(cache, mask[:, first:], last, words, lengths, params)
+            drafts, mask = self._draft(cache, mask[:, first:], last, words, lengths, offsets[rows], params)
             ids = torch.cat([last, drafts], dim=1)
         joined = (map(torch.cat, zip(*parts, strict=True)) for parts in results)
         return [Generation(tuple(t.tolist()), s, tuple(p.tolist())) for t, s, p in joined]
 
     def _draft(
-        self, cache: Any, mask: Tensor, ids: Tensor, words: Tensor | None, lengths: Tensor, params: SamplingParams
+        self,
+        cache: Any,
+        mask: Tensor,
+        ids: Tensor,
+        words: Tensor | None,
+        lengths: Tensor,
+        offsets: Tensor,
+        params: SamplingParams,
     ) -> tuple[Tensor, Tensor]:
         """Return tokens that follow ids [B, 1]: int64 [B, S], and the mask with ids and them, bool [B, P + 1 + S].
 
@@ -99,7 +107,7 @@ class DraftEngine(TorchEngine):
         for step in range(min(_DRAFTED, params.max_tokens - int(lengths.min()) - 1)):
             hidden = self._draft_model.hidden(self._copy, ids, mask, cache)[:, -1]
             logits = self._draft_model.logits(self._copy, hidden)
-            ids = self._choose(logits, words, lengths + step, params)[0][:, None]
+            ids = self._choose(logits, words, offsets + lengths + step, params)[0][:, None]
             drafts.append(ids)
             ended |= torch.isin(ids, stops) | (lengths[:, None] + step + 1 >= params.max_tokens)
             mask = torch.cat([mask, ~ended], dim=1)

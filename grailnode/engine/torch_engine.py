@@ -34,6 +34,9 @@ from roles.ports import CheckRequest, EngineError, Forward, Generation, Request
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
 
+Noise = tuple[bytes, int]
+"""The seed of a completion's noise, and the position of its first token."""
+
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` runs a function off the event loop's thread, and returns what it returns."""
 
@@ -130,7 +133,8 @@ class TorchEngine:
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        return await self._decode([request.prompt for request in requests], [r.seed for r in requests], params)
+        noise = [(request.seed, request.offset) for request in requests]
+        return await self._decode([request.prompt for request in requests], noise, params)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
         return [generation.tokens for generation in await self._decode(prompts, None, params)]
@@ -158,7 +162,7 @@ class TorchEngine:
         return results
 
     async def _decode(
-        self, prompts: Sequence[Tokens], seeds: Sequence[bytes] | None, params: SamplingParams
+        self, prompts: Sequence[Tokens], noise: Sequence[Noise] | None, params: SamplingParams
     ) -> list[Generation]:
         policy = self._policy()
         self._check_ids(prompts)
@@ -167,9 +171,9 @@ class TorchEngine:
         # memory.
         lengths = [len(prompt) + params.max_tokens for prompt in prompts]
         for batch in split(lengths, self._max_batch_tokens):
-            # `split` sorts by length, so seeds and results are carried by index.
-            own_seeds = None if seeds is None else [seeds[i] for i in batch]
-            generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_seeds, params)
+            # `split` sorts by length, so noise and results are carried by index.
+            own_noise = None if noise is None else [noise[i] for i in batch]
+            generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_noise, params)
             results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(prompts))]
 
@@ -254,14 +258,15 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _sample(
-        self, policy: Policy, prompts: list[Tokens], seeds: list[bytes] | None, params: SamplingParams
+        self, policy: Policy, prompts: list[Tokens], noise: list[Noise] | None, params: SamplingParams
     ) -> list[Generation]:
-        """Generate one batch until all completions have ended; `seeds` None: the most likely tokens."""
+        """Generate one batch until all completions have ended; `noise` None: the most likely tokens."""
         # Prompts end at the same column, so that each step appends one column for all rows.
         ids, mask = padded(prompts, self._device, left_padded=True)
         cache = self._model.cache()
         stops = torch.tensor(params.stops, device=self._device)
-        words = None if seeds is None else seed_words(seeds, self._device)
+        words = None if noise is None else seed_words([seed for seed, _ in noise], self._device)
+        offsets = torch.tensor([offset for _, offset in noise or [(b"", 0)] * len(prompts)], device=self._device)
         # Rows that have ended leave the batch; `rows` says which completion each remaining row is.
         active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
         tokens: list[list[int]] = [[] for _ in prompts]
@@ -271,8 +276,7 @@ class TorchEngine:
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
-            positions = torch.full((len(logits),), position, dtype=torch.int64, device=logits.device)
-            next_tokens, likely = self._choose(logits, active.seeds, positions, params)
+            next_tokens, likely = self._choose(logits, active.seeds, offsets[active.rows] + position, params)
             # The state from which a token is drawn is what a sketch commits to, in float32 whatever the dtype of the
             # engine.
             on_host = hidden.to(torch.float32).cpu()

@@ -6,7 +6,7 @@ runs the validator's own judge on the group, because a group that honest validat
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +28,9 @@ _PLAIN_FACTOR = 2  # a false group has more evidence than so many times the thre
 _CAUTION = 2.0  # an edit counts as if its shortfall were so much smaller: other arithmetics compute another one
 _TAIL = 64  # tokens that are generated anew behind an edit, at most: each takes a prefill
 _MATCHES = 4  # edits of a rollout that change its noise least
+
+
+Falsification = Callable[[MiningWindow, Group, Assignment], Awaitable[Group | None]]
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,12 @@ class CanaryProducer(HonestProducer):
         """
         (assignment,) = self.assignments(mining_window, [group.index])
         first = self._trainer.derive("canary kind", mining_window.window, group.index)[0] % 3
-        kinds = (self._with_runner_up, self._with_near_tie, self._with_states_of_another_prompt)
+        kinds: tuple[Falsification, ...] = (
+            *(self._with_runner_up, self._with_near_tie),
+            self._with_states_of_another_prompt,
+        )
+        if self.task.run.episode is not None:  # an edit would change what the environment replies
+            kinds, first = kinds[-1:], 0
         for kind in (*kinds[first:], *kinds[:first]):
             false_group = await kind(mining_window, group, assignment)
             if false_group is not None:
@@ -123,12 +131,18 @@ class CanaryProducer(HonestProducer):
         self, mining_window: MiningWindow, group: Group, assignment: Assignment
     ) -> Group | None:
         (other,) = self.assignments(mining_window, [assignment.index + 1])
-        completions = [rollout.tokens for rollout in group.rollouts]
-        forwards = await self.engine.forward([other.prompt] * len(completions), completions)
-        generations = [
-            Generation(tokens, forward.hidden, ()) for tokens, forward in zip(completions, forwards, strict=True)
-        ]
-        false_group = self.group(mining_window, assignment, await self.rollouts(mining_window, assignment, generations))
+        sequences = [rollout.sequence for rollout in group.rollouts]
+        forwards = await self.engine.forward([other.prompt] * len(sequences), sequences)
+        sketches = self.sketches(
+            mining_window,
+            [
+                Generation(rollout.tokens, forward.hidden[torch.tensor(rollout.drawn)], ())
+                for rollout, forward in zip(group.rollouts, forwards, strict=True)
+            ],
+        )
+        pairs = zip(group.rollouts, sketches, strict=True)
+        rollouts = tuple(rollout.model_copy(update={"sketch": own_sketch}) for rollout, own_sketch in pairs)
+        false_group = group.model_copy(update={"rollouts": rollouts})
         return false_group if await self._is_plain(mining_window, false_group, "sketch") else None
 
     async def _edited(

@@ -29,6 +29,7 @@ class PublishedRollout:
 
     Attributes:
         miner: its public key; window, group, index: the rollout's place.
+        completion: the text behind the prompt, of an episode with the environment's replies; tokens: of the policy.
         reward: as a validator computed it; the miner's claim where no validator accepted the group.
         reasons: why validators rejected the group, each once; empty if none did.
     """
@@ -135,7 +136,7 @@ async def _read_miner(node: Node, tokenizer: Tokenizer, window: int, miner: byte
                     index=index,
                     version=group.version,
                     prompt=tokenizer.decode(group.prompt_tokens),
-                    completion=tokenizer.decode(rollout.tokens),
+                    completion=tokenizer.decode(rollout.sequence),
                     tokens=len(rollout.tokens),
                     reward=(rollout.reward if rewards is None or index >= len(rewards) else rewards[index])
                     / REWARD_UNIT,

@@ -127,6 +127,7 @@ def draft_manifest(
             top_p=rules.top_p,
             min_p=rules.min_p,
         ),
+        episode=requirements.episode(rules),
         evaluation=EvaluationSpec(
             problems=rules.evaluation_problems, samples=rules.evaluation_samples, pass_at=rules.pass_at
         ),

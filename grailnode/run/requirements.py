@@ -22,12 +22,16 @@ from protocol.environments import Environment, Requirements
 from protocol.environments.dataset import Dataset
 from protocol.environments.record import CodeRef, EnvironmentSpec
 from protocol.errors import ProtocolError
-from protocol.run import ChatSpec, FileRef, RunManifest
+from protocol.run import ChatSpec, EpisodeSpec, FileRef, RunManifest
 from roles.policy.assignment import encode_prompt
 
 DATA: Final = "data.jsonl"
 """The name of a run's data file in the run's directory, whatever the original is called."""
 
+_CHANGED_PAST: Final = (
+    "the chat template changes earlier turns: of a conversation it gives the text around replies alone, and episodes "
+    "keep what was said"
+)
 _QUOTED_CHARACTERS: Final = 40
 _GENERATED_PROMPTS: Final = 64
 
@@ -45,6 +49,7 @@ class CheckedTask:
         generated: the environment, if it generates its problems.
         plugin: the environment with its wheels, if it is no built-in one.
         chat: how a problem becomes a conversation; None for bare prompts.
+        notice: what whoever creates the run should know; empty for nothing.
     """
 
     spec: EnvironmentSpec
@@ -52,6 +57,7 @@ class CheckedTask:
     generated: Environment | None
     plugin: Plugin | None
     chat: ChatSpec | None
+    notice: str = ""
 
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
@@ -80,15 +86,46 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     if problems is None and plugin is None:
         generated = environments.get(environment)
     prompts = _prompts(problems, generated)
-    chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, prompts)
-    _check_prompts(data or environment, prompts, policy, completion_tokens(rules), chat)
+    chat, turns, notice = None, episode(rules), ""
+    if rules.system is not None:
+        template = ChatTemplate.read(policy.directory)
+        chat = template.chat(rules.system, prompts)
+        if turns is not None:
+            chat, changes = template.with_turns(chat, [policy.tokenizer.decode((stop,)) for stop in policy.stops])
+            notice = _CHANGED_PAST if changes else ""
+    longest = completion_tokens(rules) if turns is None else turns.tokens
+    _check_prompts(data or environment, prompts, policy, longest, chat)
     spec = registry.built_in_spec(environment) if plugin is None else plugin.spec
-    return CheckedTask(spec, problems, generated, plugin, chat)
+    return CheckedTask(spec, problems, generated, plugin, chat, notice)
 
 
 def completion_tokens(rules: Rules) -> int:
-    """Return the length of the longest completion: the rule's, or else the environment's."""
-    return rules.max_tokens or find(rules.environment).tokens
+    """Return the length of the longest completion, in all turns together: the rule's, or else the environment's."""
+    needs = find(rules.environment)
+    return rules.max_tokens or (rules.turns or needs.turns) * (rules.turn_tokens or needs.tokens)
+
+
+def episode(rules: Rules) -> EpisodeSpec | None:
+    """Return how long episodes may be; None for an environment without them.
+
+    Raises:
+        RequirementError: the rules have more turns than the environment, or turns for one without.
+    """
+    needs = find(rules.environment)
+    if needs.turns == 1:
+        if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
+            raise RequirementError(f"environment {rules.environment!r} has no turns: drop the options of episodes")
+        return None
+    turns, reply_tokens = rules.turns or needs.turns, rules.reply_tokens or needs.reply_tokens
+    if turns > needs.turns:
+        raise RequirementError(f"an episode of {rules.environment!r} has {needs.turns} turns: lower --turns")
+    longest = completion_tokens(rules) + (turns - 1) * reply_tokens
+    return EpisodeSpec(
+        turns=turns,
+        turn_tokens=rules.turn_tokens or needs.tokens,
+        reply_tokens=reply_tokens,
+        tokens=rules.episode_tokens or min(longest, limits.MAX_EPISODE_TOKENS),
+    )
 
 
 def find(environment: str) -> Requirements:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from protocol.limits import (
     MAX_COMPLETION_TOKENS,
+    MAX_EPISODE_TOKENS,
     MAX_EVALUATION_PROBLEMS,
     MAX_EVALUATION_SAMPLES,
     MAX_GROUP_SIZE,
@@ -18,6 +19,8 @@ from protocol.limits import (
     MAX_KEYS,
     MAX_LORA_ALPHA,
     MAX_LORA_RANK,
+    MAX_REPLY_TOKENS,
+    MAX_TURNS,
     MAX_WORKERS,
 )
 from protocol.proof import CalibratedArithmetic
@@ -111,7 +114,15 @@ class Rules(TimingRules):
     system_prompt: str = ""
     """With chat: what every conversation begins with."""
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_COMPLETION_TOKENS)
-    """The longest completion. Default: the task's."""
+    """The longest completion, of an episode in all turns together. Default: the task's."""
+    turns: int | None = Field(default=None, ge=2, le=MAX_TURNS)
+    """Most turns of an episode. Default: the task's."""
+    turn_tokens: int | None = Field(default=None, ge=1, le=MAX_COMPLETION_TOKENS)
+    """The longest turn of an episode. Default: the task's."""
+    reply_tokens: int | None = Field(default=None, ge=1, le=MAX_REPLY_TOKENS)
+    """The longest reply in an episode, with the text around it. Default: the task's."""
+    episode_tokens: int | None = Field(default=None, ge=1, le=MAX_EPISODE_TOKENS)
+    """The longest episode behind its prompt, with replies. Default: what turns and replies need."""
     temperature: float = Field(default=1.0, gt=0, le=100)
     """Of sampling: the divisor of the logits."""
     top_k: int = Field(default=0, ge=0, lt=1 << 31)

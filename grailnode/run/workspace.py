@@ -56,6 +56,7 @@ class Workspace:
         rules: those of the run, each with a value.
         keys: the public keys by name.
         problems: those of the data file; None for an environment without one.
+        notice: what its creator should know; empty for nothing.
     """
 
     directory: Path
@@ -66,6 +67,7 @@ class Workspace:
     problems: Dataset | None
     start_commands: tuple[str, ...]
     files: NewFiles
+    notice: str
 
 
 class WorkspaceError(UserError):
@@ -185,7 +187,7 @@ def create(
             for name, data in adapter_files(lora.spec, lora.adapters).items():
                 files.write(directory / ADAPTERS / name, data)
         files.write(config, text.encode())
-    return Workspace(directory, config, rules, run.digest, public, task.problems, start_commands, files)
+    return Workspace(directory, config, rules, run.digest, public, task.problems, start_commands, files, task.notice)
 
 
 def _title(directory: Path) -> str:

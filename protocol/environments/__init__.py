@@ -5,12 +5,14 @@ from typing import Final
 
 from protocol.environments import mathematics, programming
 from protocol.environments.addition import Addition
-from protocol.environments.base import Environment, Problem, Sandbox
+from protocol.environments.base import Environment, EpisodeEnvironment, Problem, Sandbox
+from protocol.environments.calculator import Calculator
 from protocol.environments.countdown import Countdown
 from protocol.environments.dataset import Dataset
 from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
+from protocol.environments.wordle import Wordle
 
 __all__ = [
     "Environment",
@@ -27,11 +29,13 @@ __all__ = [
 ]
 
 _GENERATED: Final[dict[str, Environment]] = {
-    environment.name: environment for environment in (Addition(), Countdown(), Sat())
+    environment.name: environment for environment in (Addition(), Calculator(), Countdown(), Sat(), Wordle())
 }
 _PYTHON_VERSIONS: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
 _SHORT_ANSWER_TOKENS: Final = 8  # enough for the answers of generated problems
 _PROSE_TOKENS: Final = 512
+_TURN_TOKENS: Final = {Calculator.name: 12, Wordle.name: 3}  # a question; two digits and the end
+_SHORT_REPLY_TOKENS: Final = 16  # enough for the replies of built-in episodes, in tokens of a character or more
 
 names: Final = tuple(sorted(_GENERATED))
 """The environments that generate their problems from a seed."""
@@ -47,20 +51,31 @@ class Requirements:
     Attributes:
         data: whether it reads its problems from a data file.
         python: the version of Python that its sandbox must have; empty for an environment that runs no programs.
-        tokens: default for the maximum number of tokens of a completion.
+        tokens: default for the maximum number of tokens of a completion, or of a turn.
+        turns: most turns of an episode; 1 for an environment without episodes.
+        reply_tokens: default for the maximum number of tokens of a reply.
     """
 
     data: bool = False
     python: str = ""
     tokens: int = _PROSE_TOKENS
+    turns: int = 1
+    reply_tokens: int = 0
 
 
 def requirements(name: str) -> Requirements:
     """Return what `get` needs for an environment; a ValueError for an unknown name lists all names."""
     if name not in names + data_names:
         raise ValueError(f"unknown environment {name!r}; there are: {', '.join(names + data_names)}")
-    tokens = _SHORT_ANSWER_TOKENS if name in _GENERATED else _PROSE_TOKENS
-    return Requirements(name not in _GENERATED, _PYTHON_VERSIONS.get(name, ""), tokens)
+    environment = _GENERATED.get(name)
+    if isinstance(environment, EpisodeEnvironment):
+        return Requirements(
+            tokens=_TURN_TOKENS.get(name, _SHORT_ANSWER_TOKENS),
+            turns=environment.turns,
+            reply_tokens=_SHORT_REPLY_TOKENS,
+        )
+    tokens = _SHORT_ANSWER_TOKENS if environment else _PROSE_TOKENS
+    return Requirements(environment is None, _PYTHON_VERSIONS.get(name, ""), tokens)
 
 
 def dataset(name: str, data: bytes) -> Dataset:

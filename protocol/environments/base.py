@@ -1,7 +1,7 @@
 """The interface that every environment implements, and the interface of the sandbox that some of them need."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,30 @@ class Environment(Protocol):
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Return the reward of a completion (text without the end-of-sequence token), in [0, 1]."""
+
+
+class Episode(Protocol):
+    """One problem played in turns. It is a pure function of problem, seed and the texts so far."""
+
+    def step(self, text: str) -> str | None:
+        """Return the reply to a turn of the policy (text without the end-of-sequence token); None at the end."""
+
+    def reward(self) -> float:
+        """Return the reward of the turns so far, in [0, 1]."""
+
+
+@runtime_checkable
+class EpisodeEnvironment(Environment, Protocol):
+    """An environment that replies to the policy. Its replies are exact: every machine computes the same ones. Its
+    `reward` is that of an episode of one turn.
+    """
+
+    @property
+    def turns(self) -> int:
+        """Most turns of an episode."""
+
+    def begin(self, problem: Problem, seed: bytes) -> Episode:
+        """Return a new episode; all randomness of the environment comes from the seed (32 bytes)."""
 
 
 class SandboxError(Exception):

@@ -32,27 +32,32 @@ _MAX_TARGET: Final = 99
 _WELL_FORMED_REWARD: Final = 0.1
 
 
-class _NoExpressionError(Exception):
+class NoExpressionError(Exception):
     """The text is not in the grammar, or divides by zero."""
 
 
-class _Parser:
-    """The parser of one completion.
+class Expression:
+    """A parsed expression.
+
+    Args:
+        text: short enough for a recursion of its length.
+        max_digits: of a number.
 
     Attributes:
         numbers: the numbers in the expression, from left to right.
 
     Raises:
-        _NoExpressionError: the text is no expression.
+        NoExpressionError: the text is no expression.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, max_digits: int = _MAX_DIGITS) -> None:
         self._text = text
+        self._max_digits = max_digits
         self._at = 0
         self.numbers: list[int] = []
         self.value = self._sum()
         if self._at != len(text):
-            raise _NoExpressionError
+            raise NoExpressionError
 
     def _take(self, characters: str) -> str:
         """Return the next character if it is one of `characters`, else the empty string."""
@@ -74,7 +79,7 @@ class _Parser:
         while sign := self._take("*/"):
             factor = self._atom()
             if sign == "/" and factor == 0:
-                raise _NoExpressionError
+                raise NoExpressionError
             value = value * factor if sign == "*" else value / factor
         return value
 
@@ -82,13 +87,13 @@ class _Parser:
         if self._take("("):
             value = self._sum()
             if not self._take(")"):
-                raise _NoExpressionError
+                raise NoExpressionError
             return value
         digits = ""
         while digit := self._take("0123456789"):
             digits += digit
-        if not 1 <= len(digits) <= _MAX_DIGITS or digits[0] == "0":
-            raise _NoExpressionError
+        if not 1 <= len(digits) <= self._max_digits or digits[0] == "0":
+            raise NoExpressionError
         self.numbers.append(int(digits))
         return Fraction(int(digits))
 
@@ -121,8 +126,8 @@ class Countdown(DrawnProblems):
         if len(completion) > MAX_COMPLETION_CHARS:
             return 0.0
         try:
-            parsed = _Parser(completion)
-        except _NoExpressionError:
+            parsed = Expression(completion)
+        except NoExpressionError:
             return 0.0
         numbers, _, target = problem.reference.partition(">")
         if sorted(parsed.numbers) != sorted(map(int, numbers.split(" "))):

@@ -29,6 +29,7 @@ class Reason(enum.StrEnum):
     SKETCH = "wrong-sketch"  # not the hidden states of this policy
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise determine
     STOP = "wrong-stop"  # ends where this policy would not end, or goes on where it would end
+    TURN = "wrong-turn"  # not the replies of the environment, or an end where it would go on
     REWARD = "wrong-reward"  # not the reward that the environment computes
     LUCK = "chosen-reward"  # tokens that nearly tie were chosen for their reward
     WINDOW = "improbable-window"  # honest work would not give these windows, whatever this group shows

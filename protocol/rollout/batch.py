@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from protocol import limits, paths
 from protocol.compression import compress, decompress
@@ -18,6 +18,7 @@ from protocol.encoding import Record, Reward, Version, Window
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.proof import Arithmetic
+from protocol.rollout.episode import Turn
 from protocol.rollout.sketch import BYTES_PER_TOKEN
 
 _TOKEN_BYTES = 4
@@ -37,6 +38,10 @@ def _check_words(data: bytes) -> bytes:
     if len(data) % _TOKEN_BYTES:
         raise ValueError("not a whole number of 32-bit words")
     return data
+
+
+Reply = Annotated[bytes, Field(max_length=limits.MAX_REPLY_TOKENS * _TOKEN_BYTES), AfterValidator(_check_words)]
+"""Token ids of an environment's reply, 32-bit little-endian words."""
 
 
 class Rollout(Record):
@@ -63,7 +68,74 @@ class Rollout(Record):
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """The tokens that the policy drew."""
         return unpack_tokens(self.completion)
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """All tokens behind the prompt."""
+        return self.tokens
+
+    @property
+    def drawn(self) -> tuple[bool, ...]:
+        """Which tokens of the sequence the policy drew."""
+        return (True,) * len(self.tokens)
+
+    @property
+    def work(self) -> tuple[bytes, ...]:
+        """What a copy by another miner has as well."""
+        return (self.completion,)
+
+
+class EpisodeRollout(Rollout):
+    """One episode of a group: turns of the policy and replies of the environment.
+
+    Attributes:
+        completion: the tokens of all turns, without the replies.
+        turns: for each turn the number of its tokens, and the reply's token ids, 32-bit little-endian words.
+    """
+
+    kind: ClassVar[str] = "episode-rollout"
+    turns: Annotated[
+        tuple[tuple[Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)], Reply], ...],
+        Field(min_length=1, max_length=limits.MAX_TURNS),
+    ]
+
+    @model_validator(mode="after")
+    def _turns_fit(self) -> "EpisodeRollout":
+        if sum(count for count, _ in self.turns) * _TOKEN_BYTES != len(self.completion):
+            raise ValueError("the turns do not have as many tokens as the completion")
+        return self
+
+    @property
+    def decoded_turns(self) -> tuple[Turn, ...]:
+        """The turns, with the token ids of their replies."""
+        return tuple((count, unpack_tokens(reply)) for count, reply in self.turns)
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        return join_turns(self.tokens, self.decoded_turns)[0]
+
+    @property
+    def drawn(self) -> tuple[bool, ...]:
+        return join_turns(self.tokens, self.decoded_turns)[1]
+
+    @property
+    def work(self) -> tuple[bytes, ...]:
+        counts = pack_tokens([count for count, _ in self.turns])
+        return (self.completion, counts, *(reply for _, reply in self.turns))
+
+
+def join_turns(tokens: Sequence[int], turns: Sequence[Turn]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Return the tokens of turns and replies in their order, and which of them the policy drew."""
+    sequence: list[int] = []
+    drawn: list[bool] = []
+    begin = 0
+    for count, reply in turns:
+        sequence += [*tokens[begin : begin + count], *reply]
+        drawn += [True] * count + [False] * len(reply)
+        begin += count
+    return tuple(sequence), tuple(drawn)
 
 
 class Group(Record):
@@ -73,6 +145,7 @@ class Group(Record):
         version: the policy version that generated the rollouts.
         index: 0, 1, 2, ... within the miner's window.
         prompt: token ids, 32-bit little-endian words.
+        rollouts: with turns in a run with episodes, and without in any other (`RunManifest.episode`).
     """
 
     kind: ClassVar[str] = "group"
@@ -84,7 +157,7 @@ class Group(Record):
     miner: Key
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
     prompt: Annotated[bytes, Field(max_length=limits.MAX_PROMPT_TOKENS * _TOKEN_BYTES)]
-    rollouts: Annotated[tuple[Rollout, ...], Field(min_length=1, max_length=limits.MAX_GROUP_SIZE)]
+    rollouts: Annotated[tuple[EpisodeRollout | Rollout, ...], Field(min_length=1, max_length=limits.MAX_GROUP_SIZE)]
 
     _words = field_validator("prompt")(_check_words)
 
@@ -94,8 +167,8 @@ class Group(Record):
         return unpack_tokens(self.prompt)
 
     def work_digest(self) -> bytes:
-        """Return the SHA-256 of prompt and completions (32 bytes). A copy by another miner has the same digest."""
-        parts = (self.prompt, *(rollout.completion for rollout in self.rollouts))
+        """Return the SHA-256 of prompt and rollouts (32 bytes). A copy by another miner has the same digest."""
+        parts = (self.prompt, *(part for rollout in self.rollouts for part in rollout.work))
         return content_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 
     def to_frame(self) -> bytes:

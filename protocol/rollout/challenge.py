@@ -32,6 +32,13 @@ def rollout_seed(group: bytes, index: int) -> bytes:
     return _derive("rollout", (group, index), SEED_BYTES)
 
 
+def episode_seed(group: bytes, index: int) -> bytes:
+    """Derive the 32-byte seed of the environment's randomness in one rollout; of an evaluation, from the evaluation's
+    seed and index 0.
+    """
+    return _derive("episode", (group, index), 32)
+
+
 def sketch_seed(run: bytes, window: int, randomness: bytes) -> bytes:
     """Derive the 32-byte seed of a window's sketches."""
     return _derive("sketch", (run, window, randomness), 32)

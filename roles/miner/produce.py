@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.rollout import challenge, sketch
-from protocol.rollout.batch import Group, Rollout, pack_tokens
+from protocol.rollout.batch import EpisodeRollout, Group, Rollout, pack_tokens
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
+from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
 from roles.ports import Engine, Generation, Request
 
 
@@ -52,13 +53,17 @@ class HonestProducer:
         self, mining_window: MiningWindow, assignment: Assignment, generations: Sequence[Generation]
     ) -> list[Rollout]:
         """Return the completions of one group with their sketches and rewards."""
-        key = self._sketch_key(mining_window)
-        sketches = [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
+        sketches = self.sketches(mining_window, generations)
         rewards = await self.task.rewards(assignment.problem, [item.tokens for item in generations])
         return [
             Rollout(completion=pack_tokens(item.tokens), sketch=own_sketch, reward=reward)
             for item, own_sketch, reward in zip(generations, sketches, rewards, strict=True)
         ]
+
+    def sketches(self, mining_window: MiningWindow, generations: Sequence[Generation]) -> list[bytes]:
+        """Return the sketch of each generation."""
+        key = self._sketch_key(mining_window)
+        return [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
 
     def _sketch_key(self, mining_window: MiningWindow) -> SketchKey:
         seed = challenge.sketch_seed(self.task.run_id, mining_window.window, mining_window.randomness)
@@ -78,8 +83,39 @@ class HonestProducer:
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         assignments = await self.task.run_sync(self.assignments, mining_window, indices)
+        if self.task.run.episode is not None:
+            return await self._produce_episodes(mining_window, assignments)
         groups = []
         for assignment, generations in zip(assignments, await self.generate(mining_window, assignments), strict=True):
             rollouts = await self.rollouts(mining_window, assignment, generations)
             groups.append(self.group(mining_window, assignment, rollouts))
         return groups
+
+    async def _produce_episodes(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[Group]:
+        """Play all episodes of some groups together."""
+        played = [
+            [
+                PlayedEpisode(OpenEpisode(self.task, item.problem, episode_seed), item.prompt, seed)
+                for seed, episode_seed in zip(item.seeds, item.episode_seeds, strict=True)
+            ]
+            for item in assignments
+        ]
+        episodes = [episode for group in played for episode in group]
+        await play(self.task, self.engine, episodes, self._sketch_key(mining_window))
+        return [
+            self.group(mining_window, assignment, self.episode_rollouts(mining_window, group))
+            for assignment, group in zip(assignments, played, strict=True)
+        ]
+
+    def episode_rollouts(self, mining_window: MiningWindow, played: Sequence[PlayedEpisode]) -> list[EpisodeRollout]:
+        """Return the records of episodes that have ended."""
+        sketches = self.sketches(mining_window, [item.generation for item in played])
+        return [
+            EpisodeRollout(
+                completion=pack_tokens(item.episode.tokens),
+                sketch=own_sketch,
+                reward=item.episode.reward,
+                turns=tuple((count, pack_tokens(reply)) for count, reply in item.episode.turns),
+            )
+            for item, own_sketch in zip(played, sketches, strict=True)
+        ]

@@ -38,12 +38,16 @@ def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tup
 
 @dataclass(frozen=True)
 class Assignment:
-    """A group that a miner has to generate: its problem, the prompt's token ids, and the noise seed of each rollout."""
+    """A group that a miner has to generate: its problem, the prompt's token ids, and the noise seed of each rollout.
+
+    In a run with episodes, `episode_seeds` are those of the environment's randomness in each; else it is empty.
+    """
 
     index: int
     problem: Problem
     prompt: tuple[int, ...]
     seeds: tuple[bytes, ...]
+    episode_seeds: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,11 @@ class Task:
         """Return the assignment of a miner's group, by the randomness of the round that opened the window."""
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self.environment.problem(seed)
-        seeds = tuple(challenge.rollout_seed(seed, rollout) for rollout in range(self.run.group_size))
-        return Assignment(index, problem, self.prompt(problem), seeds)
+        rollouts = range(self.run.group_size)
+        seeds = tuple(challenge.rollout_seed(seed, rollout) for rollout in rollouts)
+        episodes = rollouts if self.run.episode is not None else range(0)
+        episode_seeds = tuple(challenge.episode_seed(seed, rollout) for rollout in episodes)
+        return Assignment(index, problem, self.prompt(problem), seeds, episode_seeds)
 
     def prompt(self, problem: Problem) -> tuple[int, ...]:
         """Return the token ids of a problem's prompt."""

@@ -4,6 +4,7 @@ Padding is on the right: under a causal mask no token sees a pad, so a sequence'
 (up to the rounding of differently shaped matrix products).
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class PaddedBatch:
         rows, columns: int64 [N], the place of the state from which each completion token is drawn, one before it.
         targets: int64 [N], the completion tokens.
         lengths: completion tokens of each row, N in sum.
+
+    Of an episode only the tokens that the policy drew are completion tokens.
     """
 
     ids: Tensor
@@ -33,11 +36,22 @@ class PaddedBatch:
     lengths: tuple[int, ...]
 
 
-def pad(prompts: Sequence[Tokens], completions: Sequence[Tokens], device: torch.device | None = None) -> PaddedBatch:
-    """Return prompts, none of them empty, with one completion each as one right-padded batch; else ValueError."""
+def pad(
+    prompts: Sequence[Tokens],
+    completions: Sequence[Tokens],
+    device: torch.device | None = None,
+    drawn: Sequence[Sequence[bool]] | None = None,
+) -> PaddedBatch:
+    """Return prompts, none of them empty, with what follows each as one right-padded batch; else ValueError.
+
+    Args:
+        drawn: for each completion which of its tokens the policy drew; None for all.
+    """
     if not all(prompts):
         raise ValueError("a prompt has at least one token")
     pairs = list(zip(prompts, completions, strict=True))
+    drawn = [(True,) * len(completion) for completion in completions] if drawn is None else drawn
+    places = [list(itertools.compress(range(len(mask)), mask)) for mask in drawn]
     width = max((len(prompt) + len(completion) for prompt, completion in pairs), default=0)
     ids = torch.zeros(len(pairs), width, dtype=torch.int64)
     mask = torch.zeros(len(pairs), width, dtype=torch.bool)
@@ -47,16 +61,16 @@ def pad(prompts: Sequence[Tokens], completions: Sequence[Tokens], device: torch.
         sequence = prompt + completion
         ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
         mask[row, : len(sequence)] = True
-        rows += [row] * len(completion)
-        columns += range(len(prompt) - 1, len(sequence) - 1)
-    targets = [token for _, completion in pairs for token in completion]
+        rows += [row] * len(places[row])
+        columns += [len(prompt) - 1 + place for place in places[row]]
+    targets = [pair[1][place] for pair, own in zip(pairs, places, strict=True) for place in own]
     return PaddedBatch(
         ids=ids.to(device),
         mask=mask.to(device),
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
         columns=torch.tensor(columns, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
-        lengths=tuple(len(completion) for _, completion in pairs),
+        lengths=tuple(map(len, places)),
     )
 
 

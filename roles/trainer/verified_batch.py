@@ -9,13 +9,14 @@ from protocol import limits
 from protocol.encoding import REWARD_UNIT, Record, Version, Window
 from protocol.identity.signing import Digest, Key
 from protocol.judging.verdict import Judgement, unpack_logprobs
-from protocol.rollout.batch import Group, unpack_tokens
+from protocol.rollout.batch import EpisodeRollout, Group, join_turns, unpack_tokens
 
 USED = "used"
 CANARY = "canary"
 _ROUNDING = 1e-3  # a recomputed log-probability may exceed 0 by this much
 _SMALLEST = -1e4  # what is less likely counts as this, so that sums over the tokens of a group fit into 64 bits
 _GROUP_BYTES = 512  # memory of a group beside its tokens and log-probabilities, about
+_TURN_BYTES = 128  # memory of a turn beside its tokens, about
 
 
 class VerifiedGroup(Record):
@@ -25,6 +26,7 @@ class VerifiedGroup(Record):
         digest: SHA-256 of its frame, which the verdicts name and the fetched bytes have.
         version: the policy version that sampled it.
         prompt: token ids, 32-bit little-endian words; completions: likewise, one for each rollout.
+        turns: of each rollout in a run with episodes, as in the group; empty in any other.
         logprobs: float32 little-endian, one for each completion token, rollouts in order: the median over the accepting
             validators of the log-probability under `version` at the sampling temperature.
         rewards: recomputed, one for each rollout; the median over the validators where machines may differ in them.
@@ -36,6 +38,7 @@ class VerifiedGroup(Record):
     version: Version
     prompt: bytes
     completions: tuple[bytes, ...]
+    turns: tuple[tuple[tuple[int, bytes], ...], ...] = ()
     logprobs: bytes
     rewards: tuple[float, ...]
 
@@ -43,6 +46,8 @@ class VerifiedGroup(Record):
     def _consistent(self) -> "VerifiedGroup":
         if not len(self.completions) == len(self.rewards) > 0:
             raise ValueError("not one reward for each completion")
+        if self.turns and len(self.turns) != len(self.completions):
+            raise ValueError("not the turns of each completion")
         if any(len(tokens) % 4 for tokens in (self.prompt, *self.completions)):
             raise ValueError("not whole 32-bit words")
         if len(self.logprobs) != sum(map(len, self.completions)):
@@ -58,6 +63,14 @@ class VerifiedGroup(Record):
         return tuple(map(unpack_tokens, self.completions))
 
     @property
+    def sequences(self) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
+        """All tokens behind the prompt of each rollout, and which of them the policy drew."""
+        if not self.turns:
+            return [(tokens, (True,) * len(tokens)) for tokens in self.completion_tokens]
+        turns = [tuple((count, unpack_tokens(reply)) for count, reply in own) for own in self.turns]
+        return [join_turns(tokens, own) for tokens, own in zip(self.completion_tokens, turns, strict=True)]
+
+    @property
     def completion_logprobs(self) -> list[np.ndarray]:
         """The log-probabilities of each completion: float32 [T] each, read-only."""
         return unpack_logprobs(self.logprobs, (len(completion) // 4 for completion in self.completions))
@@ -65,7 +78,8 @@ class VerifiedGroup(Record):
     @property
     def size(self) -> int:
         """Bytes of memory that it takes, about."""
-        return _GROUP_BYTES + len(self.prompt) + sum(map(len, self.completions)) + len(self.logprobs)
+        replies = sum(_TURN_BYTES + len(reply) for own in self.turns for _, reply in own)
+        return _GROUP_BYTES + len(self.prompt) + sum(map(len, self.completions)) + replies + len(self.logprobs)
 
     @property
     def informative(self) -> bool:
@@ -78,6 +92,7 @@ class VerifiedBatch(Record):
 
     kind: ClassVar[str] = "verified-batch"
     max_bytes: ClassVar[int] = limits.MAX_BATCH_BYTES
+    max_items: ClassVar[int] = limits.MAX_GROUPS * limits.MAX_GROUP_ITEMS
     window: Window
     miner: Key
     groups: tuple[VerifiedGroup, ...]
@@ -114,7 +129,7 @@ class Intent(Record):
 
     kind: ClassVar[str] = "intent"
     max_bytes: ClassVar[int] = VerifiedBatch.max_bytes + WindowOutcomes.max_bytes
-    max_items: ClassVar[int] = WindowOutcomes.max_items
+    max_items: ClassVar[int] = VerifiedBatch.max_items + WindowOutcomes.max_items
     window: Window
     miner: Key
     previous_outcomes: Annotated[int, Field(ge=0)]  # that the log had before; it also gives the batch a path of its own
@@ -170,6 +185,7 @@ def verified_group(
         version=group.version,
         prompt=group.prompt,
         completions=tuple(rollout.completion for rollout in group.rollouts),
+        turns=tuple(rollout.turns for rollout in group.rollouts if isinstance(rollout, EpisodeRollout)),
         logprobs=median_logprobs.astype("<f4").tobytes(),
         rewards=tuple((median_rewards / REWARD_UNIT).tolist()),
     )

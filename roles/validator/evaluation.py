@@ -1,32 +1,29 @@
 """The evaluation of the policy on held-out problems, by the run's rule (docs/spec/ledger.md)."""
 
+from collections.abc import Sequence
+
 from protocol import limits
 from protocol.encoding import REWARD_UNIT
+from protocol.environments import Problem
 from protocol.judging.ledger import Evaluation, StratumResult
 from protocol.rollout import challenge
 from roles.policy.assignment import Task
+from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
+from roles.policy.sequences import Tokens
 from roles.ports import Engine, Request
 
 
 async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
     """Solve held-out problems with the policy that the engine serves, which is of that version."""
-    rule, environment, params = task.run.evaluation, task.environment, task.run.sampling.params()
+    rule, environment = task.run.evaluation, task.environment
     count = min(rule.problems, environment.held_out_size or rule.problems)
     problems = await task.run_sync(lambda: [environment.held_out_problem(index) for index in range(count)])
     prompts = [task.prompt(problem) for problem in problems]
-    if rule.samples:
-        requests = [
-            Request(prompt, challenge.evaluation_seed(task.run_id, version, index, sample))
-            for index, prompt in enumerate(prompts)
-            for sample in range(rule.samples)
-        ]
-        completions = [generation.tokens for generation in await engine.generate(requests, params)]
-    else:
-        completions = await engine.greedy(prompts, params)
     owners = [index for index in range(count) for _ in range(rule.completions)]
-    rewards = await task.rewards_for_attempts(
-        [(problems[index], completion) for index, completion in zip(owners, completions, strict=True)]
-    )
+    if task.run.episode is not None:
+        rewards = await _episode_rewards(task, engine, version, problems, prompts)
+    else:
+        rewards = await _rewards(task, engine, version, problems, prompts)
     solved = [0] * count
     for index, reward in zip(owners, rewards, strict=True):
         solved[index] += reward >= REWARD_UNIT
@@ -36,3 +33,35 @@ async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
         strata.setdefault(name, [0] * (rule.completions + 1))[right] += 1
     results = [StratumResult(name=name, right=tuple(right)) for name, right in sorted(strata.items())]
     return Evaluation(version=version, strata=tuple(results))
+
+
+async def _rewards(
+    task: Task, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
+) -> tuple[int, ...]:
+    """Return the rewards of all completions of all problems, in millionths."""
+    rule, params = task.run.evaluation, task.run.sampling.params()
+    if rule.samples:
+        requests = [
+            Request(prompt, challenge.evaluation_seed(task.run_id, version, index, sample))
+            for index, prompt in enumerate(prompts)
+            for sample in range(rule.samples)
+        ]
+        completions = [generation.tokens for generation in await engine.generate(requests, params)]
+    else:
+        completions = await engine.greedy(prompts, params)
+    attempts = [problem for problem in problems for _ in range(rule.completions)]
+    return await task.rewards_for_attempts(list(zip(attempts, completions, strict=True)))
+
+
+async def _episode_rewards(
+    task: Task, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
+) -> tuple[int, ...]:
+    """Return the rewards of all episodes of all problems, in millionths."""
+    rule, episodes = task.run.evaluation, []
+    for index, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
+        for sample in range(rule.completions):
+            seed = challenge.evaluation_seed(task.run_id, version, index, sample)
+            opened = OpenEpisode(task, problem, challenge.episode_seed(seed, 0))
+            episodes.append(PlayedEpisode(opened, prompt, seed))
+    await play(task, engine, episodes, greedy=not rule.samples)
+    return tuple(item.episode.reward for item in episodes)

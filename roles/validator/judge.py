@@ -1,8 +1,9 @@
 """The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
 
-Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, reward, luck. The sketch comes
-before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did
-but drew other tokens.
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, turns, reward, luck. The sketch
+comes before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right
+one did but drew other tokens. The environment of an episode is stepped after these: with a forged reply a miner could
+make the true policy write whatever it likes, so no environment sees a turn before all replies ahead of it are its own.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,12 @@ from protocol.judging.evidence import NO_COUNTS, Counts, count_group, count_luck
 from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
-from protocol.rollout.batch import Group
+from protocol.rollout.batch import EpisodeRollout, Group, Rollout
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
+from roles.policy.episodes import OpenEpisode, replayed_reward
 from roles.ports import CheckRequest, Engine
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
@@ -64,7 +66,7 @@ class Judge:
         tokens = 0
         for item in groups:
             part.append(item)
-            tokens += _token_count(item[0])
+            tokens += sum(len(rollout.sequence) for rollout in item[0].rollouts)
             if tokens >= _TOKENS_AT_ONCE:
                 judgements += await self._judge(part, thresholds)
                 part, tokens = [], 0
@@ -76,8 +78,15 @@ class Judge:
         """
         assignments, reasons = await self._task.run_sync(self._check_forms, groups)
         sound = [index for index, reason in enumerate(reasons) if reason is None]
+        is_episode = self._task.run.episode is not None
         requests = [
-            CheckRequest(assignments[index].prompt, rollout.tokens, seed, self._sketch)
+            CheckRequest(
+                assignments[index].prompt,
+                rollout.sequence,
+                seed,
+                self._sketch,
+                tuple(rollout.drawn) if is_episode else None,
+            )
             for index in sound
             for rollout, seed in zip(groups[index][0].rollouts, assignments[index].seeds, strict=True)
         ]
@@ -113,20 +122,26 @@ class Judge:
             return Reason.QUOTA
         if group.prompt_tokens != assignment.prompt:
             return Reason.PROMPT
-        params = self._task.run.sampling.params()
         for rollout in group.rollouts:
-            tokens = rollout.tokens
-            if max(tokens, default=0) >= self._task.vocabulary or not params.is_complete(tokens):
+            if max(rollout.sequence, default=0) >= self._task.vocabulary or not self._is_complete(rollout):
                 return Reason.TOKENS
         return None
 
+    def _is_complete(self, rollout: Rollout) -> bool:
+        rule = self._task.run.episode_rule
+        if isinstance(rollout, EpisodeRollout):
+            return rule is not None and rule.is_complete(rollout.tokens, rollout.decoded_turns)
+        return rule is None and self._task.run.sampling.params().is_complete(rollout.tokens)
+
     def _check_positions(self, group: Group, check: Check, thresholds: Thresholds) -> GroupCheck:
-        """Compare the statistics of a group's positions with the thresholds."""
+        """Compare the statistics of the positions at which the policy drew with the thresholds."""
         miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
-        completions = [rollout.tokens for rollout in group.rollouts]
         distances = sketch.distances(miner_sketches, sketch.rounded(check.sketch))
         margins = whole_margins(check.margins.numpy(), NOISE_UNIT)
-        lengths, repeats = list(map(len, completions)), repeated_positions(completions)
+        repeats = repeated_positions([rollout.sequence for rollout in group.rollouts])
+        if self._task.run.episode is not None:
+            repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in group.rollouts])]
+        lengths = [count for rollout in group.rollouts for count in _turn_lengths(rollout)]
         counts = count_group(distances, margins, check.stops.numpy(), lengths, thresholds, repeats)
         logprobs = check.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
         return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
@@ -139,13 +154,34 @@ class Judge:
         """
         if check.reason is not None:
             return check
-        rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
+        if self._task.run.episode is not None:
+            replayed = await self._task.run_sync(self._replay, group, assignment)
+            if None in replayed:
+                return GroupCheck(Reason.TURN, check.counts)
+            rewards = tuple(replayed)
+        else:
+            rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
         if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, check.counts)
-        lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
+        lengths = [len(rollout.tokens) for rollout in group.rollouts]
         luck = count_luck(check.margins, lengths, rewards, thresholds.luck.beyond)
         counts = check.counts.model_copy(update={"luck": luck})
         return replace(check, reason=own_rejection(counts, thresholds), counts=counts, rewards=rewards)
+
+    def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
+        """Return the reward of each episode; None for one whose replies or end are not the environment's."""
+        return [
+            replayed_reward(OpenEpisode(self._task, assignment.problem, seed), rollout)
+            for rollout, seed in zip(group.rollouts, assignment.episode_seeds, strict=True)
+            if isinstance(rollout, EpisodeRollout)
+        ]
+
+
+def _turn_lengths(rollout: Rollout) -> list[int]:
+    """Return the policy tokens of each turn: where the policy ends is tested once a turn."""
+    if isinstance(rollout, EpisodeRollout):
+        return [count for count, _ in rollout.turns]
+    return [len(rollout.tokens)]
 
 
 def filter_bounds(thresholds: Thresholds) -> tuple[float, float, float]:

@@ -66,6 +66,40 @@ def test_prompts_are_those_of_transformers(tmp_path: Path, template: str, system
         assert encode_prompt(policy.tokenizer, chat, prompt) == tuple(expected)
 
 
+TURNS = {  # template: text before a reply and behind it, and whether the template changes the past
+    "marked": (MARKED, ("\n[user]\n", "<eos>\n[assistant]\n"), False),
+    "headers": (HEADERS, ("[user]\n", "<eos>[assistant]"), True),  # later it has a line break behind [assistant]
+    "thoughts dropped, as Qwen3's": (
+        MARKED.replace("message.content +", "message.content.split('</think>')[-1] +"),
+        ("\n[user]\n", "<eos>\n[assistant]\n"),
+        True,
+    ),
+    "a prompt that is written otherwise later": (
+        MARKED.replace("'[s]Be helpful.<eos>\\n'", "messages | length ~ '[s]<eos>\\n'"),
+        ("\n[user]\n", "<eos>\n[assistant]\n"),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "glue", "changes"), TURNS.values(), ids=TURNS)
+def test_the_text_around_a_reply_is_that_of_a_conversation_of_two_turns(
+    tmp_path: Path, template: str, glue: tuple[str, str], changes: bool
+) -> None:
+    write_template(tmp_path, template)
+    reader = ChatTemplate.read(tmp_path)
+    chat, changes_past = reader.with_turns(reader.chat("", ["what?"]), ["<eos>"])
+    assert (chat.turn_before, chat.turn_after) == glue
+    assert changes_past == changes
+
+
+def test_a_template_for_one_message_is_refused_for_episodes(tmp_path: Path) -> None:
+    write_template(tmp_path, USER)
+    reader = ChatTemplate.read(tmp_path)
+    with pytest.raises(ChatTemplateError, match="each message of two turns exactly once"):
+        reader.with_turns(reader.chat("", ["what?"]), ["<eos>"])
+
+
 def test_a_template_of_its_own_file_comes_first_and_default_is_one_of_several(tmp_path: Path) -> None:
     write_template(tmp_path, MARKED)
     several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": HEADERS}]

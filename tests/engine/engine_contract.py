@@ -200,6 +200,22 @@ class EngineContract:
         others = await engine.generate([Request(prompt, bytes([i]) * 16) for i in range(16)], PARAMS)
         assert len({generation.tokens for generation in others}) > 8
 
+    async def test_an_offset_goes_on_with_the_noise_of_a_completion(self, engine: Engine) -> None:
+        """A completion is the same whether it is drawn at once or cut and drawn from there on."""
+        long = SamplingParams(temperature=1.0, max_tokens=12, stops=(1,))
+        requests = requests_of_many_lengths()
+        whole = [generation.tokens for generation in await engine.generate(requests, long)]
+        cuts = [len(tokens) // 2 for tokens in whole]
+        rest = [
+            Request(request.prompt + tokens[:cut], request.seed, offset=cut)
+            for request, tokens, cut in zip(requests, whole, cuts, strict=True)
+        ]
+        again = [generation.tokens for generation in await engine.generate(rest, long)]
+        pairs = zip(whole, again, cuts, strict=True)
+        assert all(tokens[cut:] == part[: len(tokens) - cut] for tokens, part, cut in pairs)
+        begun_again = await engine.generate([replace(request, offset=0) for request in rest], long)
+        assert [generation.tokens for generation in begun_again] != again
+
     async def test_sampling_follows_the_softmax(self, model: CausalModel, engine: Engine) -> None:
         one = SamplingParams(temperature=1.5, max_tokens=1, stops=(1,))
         count = self.samples

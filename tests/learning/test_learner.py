@@ -10,13 +10,14 @@ import torch
 
 from grailnode.calibration.padding import WrappedModel
 from grailnode.engine.models import build
+from protocol.rollout.batch import pack_tokens
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossName, LossSettings
-from roles.trainer.learn.loss.policy_loss import LOSSES, advantages
+from roles.trainer.learn.loss.policy_loss import LOSSES, advantages, policy_loss
 from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
@@ -92,6 +93,63 @@ def test_report_on_fresh_rollouts(model: CausalModel) -> None:
     assert report.clip_fraction == 0.0
     assert report.entropy > 0.0
     assert report.step == 1
+
+
+def _as_episodes(one: VerifiedGroup, reply: tuple[int, ...]) -> VerifiedGroup:
+    """Return the group with a reply behind the first token of each completion."""
+    turns = tuple(((1, pack_tokens(reply)), (len(tokens) - 1, b"")) for tokens in one.completion_tokens)
+    return one.model_copy(update={"turns": turns})
+
+
+def _gradients(learner: Learner, groups: list[VerifiedGroup]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.gradients(groups).tensors.items()}
+
+
+def test_replies_are_read_and_not_learned(model: CausalModel) -> None:
+    """The policy's tokens alone have a part in the loss; that of the whole sequence is masked by hand here."""
+    reply = (13, 12, 11)
+    one = _as_episodes(group("a", completions=((3, 4, 1), (4, 9, 9, 1)), rewards=(1.0, 0.0)), reply)
+    learner = new_learner(model)
+    report = learner.gradients([one]).figures
+    assert report.tokens == 7
+    weights = {name: tensor.to(torch.float32).requires_grad_() for name, tensor in random_weights(model).items()}
+    loss = torch.zeros(())
+    for completion, behaviour, advantage in zip(
+        one.completion_tokens, one.completion_logprobs, advantages(torch.tensor(one.rewards)), strict=True
+    ):
+        sequence = (completion[0], *reply, *completion[1:])
+        batch = pad([one.prompt_tokens], [sequence])
+        logits = model.logits(weights, model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns])
+        log_probs = log_probabilities(logits, batch.targets, TEMPERATURE)
+        drawn = [place for place in range(len(sequence)) if not 1 <= place <= len(reply)]
+        settings = learner._settings.loss
+        place = torch.zeros(len(drawn), dtype=torch.int64)
+        loss = (
+            loss
+            + policy_loss(
+                log_probs[drawn],
+                torch.from_numpy(behaviour.copy()),
+                advantage.expand(len(drawn)),
+                place,
+                torch.full((len(drawn),), 1 / 7),
+                settings,
+                None,
+            ).value
+        )
+    loss.backward()  # type: ignore[no-untyped-call]
+    true_gradients = _gradients(new_learner(model), [one])
+    for name, gradient in true_gradients.items():
+        torch.testing.assert_close(gradient, weights[name].grad, rtol=1e-3, atol=1e-6)
+    plain = _gradients(new_learner(model), [one.model_copy(update={"turns": ()})])
+    other = _gradients(new_learner(model), [_as_episodes(one, (2, 2))])
+    for gradients in (plain, other):
+        assert not all(torch.equal(gradient, true_gradients[name]) for name, gradient in gradients.items())
+
+
+def test_an_episode_without_replies_is_learned_as_a_completion(model: CausalModel) -> None:
+    (first, _) = _groups(model)
+    plain, episodes = (_gradients(new_learner(model), [one]) for one in (first, _as_episodes(first, ())))
+    assert all(torch.equal(plain[name], episodes[name]) for name in plain)
 
 
 def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalModel) -> None:

@@ -15,22 +15,20 @@ from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run import creation, requirements
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
-from protocol import environments, limits, paths
+from protocol import environments, paths
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
 from protocol.environments.base import ProgramLimits
 from protocol.errors import MalformedError
-from protocol.judging.verdict import Judgement
-from protocol.rollout.batch import Commitment, Group, open_group
+from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
 from roles.ports import StoreError
-from roles.records import fetch_record
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import run_nodes, summaries, verdicts
+from tests.support.simulation.network_runs import judged_groups, run_nodes, summaries
 from tests.support.simulation.virtual_clock import simulated
 
 
@@ -51,21 +49,6 @@ def full_reward_producer(task: Task, engine: TorchEngine) -> HonestProducer:
     """Return a producer of honest rollouts that claim full reward for everything."""
     environment: Any = FullReward(task.environment)
     return HonestProducer(replace(task, environment=environment), engine)
-
-
-async def judged_groups(network: Network, miner: str, windows: range) -> list[tuple[Group, Judgement]]:
-    """Return a miner's groups from storage, with the first validator's judgements on them."""
-    groups = []
-    public = key(miner).public
-    for window, verdict in (await verdicts(network, miner, windows)).items():
-        path = paths.commitment(public, window)
-        commitment = (await fetch_record(network.node("checker"), Commitment, path)).record
-        batch = await network.store.get(paths.batch(public, window, commitment.batch), limits.MAX_BATCH_BYTES)
-        for judgement in verdict.judgements:
-            offset, size = commitment.extent(judgement.index)
-            groups.append((open_group(batch[offset : offset + size], commitment, judgement.index), judgement))
-    assert groups
-    return groups
 
 
 def texts(network: Network, group: Group) -> list[str]:

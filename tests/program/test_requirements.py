@@ -17,7 +17,7 @@ from grailnode.run.requirements import RequirementError
 from grailnode.run.rules import Rules
 from protocol import limits
 from protocol.environments.base import SandboxError
-from protocol.run import RunManifest
+from protocol.run import EpisodeSpec, RunManifest
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.samples import environment, run_manifest
@@ -42,6 +42,18 @@ def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: in
         requirements.check(Rules(environment=environment, data=data, max_tokens=max_tokens), policy)
     assert "\n" not in str(error_info.value)
     return str(error_info.value)
+
+
+def test_episodes_by_default_and_by_rules() -> None:
+    spec = requirements.episode(Rules(environment="wordle"))
+    assert spec == EpisodeSpec(turns=6, turn_tokens=3, reply_tokens=16, tokens=98)
+    rules = Rules(environment="wordle", turns=3, turn_tokens=4, reply_tokens=8, max_tokens=10, episode_tokens=20)
+    assert requirements.episode(rules) == EpisodeSpec(turns=3, turn_tokens=4, reply_tokens=8, tokens=20)
+    assert requirements.episode(Rules()) is None
+    with pytest.raises(RequirementError, match="'addition' has no turns"):
+        requirements.episode(Rules(turns=2))
+    with pytest.raises(RequirementError, match="an episode of 'wordle' has 6 turns"):
+        requirements.episode(Rules(environment="wordle", turns=7))
 
 
 def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data: Path) -> None:

@@ -36,6 +36,7 @@ from protocol.outer.round_records import RoundContribution, RoundManifest, Round
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
+from protocol.rollout.episode import EpisodeRule
 from protocol.run import RunManifest, ScoringSpec
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch
@@ -143,6 +144,8 @@ def test_seeds() -> None:
     rollouts = case("window", "rollout seeds")
     seed = bytes.fromhex(rollouts["group_seed"])
     assert [challenge.rollout_seed(seed, index).hex() for index in range(3)] == rollouts["seeds"]
+    episodes = case("window", "episode seeds")
+    assert [challenge.episode_seed(seed, index).hex() for index in range(3)] == episodes["seeds"]
     for item in cases("window", "stream"):
         assert challenge.stream(bytes.fromhex(item["seed"]), item["name"], 40).hex() == item["stream"]
 
@@ -214,8 +217,15 @@ def test_batch() -> None:
     assert content_digest(batch) == COMMITMENT.batch
     for index, (offset, size) in enumerate(case("rollout", "commitment")["extents"]):
         assert open_group(batch[offset : offset + size], COMMITMENT, index).index == index
-    group = case("rollout", "group")
-    assert Group.from_bytes(bytes.fromhex(group["data"])).work_digest().hex() == group["work"]
+    for name in ("group", "a group of an episode"):
+        group = case("rollout", name)
+        assert Group.from_bytes(bytes.fromhex(group["data"])).work_digest().hex() == group["work"]
+
+
+@pytest.mark.parametrize("item", cases("rollout", "rule"), ids=name_of)
+def test_forms_of_episodes(item: dict[str, Any]) -> None:
+    turns = [(count, tuple(reply)) for count, reply in item["turns"]]
+    assert EpisodeRule(**item["rule"]).is_complete(item["tokens"], turns) == item["complete"]
 
 
 def follow_chain() -> ChainVerifier:

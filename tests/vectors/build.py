@@ -178,6 +178,11 @@ def window() -> list[Case]:
             "group_seed": seed.hex(),
             "seeds": [challenge.rollout_seed(seed, i).hex() for i in range(3)],
         },
+        {
+            "name": "episode seeds",
+            "group_seed": seed.hex(),
+            "seeds": [challenge.episode_seed(seed, i).hex() for i in range(3)],
+        },
         {"name": "sketch seed", **inputs, "seed": challenge.sketch_seed(RUN_ID, 7, randomness).hex()},
         *(
             {"name": context, "seed": randomness.hex(), "stream": challenge.stream(randomness, context, 40).hex()}

@@ -1,5 +1,6 @@
 """The golden vectors of docs/spec/sampling.md, sketch.md and rollout.md."""
 
+import dataclasses
 import struct
 
 import torch
@@ -8,6 +9,7 @@ from protocol.digest import content_digest
 from protocol.encoding import pack, unpack
 from protocol.rollout import sampling, sketch
 from protocol.rollout.batch import Commitment
+from protocol.rollout.episode import EpisodeRule, Turn
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, RUN_ID
 from tests.vectors.cases import LIMIT, MALFORMED, Case, bad, good, uncompressed_frame
@@ -107,7 +109,20 @@ def rollout() -> list[Case]:
     data = groups[0].to_bytes()
     fields = unpack(data)
     altered_rollouts = [fields["rollouts"][0] | {"sketch": bytes(8)}, *fields["rollouts"][1:]]
+    episodes = samples.group(1, rollouts=(samples.episode_rollout(),))
+    episode = unpack(episodes.to_bytes())["rollouts"][0]
+
+    def altered_episode(*turns: object) -> bytes:
+        return pack(fields | {"rollouts": (episode | {"turns": turns},)})
+
     return [
+        *_forms(),
+        good("a group of an episode", "group", episodes.to_bytes(), work=episodes.work_digest().hex()),
+        bad("turns of too many tokens", "group", altered_episode((2, b""), (2, b"")), MALFORMED),
+        bad("turns of too few tokens", "group", altered_episode((2, b"")), MALFORMED),
+        bad("no turns", "group", altered_episode(), MALFORMED),
+        bad("an empty turn", "group", altered_episode((3, b""), (0, b"")), MALFORMED),
+        bad("half a token of a reply", "group", altered_episode((2, b"abcde"), (1, b"")), MALFORMED),
         good("group", "group", data, work=groups[0].work_digest().hex()),
         good("frame", "frame", frames[0], digest=content_digest(frames[0]).hex()),
         good("commitment", "commitment", commitment.to_bytes(), extents=[commitment.extent(i) for i in range(2)]),
@@ -125,4 +140,34 @@ def rollout() -> list[Case]:
         bad("a sketch too short", "group", pack(fields | {"rollouts": altered_rollouts}), MALFORMED),
         bad("half a token", "group", pack(fields | {"prompt": b"abcde"}), MALFORMED),
         bad("no rollouts", "group", pack(fields | {"rollouts": ()}), MALFORMED),
+    ]
+
+
+def _forms() -> list[Case]:
+    """Build cases of episodes by one rule, with 1 as the stop token: whether they have the form that sampling gives."""
+    rule = EpisodeRule(turns=3, turn_tokens=3, reply_tokens=4, tokens=14, max_tokens=7, stops=(1,))
+    cases: dict[str, tuple[bool, list[int], list[Turn]]] = {
+        "one turn": (True, [5, 1], [(2, ())]),
+        "three turns": (True, [5, 1, 5, 6, 7, 1], [(2, (9,)), (3, (9, 9)), (1, ())]),
+        "a stop token alone": (True, [1, 1], [(1, ()), (1, ())]),
+        "as many policy tokens as there may be": (True, [5, 6, 7, 5, 6, 7, 5], [(3, (9,)), (3, (9,)), (1, ())]),
+        "as many tokens as there may be": (True, [5, 1, 5, 6, 7, 1], [(2, (9,) * 4), (3, (9,) * 4), (1, ())]),
+        "a turn that does not end": (False, [5, 6], [(2, ())]),
+        "a stop token within a turn": (False, [1, 5, 1], [(3, ())]),
+        "a turn too long": (False, [5, 6, 7, 8], [(4, ())]),
+        "a reply too long": (False, [1, 1], [(1, (9,) * 5), (1, ())]),
+        "a reply at the end": (False, [1], [(1, (9,))]),
+        "a turn too many": (False, [1, 1, 1, 1], [(1, ())] * 4),
+        "a turn behind the last policy token": (False, [5, 6, 7] * 2 + [5, 1], [(3, ()), (3, ()), (2, ())]),
+        "a turn behind the last token": (False, [5, 6, 7, 5, 6, 7, 1], [(3, (9,) * 4), (3, (9,) * 4), (1, ())]),
+    }
+    return [
+        {
+            "name": f"form: {name}",
+            "rule": dataclasses.asdict(rule),
+            "tokens": tokens,
+            "turns": turns,
+            "complete": complete,
+        }
+        for name, (complete, tokens, turns) in cases.items()
     ]

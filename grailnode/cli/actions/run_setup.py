@@ -49,6 +49,8 @@ def _print_run(directory: Path, run: NewRun) -> None:
     click.echo(f"run {workspace.run_id.hex()[:16]} in {workspace.config}")
     if workspace.problems is not None:
         _print_problems(workspace.problems, completion_tokens(rules))
+    if workspace.notice:
+        click.echo(workspace.notice)
     if rules.roots > 1:
         click.echo(
             f"{rules.root_threshold} of {rules.roots} root keys decide who may act: move keys/root-*.key to where "

@@ -58,6 +58,7 @@ class GenerationCall:
         seed: 16 bytes; None for the most likely tokens.
         states: whether the hidden states are recorded.
         sketch: for the sketch that is recorded in their place.
+        offset: position of the first token, for the noise.
     """
 
     request: str
@@ -66,13 +67,14 @@ class GenerationCall:
     params: SamplingParams
     states: bool = True
     sketch: SketchKey | None = None
+    offset: int = 0
 
     def body(self) -> Values:
         params, arguments = self.params, Values(id=self.request, states=self.states)
         if self.states and self.sketch is not None:
             arguments["sketch"] = _coded(self.sketch)
         if self.seed is not None:
-            arguments |= {"seed": self.seed.hex(), **_distribution(params)}
+            arguments |= {"seed": self.seed.hex(), "offset": self.offset, **_distribution(params)}
         parameters = {"max_tokens": params.max_tokens, "stop_token_ids": list(params.stops), "ignore_eos": True}
         return _body(self.prompt, parameters, arguments)
 

@@ -110,7 +110,10 @@ class VllmEngine:
         """
         self._check_ids([request.prompt for request in requests])
         _check_seeds(requests)
-        calls = [GenerationCall(self._id(), item.prompt, item.seed, params, sketch=item.sketch) for item in requests]
+        calls = [
+            GenerationCall(self._id(), item.prompt, item.seed, params, sketch=item.sketch, offset=item.offset)
+            for item in requests
+        ]
         return await self._answered(calls)
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:

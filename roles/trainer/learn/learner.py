@@ -82,9 +82,15 @@ class _Sample:
     """One rollout of a step."""
 
     prompt: tuple[int, ...]
-    completion: tuple[int, ...]
-    behaviour: Tensor  # float32 [T], log-probabilities under the policy that sampled it
+    sequence: tuple[int, ...]  # all tokens behind the prompt
+    drawn: tuple[bool, ...]  # which of them the policy drew: only these have a part in the loss
+    behaviour: Tensor  # float32 [T], log-probabilities of these under the policy that sampled them
     advantage: float
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy drew."""
+        return len(self.behaviour)
 
 
 Pass = tuple[Sequence[_Sample], Sequence[float]]
@@ -140,16 +146,16 @@ class Learner:
         samples = [sample for group in groups for sample in _samples(group, advantage)]
         completions = len(samples)
         if self._settings.loss.overlong_filtering:
-            samples = [sample for sample in samples if not self._is_cut_off(sample.completion)]
-        tokens = sum(len(sample.completion) for sample in samples)
+            samples = [sample for sample in samples if not self._is_cut_off(sample)]
+        tokens = sum(sample.length for sample in samples)
         if tokens == 0:
             raise ValueError("no tokens to learn from")
-        lengths = [len(sample.completion) for sample in samples]
+        lengths = [sample.length for sample in samples]
         weight_of_tokens = LOSSES[self._settings.loss.loss].weights(lengths, self._settings.max_tokens)
         weights, leaves = self._weights()
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
-            for batch in split([len(s.prompt) + len(s.completion) for s in samples], self._settings.max_batch_tokens)
+            for batch in split([len(s.prompt) + len(s.sequence) for s in samples], self._settings.max_batch_tokens)
         ]
         sums = self._take_passes(weights, self._reference_weights(), passes)
         loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
@@ -206,9 +212,9 @@ class Learner:
             gradients.tensors.clear()
         return replace(gradients.figures, grad_norm=norm, learning_rate=self._optimizer.learning_rate)
 
-    def _is_cut_off(self, completion: tuple[int, ...]) -> bool:
+    def _is_cut_off(self, sample: _Sample) -> bool:
         """Return whether a completion has the longest length and no end."""
-        return len(completion) >= self._settings.max_tokens and completion[-1] not in self._settings.stops
+        return sample.length >= self._settings.max_tokens and sample.sequence[-1] not in self._settings.stops
 
     def _backward(
         self,
@@ -223,7 +229,9 @@ class Learner:
             reference: the weights of the reference policy; empty for none.
             token_weights: the weight of each token in the loss, for each sample.
         """
-        batch = pad([s.prompt for s in samples], [s.completion for s in samples], self._device)
+        batch = pad(
+            [s.prompt for s in samples], [s.sequence for s in samples], self._device, [s.drawn for s in samples]
+        )
         states = self._states_of(weights, batch)
         reference_log_probs = None
         if reference:
@@ -334,8 +342,8 @@ def _samples(group: VerifiedGroup, advantage: AdvantageName) -> list[_Sample]:
     prompt = group.prompt_tokens
     group_advantages = advantages(torch.tensor(group.rewards, dtype=torch.float32), advantage).tolist()
     return [
-        _Sample(prompt, completion, torch.from_numpy(logprobs.copy()), advantage)
-        for completion, logprobs, advantage in zip(
-            group.completion_tokens, group.completion_logprobs, group_advantages, strict=True
+        _Sample(prompt, *sequence, torch.from_numpy(logprobs.copy()), advantage)
+        for sequence, logprobs, advantage in zip(
+            group.sequences, group.completion_logprobs, group_advantages, strict=True
         )
     ]

@@ -35,7 +35,7 @@ from protocol.rollout.batch import Commitment, Group, assemble
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
+from protocol.run import EpisodeSpec, FileRef, ModelSpec, RunManifest, SamplingSpec
 from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -176,6 +176,7 @@ class TrialHarness:
         training_windows: number of windows from which predictors of sketches learn.
         batched: whether concurrent trials share the batches of an engine.
         filters: the filters of the run's sampling.
+        episode: of a run with episodes.
         exact: whether all compute in exact arithmetic.
         declaration: how the miner declares to compute; None for how the validator does.
         dtype: in which all engines compute.
@@ -192,6 +193,7 @@ class TrialHarness:
     training_windows: int = 12
     batched: bool = False
     filters: Filters = EVERY_TOKEN
+    episode: EpisodeSpec | None = None
     exact: bool = False
     declaration: Arithmetic | None = None
     dtype: torch.dtype = torch.float32
@@ -226,6 +228,7 @@ class TrialHarness:
                 top_p=filters.top_p,
                 min_p=filters.min_p,
             ),
+            episode=self.episode,
             numerics="exact" if self.exact else "calibrated",
             group_size=self.group_size,
             groups=self.groups,

@@ -41,7 +41,7 @@ from protocol.outer.round_records import (
     RoundRules,
 )
 from protocol.proof import DECADE, RATE_UNIT, STATISTICS, Alternative, ProofSpec, Table, Thresholds
-from protocol.rollout.batch import Commitment, Group, Rollout, pack_tokens
+from protocol.rollout.batch import Commitment, EpisodeRollout, Group, Rollout, pack_tokens
 from protocol.rollout.challenge import rollout_seed
 from protocol.run import EvaluationSpec, FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
 from protocol.window import Schedule
@@ -206,6 +206,7 @@ run_manifest = sample_of(
     data=None,
     chat=None,
     sampling=SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),
+    episode=None,
     evaluation=EvaluationSpec(problems=16, samples=0, pass_at=1),
     numerics="calibrated",
     group_size=2,
@@ -270,6 +271,11 @@ def commitment(groups: tuple[tuple[bytes, int], ...], **changes: Any) -> Commitm
 
 def rollout(*tokens: int, reward: int = 500_000) -> Rollout:
     return Rollout(completion=pack_tokens(tokens), sketch=bytes(range(4 * len(tokens))), reward=reward)
+
+
+def episode_rollout() -> EpisodeRollout:
+    turns = ((2, pack_tokens((9, 8, 7))), (1, b""))
+    return EpisodeRollout(**dict(rollout(2, 1, 3)), turns=turns)
 
 
 def group(index: int = 0, **changes: Any) -> Group:
@@ -507,6 +513,7 @@ def every_record() -> list[Record]:
         round_pointer(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
+        group(1, rollouts=(episode_rollout(),)),
     ]
 
 

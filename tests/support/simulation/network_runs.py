@@ -6,11 +6,11 @@ from typing import TypeVar
 
 import trio
 
-from protocol import paths
+from protocol import limits, paths
 from protocol.identity.signing import PublishedRecord, SigningKey
 from protocol.judging.ledger import Summary
-from protocol.judging.verdict import Verdict
-from protocol.rollout.batch import Group
+from protocol.judging.verdict import Judgement, Verdict
+from protocol.rollout.batch import Commitment, Group, open_group
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.ports import NotFoundError
 from roles.records import fetch_record
@@ -93,3 +93,18 @@ class FalseSketches(HonestProducer):
         if mining_window.window < self.first_false_window:
             return groups
         return [with_sketches(group, lambda sketch: bytes(len(sketch))) for group in groups]
+
+
+async def judged_groups(network: Network, miner: str, windows: range) -> list[tuple[Group, Judgement]]:
+    """Return a miner's groups from storage, with the first validator's judgements on them."""
+    groups = []
+    public = key(miner).public
+    for window, verdict in (await verdicts(network, miner, windows)).items():
+        path = paths.commitment(public, window)
+        commitment = (await fetch_record(network.node("checker"), Commitment, path)).record
+        batch = await network.store.get(paths.batch(public, window, commitment.batch), limits.MAX_BATCH_BYTES)
+        for judgement in verdict.judgements:
+            offset, size = commitment.extent(judgement.index)
+            groups.append((open_group(batch[offset : offset + size], commitment, judgement.index), judgement))
+    assert groups
+    return groups

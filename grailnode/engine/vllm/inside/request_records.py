@@ -32,7 +32,7 @@ ARGUMENT: Final = "grailnode"
 GIVEN: Final = -1
 """Stands in place of a token that is not checked."""
 
-_KEYS: Final = {"id", "seed", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch", "check"}
+_KEYS: Final = {"id", "seed", "offset", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch", "check"}
 _MAX_RECORDS: Final = 65_536
 """Records that no node takes or abandons are dropped after so many newer ones."""
 
@@ -64,6 +64,7 @@ class RequestArguments:
         states: whether the states are recorded from which tokens are drawn.
         sketch: what their sketch is computed with, which is then recorded in their place.
         check: for a prefill: how its tokens are checked; the results are then recorded in place of the states.
+        offset: position of the first token, for the noise.
     """
 
     request: str
@@ -74,6 +75,7 @@ class RequestArguments:
     states: bool = True
     sketch: SketchKey | None = None
     check: CheckArguments | None = None
+    offset: int = 0
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
@@ -99,6 +101,9 @@ class RequestArguments:
             raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
         filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
         begin = None if values.get("begin") is None else int(values["begin"])
+        offset = int(values.get("offset", 0))
+        if offset < 0:
+            raise ValueError(f"{ARGUMENT}.offset: a position is not negative")
         states, sketch = bool(values.get("states", True)), values.get("sketch")
         if sketch is not None:
             sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
@@ -111,7 +116,7 @@ class RequestArguments:
             params = SamplingParams(temperature, 1, tuple(map(int, check["stops"])), filters)
             rules = CheckRules(params, *map(float, check["bounds"]))
             check = CheckArguments(tuple(map(int, check["tokens"])), seed, sketch, rules)
-        return cls(values["id"], seed, temperature, filters, begin, states, sketch, check)
+        return cls(values["id"], seed, temperature, filters, begin, states, sketch, check, offset)
 
 
 def validate(sampling_params: Any) -> None:

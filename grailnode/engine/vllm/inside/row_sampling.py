@@ -108,5 +108,5 @@ def _draw_group(logits: Tensor, group: Sequence[SampledRow], words: Tensor) -> t
     logits = logits.to(torch.float32)
     if arguments.seed is None:
         return greedy_with_log_probabilities(logits)
-    positions = _on_device(torch.tensor([item.position for item in group]), logits.device)
+    positions = _on_device(torch.tensor([item.arguments.offset + item.position for item in group]), logits.device)
     return choose_with_log_probabilities(logits, words, positions, arguments.temperature, arguments.filters)

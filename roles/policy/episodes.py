@@ -1,0 +1,166 @@
+"""Play episodes with an engine, and play them again to check them (docs/spec/rollout.md).
+
+The context of a turn is the concatenation of prompt, turns and replies. A reply's text becomes tokens once, and what
+was said before is never written or read again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from protocol import limits
+from protocol.encoding import REWARD_UNIT
+from protocol.environments import Problem
+from protocol.environments.base import EpisodeEnvironment
+from protocol.rollout.batch import EpisodeRollout, join_turns
+from protocol.rollout.episode import Turn
+from protocol.rollout.sketch import SketchKey
+from protocol.run import ChatSpec
+from roles.policy.assignment import Task, Tokenizer
+from roles.policy.sequences import Tokens
+from roles.ports import Engine, EngineError, Generation, Request
+
+
+def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: int) -> Tokens:
+    """Return the token ids of a reply with the text around it: at most `most`, of which the text behind the reply has
+    the last ones.
+    """
+    before, after = ("", "") if chat is None else (chat.turn_before, chat.turn_after)
+    text = text.encode(errors="replace")[: limits.MAX_REPLY_BYTES].decode(errors="ignore")
+    end = tokenizer.encode(after, special=False)[:most] if after else ()
+    return tokenizer.encode(before + text, special=False)[: most - len(end)] + end
+
+
+class OpenEpisode:
+    """An episode up to some turn, and the environment that replies.
+
+    Args:
+        seed: of the environment's randomness.
+    """
+
+    def __init__(self, task: Task, problem: Problem, seed: bytes) -> None:
+        rule, environment = task.run.episode_rule, task.environment
+        assert rule is not None and isinstance(environment, EpisodeEnvironment)
+        self._task = task
+        self._rule = rule
+        self._episode = environment.begin(problem, seed)
+        self.tokens: Tokens = ()
+        self.turns: tuple[Turn, ...] = ()
+        self.room = self._rule.room(0, 0, 0)
+        """The most tokens of the next turn; 0 at the end of the episode."""
+
+    def take(self, tokens: Tokens) -> Tokens:
+        """Append a turn of the policy, and return the environment's reply to it; none at the end of the episode."""
+        tokenizer, run = self._task.tokenizer, self._task.run
+        answer = self._episode.step(tokenizer.decode(run.sampling.params().without_stop(tokens)))
+        reply: Tokens = ()
+        if answer is not None:
+            reply = encode_reply(tokenizer, run.chat, answer, self._rule.reply_tokens)
+        self.tokens += tokens
+        total = len(self.tokens) + len(reply) + sum(len(earlier) for _, earlier in self.turns)
+        self.room = 0 if answer is None else self._rule.room(len(self.turns) + 1, len(self.tokens), total)
+        reply = reply if self.room else ()  # nobody reads a reply that no turn follows
+        self.turns += ((len(tokens), reply),)
+        return reply
+
+    @property
+    def reward(self) -> int:
+        """The environment's reward, in millionths."""
+        return round(self._episode.reward() * REWARD_UNIT)
+
+
+def replayed_reward(episode: OpenEpisode, rollout: EpisodeRollout) -> int | None:
+    """Return the reward of a claimed episode, in millionths; None if the environment replies otherwise, or another turn
+    is the last one.
+
+    A turn is given to the environment only if all replies before it are the environment's own: only then did the policy
+    write it in this episode.
+    """
+    tokens, begin = rollout.tokens, 0
+    for count, reply in rollout.decoded_turns:
+        if not episode.room or episode.take(tokens[begin : begin + count]) != reply:
+            return None
+        begin += count
+    return None if episode.room else episode.reward
+
+
+class PlayedEpisode:
+    """An episode that an engine plays.
+
+    Args:
+        prompt: token ids.
+        seed: of the policy's noise; empty for the most likely tokens.
+    """
+
+    def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes) -> None:
+        self.episode = episode
+        self._prompt = prompt
+        self._seed = seed
+        self._generations: list[Generation] = []
+
+    def request(self, key: SketchKey | None) -> Request:
+        """Return the request of the next turn."""
+        context = self._prompt + join_turns(self.episode.tokens, self.episode.turns)[0]
+        return Request(context, self._seed, key, len(self.episode.tokens))
+
+    def take(self, generation: Generation) -> None:
+        """Append a turn; what is more than this episode has room for is cut off."""
+        room = self.episode.room
+        if len(generation.tokens) > room:
+            generation = Generation(
+                generation.tokens[:room],
+                generation.hidden[:room],
+                generation.logprobs[:room],
+                generation.sketch[: room * (len(generation.sketch) // len(generation.tokens))],
+            )
+        self._generations.append(generation)
+        self.episode.take(generation.tokens)
+
+    @property
+    def generation(self) -> Generation:
+        """All turns together."""
+        parts = self._generations
+        return Generation(
+            self.episode.tokens,
+            torch.cat([part.hidden for part in parts]),
+            tuple(value for part in parts for value in part.logprobs),
+            b"".join(part.sketch for part in parts),
+        )
+
+
+async def play(
+    task: Task,
+    engine: Engine,
+    episodes: Sequence[PlayedEpisode],
+    key: SketchKey | None = None,
+    *,
+    greedy: bool = False,
+) -> None:
+    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
+
+    Args:
+        key: of the window's sketches, if they are needed.
+        greedy: whether the most likely tokens are taken in place of sampled ones.
+
+    Raises:
+        EngineError: the engine broke, or another version came to be served.
+    """
+    version = engine.version
+    while waiting := [item for item in episodes if item.episode.room]:
+        # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
+        params = replace(task.run.sampling.params(), max_tokens=max(item.episode.room for item in waiting))
+        requests = [item.request(key) for item in waiting]
+        if greedy:
+            completions = await engine.greedy([request.prompt for request in requests], params)
+            turns = [Generation(tokens, torch.empty(len(tokens), 0), ()) for tokens in completions]
+        else:
+            turns = await engine.generate(requests, params)
+        if engine.version != version:
+            raise EngineError("another version came to be served while episodes were played")
+        await task.run_sync(_take_all, waiting, turns)
+
+
+def _take_all(episodes: Sequence[PlayedEpisode], turns: Sequence[Generation]) -> None:
+    for episode, turn in zip(episodes, turns, strict=True):
+        episode.take(turn)

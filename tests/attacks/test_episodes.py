@@ -1,0 +1,170 @@
+"""False episodes: they are refused for what is false in them, and no environment sees a turn behind a false reply.
+
+The order of the checks is a matter of safety. With a forged reply a miner could make the true policy write any text,
+and environments may execute what they are given.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from protocol import environments
+from protocol.judging.verdict import Reason
+from protocol.proof import EXACT_PROOF
+from protocol.rollout.batch import EpisodeRollout, Group, Rollout, assemble
+from protocol.run import EpisodeSpec
+from roles.miner.produce import HonestProducer
+from tests.support.adversaries.false_episodes import CHEATS
+from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome, alter
+from tests.support.builders.dice import Dice
+from tests.support.simulation.virtual_clock import simulate
+
+SPEC = EpisodeSpec(turns=6, turn_tokens=4, reply_tokens=8, tokens=60)
+Steps = dict[bytes, list[str]]
+
+
+def new_harness(environment: Any, episode: EpisodeSpec | None) -> TrialHarness:
+    """Return a harness over the packaged policy in exact arithmetic."""
+    weights = load_weights(PACKAGED_POLICY)
+    policy_history = PolicyHistory(Policy.load(PACKAGED_POLICY), 0, lambda _: weights)
+    return TrialHarness(
+        policy_history, environment, EXACT_PROOF, max_tokens=20, group_size=4, groups=2, episode=episode, exact=True
+    )
+
+
+@pytest.fixture(scope="module")
+def harness() -> TrialHarness:
+    return new_harness(Dice(), SPEC)
+
+
+def steps_of(harness: TrialHarness) -> Steps:
+    """Return the texts that the environment was given since the last call, by the episode's seed."""
+    environment, steps = harness.task.environment, defaultdict(list)
+    assert isinstance(environment, Dice)
+    for seed, text in environment.steps:
+        steps[seed].append(text)
+    environment.steps.clear()
+    return dict(steps)
+
+
+def judge(harness: TrialHarness, groups: Sequence[Group]) -> TrialOutcome:
+    async def scenario() -> TrialOutcome:
+        harness.accepted_work.clear()
+        return await harness.judge(*assemble(groups, "exact"), harness.miner)
+
+    outcome: TrialOutcome = simulate(scenario)
+    return outcome
+
+
+def produce(harness: TrialHarness, make: Callable[..., HonestProducer] = HonestProducer) -> list[Group]:
+    async def scenario() -> list[Group]:
+        producer = make(harness.task, await harness.serving_engine())
+        return await producer.produce(harness.mining_window(0), range(harness.groups))
+
+    groups: list[Group] = simulate(scenario)
+    return groups
+
+
+def test_honest_episodes_are_accepted_and_given_to_the_environment_as_they_were_played(harness: TrialHarness) -> None:
+    steps_of(harness)
+    groups = produce(harness)
+    played = steps_of(harness)
+    outcome = judge(harness, groups)
+    assert (outcome.accepted, outcome.reasons) == (2, {})
+    assert steps_of(harness) == played
+    lengths = [
+        len(rollout.turns) for group in groups for rollout in group.rollouts if isinstance(rollout, EpisodeRollout)
+    ]
+    assert max(lengths) >= 4
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_false_episode_is_refused_and_nothing_behind_a_false_reply_is_stepped(
+    harness: TrialHarness, name: str
+) -> None:
+    honest = produce(harness)
+    steps_of(harness)
+    produce(harness)
+    played = steps_of(harness)
+    make, reason = CHEATS[name]
+    groups = produce(harness, make)
+    false = [group.rollouts != other.rollouts for group, other in zip(groups, honest, strict=True)]
+    assert any(false)
+    steps_of(harness)
+    outcome = judge(harness, groups)
+    assert outcome.reasons.total() == sum(false)
+    assert set(outcome.reasons) <= {reason.value, Reason.STOP.value}
+    assert reason.value in outcome.reasons
+    stepped = steps_of(harness)
+    for seed, texts in stepped.items():
+        assert texts == played[seed][: len(texts)]
+    if name == "forged-reply":  # each first turn is the policy's own; all later ones answer to the miner
+        assert stepped and all(len(texts) == 1 for texts in stepped.values())
+
+
+def alter_turns(turns: Callable[[Any], Any]) -> Callable[[Rollout], Rollout]:
+    return lambda rollout: alter(rollout, turns=turns(rollout.turns))  # type: ignore[attr-defined]
+
+
+def without_turns(rollout: Rollout) -> Rollout:
+    return Rollout(completion=rollout.completion, sketch=rollout.sketch, reward=rollout.reward)
+
+
+def first_token_as_reply(rollout: Any) -> Rollout:
+    (count, reply), *others = rollout.turns
+    first = {"completion": rollout.completion[4:], "sketch": rollout.sketch[4:]}
+    turns = ((count - 1, rollout.completion[:4] + reply), *others)
+    changed: Rollout = alter(rollout, **first, turns=turns)
+    return changed
+
+
+CHANGES: dict[str, tuple[Callable[[Rollout], Rollout], set[str]]] = {
+    "another reply in the same states": (
+        alter_turns(lambda turns: tuple((count, reply[::-1]) for count, reply in turns)),
+        {"wrong-sketch", "malformed", "bad-tokens"},
+    ),
+    "a reply of no token of the vocabulary": (
+        alter_turns(lambda turns: tuple((count, b"\xff\xff\0\0" * (len(reply) // 4)) for count, reply in turns)),
+        {"bad-tokens"},
+    ),
+    "a reply behind the last turn": (
+        alter_turns(lambda turns: (*turns[:-1], (turns[-1][0], b"\5\0\0\0"))),
+        {"bad-tokens"},
+    ),
+    "the last reply left out": (
+        alter_turns(lambda turns: tuple((count, b"") for count, _ in turns)),
+        {"wrong-sketch", "wrong-sampling"},
+    ),
+    "no turns": (without_turns, {"bad-tokens"}),
+    "the first token as part of a reply": (first_token_as_reply, {"wrong-sketch", "wrong-sampling", "bad-tokens"}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_records_are_refused_before_any_step(harness: TrialHarness, name: str) -> None:
+    change, reasons = CHANGES[name]
+    group = produce(harness)[0]
+    assert any(len(rollout.turns) > 1 for rollout in group.rollouts if isinstance(rollout, EpisodeRollout))
+    changed = alter(group, rollouts=tuple(map(change, group.rollouts)))
+    steps_of(harness)
+    outcome = judge(harness, [changed])
+    assert outcome.accepted == 0
+    assert set(outcome.reasons) <= reasons
+    assert steps_of(harness) == {}
+
+
+def test_turns_in_a_run_without_episodes_are_refused() -> None:
+    harness = new_harness(environments.get("addition"), None)
+    groups = [
+        alter(
+            group,
+            rollouts=tuple(
+                EpisodeRollout(**dict(rollout), turns=((len(rollout.tokens), b""),)) for rollout in group.rollouts
+            ),
+        )
+        for group in produce(harness)
+    ]
+    assert judge(harness, groups).reasons == {Reason.TOKENS.value: 2}
