@@ -12,7 +12,7 @@ from protocol.encoding import Record, pack
 from protocol.identity.signing import Envelope, sign
 from protocol.judging.ledger import Seal
 from protocol.lora import LoraSpec
-from protocol.run import ChatSpec
+from protocol.run import ChatSpec, EpisodeSpec
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, VALIDATOR, digest
 
@@ -71,6 +71,7 @@ def records() -> dict[str, Record]:
     shards = samples.round_pointer().shards
     queue: list[Any] = [
         *samples.every_record(),
+        EpisodeSpec(turns=4, turn_tokens=8, reply_tokens=8, tokens=64),
         ChatSpec(template=digest("template"), system="", before="Q: ", after="\nA: ", trim=True),
         LoraSpec(rank=8, alpha=16.0, targets=("k_proj", "q_proj"), base=digest("base"), shards=shards),
     ]

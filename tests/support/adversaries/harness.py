@@ -217,9 +217,10 @@ class TrialHarness:
 
     def _manifest(self) -> RunManifest:
         filters, ref = self.filters, FileRef(name="config.json", digest=sha256(b"config").digest(), size=1)
+        name = self.environment.name
         return samples.run_manifest(
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
-            environment=registry.built_in_spec(self.environment.name),
+            environment=registry.built_in_spec(name) if registry.is_built_in(name) else samples.environment(name=name),
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,
