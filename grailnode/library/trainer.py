@@ -48,9 +48,11 @@ class Group:
     """The rollouts of one prompt, which enough validators accepted.
 
     Attributes:
-        prompt: token ids; completions: token ids of each rollout.
-        logprobs: of each completion's tokens under the version that sampled them, float32 [T], as validators computed
-            them; replies of an environment have none.
+        prompt: token ids; completions: token ids behind it of each rollout, with an environment's replies in an
+            episode.
+        drawn: which tokens of each completion the policy drew; a loss leaves out the others.
+        logprobs: of the drawn tokens of each completion under the version that sampled them, float32 [T], as validators
+            computed them.
         rewards: of each rollout, as validators computed them.
         version: the policy version that sampled them; age: how many versions older it is than the newest.
         digest: names the group: 32 bytes.
@@ -58,6 +60,7 @@ class Group:
 
     prompt: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
+    drawn: tuple[tuple[bool, ...], ...]
     logprobs: tuple[np.ndarray, ...]
     rewards: tuple[float, ...]
     version: int
@@ -120,18 +123,20 @@ class Trainer:
         (`trainer.max_staleness`) does not come.
         """
         verified: list[VerifiedGroup] = trio.run(self._training.groups, min_count)
-        return [
-            Group(
-                prompt=group.prompt_tokens,
-                completions=group.completion_tokens,
-                logprobs=tuple(group.completion_logprobs),
-                rewards=group.rewards,
-                version=group.version,
-                age=self.version - group.version,
-                digest=group.digest,
-            )
-            for group in verified
-        ]
+        return [self._group(group) for group in verified]
+
+    def _group(self, group: VerifiedGroup) -> Group:
+        completions, drawn = zip(*group.sequences, strict=True)
+        return Group(
+            prompt=group.prompt_tokens,
+            completions=completions,
+            drawn=drawn,
+            logprobs=tuple(group.completion_logprobs),
+            rewards=group.rewards,
+            version=group.version,
+            age=self.version - group.version,
+            digest=group.digest,
+        )
 
     def acknowledge(self, groups: Group | Sequence[Group]) -> None:
         """Say that groups were learned from, and never have to come again. Call it when your own checkpoint that
