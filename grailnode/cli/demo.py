@@ -25,7 +25,7 @@ from grailnode.cli.options import DIRECTORY, EXISTING_FILE, run_action, shown_op
     "--environment",
     type=click.Choice(["addition", "wordle"]),
     default="addition",
-    help="The task; wordle has several turns, and all nodes compute the same bits.",
+    help="The task; wordle has several turns.",
 )
 @shown_option(
     "--engine", type=click.Choice(["torch", "vllm"]), default="torch", help="What the honest miners generate with."

@@ -33,6 +33,7 @@ _COORDINATOR: tuple[Kind, ...] = ("beacon", "coordinator")
 _FOLLOWERS: dict[str, Kind] = {"validator": "validator", **dict.fromkeys((*HONEST, CHEAT), "miner")}
 _VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
 _START_SECONDS = 6.0  # from the creation of the run to the opening of window 0: the processes start meanwhile
+_EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
 _EPISODE_LEARNING_RATE = 4e-5  # a policy that adds has more to learn than to add rightly
 _REFRESH_SECONDS = 0.5
 _END_SECONDS = 30.0  # at most, until the last verdicts and the last version have arrived everywhere
@@ -61,13 +62,18 @@ class DemoSettings:
 
     @property
     def recipe(self) -> Recipe:
-        """The demo's recipe for the task. The packaged thresholds are for completions as short as sums."""
+        """The demo's recipe for the task."""
         rules: dict[str, Any] = {"trainers": self.trainers}
         if self.environment == "addition":
             return read_recipe(DEMO, rules | {"miner_arithmetics": self.miner_arithmetics})
-        recipe = read_recipe(DEMO, rules | {"environment": self.environment, "numerics": "exact"})
+        recipe = read_recipe(DEMO, rules | {"environment": self.environment})
         trainer = recipe.trainer.model_copy(update={"learning_rate": _EPISODE_LEARNING_RATE})
         return recipe.model_copy(update={"trainer": trainer})
+
+    @property
+    def proof(self) -> Path | None:
+        """The thresholds for completions as long as the task's; None for those beside the policy."""
+        return None if self.environment == "addition" else _EPISODE_PROOF
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -108,6 +114,7 @@ async def run_demo(settings: DemoSettings) -> DemoReport:
         created = workspace.create(
             directory,
             settings.recipe,
+            proof=settings.proof,
             miners=(*HONEST, CHEAT),
             seed=settings.seed,
             begin=time.time() + (_START_SECONDS if settings.vllm is None else _VLLM_START_SECONDS),

@@ -32,7 +32,7 @@ def demo(
     if engine != "vllm" and engine_python is not None:
         raise click.UsageError("--engine-python belongs to --engine vllm")
     if engine == "vllm" and environment != "addition":
-        raise click.UsageError("--engine vllm: the thresholds of the packaged policy are for --environment addition")
+        raise click.UsageError("--engine vllm: the packaged thresholds of vLLM are for --environment addition")
     vllm = None
     if engine == "vllm":
         vllm = environment_of(engine_python.absolute() if engine_python else find_python("--engine-python"))
