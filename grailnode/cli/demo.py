@@ -22,6 +22,12 @@ from grailnode.cli.options import DIRECTORY, EXISTING_FILE, run_action, shown_op
     "--trainers", type=click.IntRange(1, 8), default=1, help="Sites that train together, each in a process of its own."
 )
 @shown_option(
+    "--environment",
+    type=click.Choice(["addition", "wordle"]),
+    default="addition",
+    help="The task; wordle has several turns.",
+)
+@shown_option(
     "--engine", type=click.Choice(["torch", "vllm"]), default="torch", help="What the honest miners generate with."
 )
 @click.option(

@@ -74,6 +74,8 @@ class Cheater(HonestProducer):
             return await self._perturbed_groups(mining_window, indices)
         if kind == "copied" and (copies := await self._copies(mining_window, indices)):
             return copies
+        if self.task.run.episode is not None and kind in ("own-noise", "copied", "edited-tokens"):
+            return await self._produce_episodes(mining_window, [self._reseeded(item) for item in assignments])
         if kind in ("own-noise", "copied"):
             return await self._own_noise_groups(mining_window, assignments)
         groups = await super().produce(mining_window, indices)
@@ -99,7 +101,7 @@ class Cheater(HonestProducer):
         groups: dict[int, Group] = {}
         for _ in range(_REDRAWS):
             todo = [item for item in assignments if item.index not in groups]
-            reseeded = [replace(item, seeds=tuple(self._random.randbytes(16) for _ in item.seeds)) for item in todo]
+            reseeded = [self._reseeded(item) for item in todo]
             for assignment, generations in zip(todo, await self.generate(mining_window, reseeded), strict=True):
                 if _tokens(generations) != honest_tokens[assignments.index(assignment)]:
                     rollouts = await self.rollouts(mining_window, assignment, generations)
@@ -111,6 +113,9 @@ class Cheater(HonestProducer):
         for group in honest:  # the policy is so certain that all noise gives the same tokens: edit one of them
             groups[group.index] = await self._edit(mining_window, group, by_index[group.index])
         return [groups[item.index] for item in assignments]
+
+    def _reseeded(self, assignment: Assignment) -> Assignment:
+        return replace(assignment, seeds=tuple(self._random.randbytes(16) for _ in assignment.seeds))
 
     async def _edit(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group:
         """Replace one token of one rollout, with the sketch that the right policy gives for it."""

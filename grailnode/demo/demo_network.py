@@ -20,7 +20,7 @@ from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
-from grailnode.run.recipe import DEMO, read_recipe
+from grailnode.run.recipe import DEMO, Recipe, read_recipe
 from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, RunFacts, write_report
 from grailnode.ui.terminal import View, open_view
@@ -33,6 +33,8 @@ _COORDINATOR: tuple[Kind, ...] = ("beacon", "coordinator")
 _FOLLOWERS: dict[str, Kind] = {"validator": "validator", **dict.fromkeys((*HONEST, CHEAT), "miner")}
 _VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
 _START_SECONDS = 6.0  # from the creation of the run to the opening of window 0: the processes start meanwhile
+_EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
+_EPISODE_LEARNING_RATE = 4e-5  # a policy that adds has more to learn than to add rightly
 _REFRESH_SECONDS = 0.5
 _END_SECONDS = 30.0  # at most, until the last verdicts and the last version have arrived everywhere
 
@@ -46,6 +48,7 @@ class DemoSettings:
         out: directory of the report; keep: keep the run's directory in it.
         vllm: with which the honest miners generate; None for torch.
         trainers: how many sites train together; 1 for the trainer alone.
+        environment: the task.
     """
 
     windows: int
@@ -55,6 +58,22 @@ class DemoSettings:
     command: str
     vllm: VllmEnvironment | None = None
     trainers: int = 1
+    environment: str = "addition"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The demo's recipe for the task."""
+        rules: dict[str, Any] = {"trainers": self.trainers}
+        if self.environment == "addition":
+            return read_recipe(DEMO, rules | {"miner_arithmetics": self.miner_arithmetics})
+        recipe = read_recipe(DEMO, rules | {"environment": self.environment})
+        trainer = recipe.trainer.model_copy(update={"learning_rate": _EPISODE_LEARNING_RATE})
+        return recipe.model_copy(update={"trainer": trainer})
+
+    @property
+    def proof(self) -> Path | None:
+        """The thresholds for completions as long as the task's; None for those beside the policy."""
+        return None if self.environment == "addition" else _EPISODE_PROOF
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -94,7 +113,8 @@ async def run_demo(settings: DemoSettings) -> DemoReport:
             directory = Path(stack.enter_context(temporary))
         created = workspace.create(
             directory,
-            read_recipe(DEMO, {"trainers": settings.trainers, "miner_arithmetics": settings.miner_arithmetics}),
+            settings.recipe,
+            proof=settings.proof,
             miners=(*HONEST, CHEAT),
             seed=settings.seed,
             begin=time.time() + (_START_SECONDS if settings.vllm is None else _VLLM_START_SECONDS),

@@ -16,7 +16,14 @@ from grailnode.ui.terminal import render_summary
 
 
 def demo(
-    windows: int, seed: int, out: Path, keep: bool, trainers: int, engine: str, engine_python: Path | None
+    windows: int,
+    seed: int,
+    out: Path,
+    keep: bool,
+    trainers: int,
+    environment: str,
+    engine: str,
+    engine_python: Path | None,
 ) -> None:
     """Run `grailnode demo`."""
     network = out / "network"
@@ -24,11 +31,13 @@ def demo(
         raise WorkspaceError(f"{network}: a run was kept there; choose another --out, or remove it")
     if engine != "vllm" and engine_python is not None:
         raise click.UsageError("--engine-python belongs to --engine vllm")
+    if engine == "vllm" and environment != "addition":
+        raise click.UsageError("--engine vllm: the packaged thresholds of vLLM are for --environment addition")
     vllm = None
     if engine == "vllm":
         vllm = environment_of(engine_python.absolute() if engine_python else find_python("--engine-python"))
     command = shlex.join(["grailnode", *sys.argv[1:]])
-    settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers)
+    settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers, environment)
     report = run_until_interrupted(partial(run_demo, settings))
     if report is None:
         raise click.exceptions.Abort
