@@ -25,7 +25,7 @@ from tests.support.simulation.faulty_network import RULES
 from tests.support.simulation.network import key
 from tests.support.simulation.virtual_clock import running
 
-LEARNABLE: Final = RULES.changed(group_size=8)
+LEARNABLE: Final = RULES.changed(group_size=16)
 """Most groups have right and wrong rollouts, so a trainer makes steps within five windows."""
 
 Damage = Callable[[Path], object]
