@@ -37,6 +37,7 @@ ANSWERS: Final = {
     "a huge answer": "1+" * (1 << 18),
     "many brackets": "(" * 100_000,
     "a huge power": "9**9**9**9",
+    "many signs": "-" * 10_000 + "1",
     "a program": "__import__('os').system('touch /tmp/x')",
     "an exit": "<solution>__import__('os')._exit(0)</solution>",
     "a number that is none": "<answer>nan</answer> \\boxed{1e999}",

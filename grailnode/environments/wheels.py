@@ -32,6 +32,8 @@ from protocol.errors import LimitError, MalformedError
 _MAX_FILES: Final = 20_000  # of one wheel
 _MAX_UNPACKED_BYTES: Final = 512 << 20
 _MAX_COMPONENT_BYTES: Final = 200
+_MAX_PATH_BYTES: Final = 1024
+_MAX_PARTS: Final = 16  # of a path
 _DATE: Final = (1980, 1, 1, 0, 0, 0)  # of every file of a packed wheel, so that equal files give equal bytes
 _NOT_PACKED: Final = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # they describe an installation
 _DAMAGES: Final = (  # what zipfile and the file system raise for an archive that is none, or contradicts itself
@@ -160,7 +162,8 @@ def _extract(data: bytes, folder: Path) -> None:
 
 def _parts(name: str) -> Sequence[str]:
     parts = name.split("/")
-    if not _name.fullmatch(name) or {".", ".."} & set(parts) or any(map(_is_too_long, parts)):
+    is_long = len(parts) > _MAX_PARTS or len(os.fsencode(name)) > _MAX_PATH_BYTES or any(map(_is_too_long, parts))
+    if not _name.fullmatch(name) or {".", ".."} & set(parts) or is_long:
         raise MalformedError(f"a wheel with a file {name[:80]!r}")
     return parts
 

@@ -4,21 +4,19 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import trio
 from torch import Tensor
 
 from grailnode.node.node_makers import make_spectator
 from grailnode.run.joining import open_config_to_read
-from protocol.errors import ExpiredError
+from protocol.errors import ProtocolError
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import StoreError
-
-_HAND_OVER_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,10 @@ def follow(
     poll_seconds: float = 1.0,
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Iterator[FollowedVersion]:
-    """Yield the newest version of a run, and each newer one that is there when the caller asks again.
+    """Yield the newest version of a run, and then, whenever the caller asks again, the newest one that is another.
 
-    The versions between are left out. Storage that does not answer is asked again, and reported once.
+    The versions between are left out. After the roots took versions back, numbers come again, with other weights.
+    Storage that does not answer, or shows what must not be followed, is asked again and reported once.
 
     Args:
         run: the path of a run.toml, or the URL of the run's manifest.
@@ -54,56 +53,57 @@ def follow(
 
     Raises:
         UserError: the run cannot be opened.
-        ProtocolError: storage shows two histories, or what the trainer did not sign.
     """
     node = make_spectator(open_config_to_read(run))
-    results = queue.Queue[FollowedVersion | BaseException](maxsize=1)
-    stopped = threading.Event()
-
-    def work() -> None:
-        try:
-            trio.run(_follow, node, results, stopped, poll_seconds, report)
-        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
-            results.put(error)
-
-    thread = threading.Thread(target=work, name="grailnode-follow", daemon=True)
-    thread.start()
-    try:
+    with _event_loop() as token:
+        follower = trio.from_thread.run(Follower.open, node, trio_token=token)
+        last: tuple[int, bytes] | None = None
         while True:
-            result = results.get()
-            if isinstance(result, BaseException):
-                raise result
-            yield result
+            version = trio.from_thread.run(_next, node, follower, last, poll_seconds, report, trio_token=token)
+            last = version.number, version.digest
+            yield version
+
+
+@contextmanager
+def _event_loop() -> Iterator[trio.lowlevel.TrioToken]:
+    """Run an event loop in a thread while the block runs; what still runs in it then is cancelled."""
+    started = queue.SimpleQueue[tuple[trio.lowlevel.TrioToken, trio.CancelScope]]()
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            started.put((trio.lowlevel.current_trio_token(), scope))
+            await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(main,), name="grailnode-follow", daemon=True)
+    thread.start()
+    token, scope = started.get()
+    try:
+        yield token
     finally:
-        stopped.set()
-        while thread.is_alive():
-            try:
-                results.get(timeout=_HAND_OVER_SECONDS)
-            except queue.Empty:
-                continue
+        token.run_sync_soon(scope.cancel)
         thread.join()
 
 
-async def _follow(
+async def _next(
     node: Node,
-    results: "queue.Queue[FollowedVersion | BaseException]",
-    stopped: threading.Event,
+    follower: Follower,
+    last: tuple[int, bytes] | None,
     poll_seconds: float,
     report: Callable[[str], None],
-) -> None:
-    follower, newest, problem = await Follower.open(node), -1, ""
-    while not stopped.is_set():
+) -> FollowedVersion:
+    """Return the newest version as soon as it is another one than the last."""
+    problem = ""
+    while True:
         try:
             await refresh_authority(node)
             await follower.refresh()
             head = follower.chain.head
-            if head is not None and head.version > newest:
-                weights = await follower.rebuild(head.version)
-                newest, problem = weights.version, ""
-                step = follower.chain.manifest(newest).optimizer_step
-                version = FollowedVersion(newest, step, weights.digest, weights.weights)
-                await trio.to_thread.run_sync(results.put, version)
-        except (StoreError, ExpiredError) as error:
+            if head is not None:
+                manifest = follower.chain.manifest(head.version)
+                if (manifest.version, manifest.weights) != last:
+                    weights = await follower.rebuild(manifest.version)
+                    return FollowedVersion(weights.version, manifest.optimizer_step, weights.digest, weights.weights)
+        except (StoreError, ProtocolError) as error:
             if str(error) != problem:
                 problem = str(error)
                 report(f"cannot follow now: {problem}")

@@ -6,6 +6,7 @@ here unless it runs already, and may outlive this process: what was published is
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from roles.trainer.external_training import ExternalTraining
 from roles.trainer.verified_batch import VerifiedGroup
 
 _STOP_SECONDS: Final = 20.0
+_AWAY_SECONDS: Final = 60.0  # longer than the pause before a process that failed is started again
 _LAST_LINES: Final = 5
 
 
@@ -91,7 +93,8 @@ class Trainer:
             step: optimizer steps up to it.
 
         Raises:
-            UserError: names, shapes or dtypes are not those of the run's policy, or the node has ended.
+            UserError: names, shapes or dtypes are not those of the run's policy, a value is not finite, or the node has
+                ended.
         """
         if isinstance(weights, str | Path):
             read = load_weights if self._node.run.lora is None else read_adapters
@@ -110,7 +113,10 @@ class Trainer:
                 f"{source}: {error}; the names are those of the checkpoint's files, as save_pretrained writes them"
             ) from error
         rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-        return trio.run(self._training.publish, rounded, step)
+        try:
+            return trio.run(self._training.publish, rounded, step)
+        except ValueError as error:
+            raise UserError(f"{source}: {error}") from error
 
     def wait_for_uploads(self) -> None:
         """Return when every version that was published is in storage."""
@@ -169,8 +175,10 @@ def open_trainer(
         stack.enter_context(lock_state(state, "training"))
         node = make_node(config, name, NodeTelemetry(name))
         log = config.at(config.node.logs) / f"{name}-external.log"
-        process = None if _is_running(state) else stack.enter_context(_program(run, name, log))
-        training = ExternalTraining(node, config.trainer.max_staleness, partial(_check_program, process, log))
+        check = _check_of_other(state)
+        if not _is_running(state):
+            check = partial(_check_program, stack.enter_context(_program(run, name, log)), log)
+        training = ExternalTraining(node, config.trainer.max_staleness, check)
         trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
         yield Trainer(node, training, config)
 
@@ -204,7 +212,21 @@ def _program(run: str | Path, name: str, log: Path) -> "Iterator[subprocess.Pope
             process.wait()
 
 
-def _check_program(process: "subprocess.Popen[bytes] | None", log: Path) -> None:
-    if process is not None and process.poll() is not None:
+def _check_of_other(state: Path) -> Callable[[], None]:
+    """Return a check of a node that somebody else has started, whose upload process may be away while it restarts."""
+    seen = time.monotonic()
+
+    def check() -> None:
+        nonlocal seen
+        if _is_running(state):
+            seen = time.monotonic()
+        elif time.monotonic() - seen > _AWAY_SECONDS:
+            raise TrainerEndedError(f"{state}: the trainer's node, which ran before, has ended; open the trainer again")
+
+    return check
+
+
+def _check_program(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    if process.poll() is not None:
         lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         raise TrainerEndedError(f"the trainer's node has ended ({log}): {' / '.join(lines)}")

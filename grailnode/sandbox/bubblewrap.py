@@ -184,7 +184,8 @@ def isolation_arguments(
 
     Args:
         scratch_bytes: size of all files in /tmp.
-        folders: of this machine, in which Python also finds modules.
+        folders: of this machine, mounted at /wheels/0, /wheels/1, ...; not on the path of Python, which finds its own
+            modules there first.
         variables: further variables of the environment, or others in the place of those here.
     """
     mounts = {str(folder): f"/wheels/{number}" for number, folder in enumerate(folders)}
@@ -195,7 +196,7 @@ def isolation_arguments(
         "PYTHONHASHSEED": "0",
         "PYTHONUTF8": "1",
         "PYTHONHOME": _HOME,
-        "PYTHONPATH": ":".join(("/app", *mounts.values())),
+        "PYTHONPATH": "/app",
         "LD_LIBRARY_PATH": f"{_HOME}/lib",
         **variables,
     }

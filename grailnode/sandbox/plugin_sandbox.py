@@ -81,7 +81,7 @@ class PluginSandbox:
         variables = {**_ONE_THREAD, "PYTHONHASHSEED": str(hash_seed)}
         isolation = isolation_arguments(base.interpreter, 4096, [folder.absolute() for folder in folders], **variables)
         self._command = (base.bwrap, *isolation, "--remount-ro", "/tmp", "--as-pid-1")  # noqa: S108
-        self._start_text = json.dumps([name, json.loads(config)]).encode()
+        self._start_text = json.dumps([name, json.loads(config), len(folders)]).encode()
         self._lock = threading.Lock()
         self._host: _Host | None = None
         with self._lock:

@@ -113,6 +113,10 @@ _FCNTL: Final = tuple(  # of fcntl, three commands by which the kernel sends a s
     for fcntl in (72, 25)
 )
 
+_SET: Final = 0x45  # BPF_JMP | BPF_JSET | BPF_K
+_NAME_SPACES: Final = 0x7E020080  # flags of clone that make name spaces
+_CLONE: Final = tuple(((_EQUAL, 0, 2, clone), (_LOAD, 0, 0, 16), (_SET, 1, 0, _NAME_SPACES)) for clone in (56, 220))
+
 Kind = Literal["program", "host", "fork"]
 
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -125,15 +129,17 @@ def build_filter(machine: str, kind: Kind = "program") -> bytes:
     """Return the filter of a machine: struct sock_filter[], little-endian as the machine.
 
     Args:
-        kind: of what is filtered. A "host" may start processes. A "fork" of it, which shares its name space of
-            processes with others, sends no signals either.
+        kind: of what is filtered. A "host" may start processes, in no name spaces of their own. A "fork" of it, which
+            shares its name space of processes with others, sends no signals either.
     """
     column = machines.index(machine)
     calls = {name: call[column] for name, call in (_CALLS | (_SIGNALS if kind == "fork" else {})).items()}
     refused = calls.keys() - (_STARTS if kind == "host" else set())
     numbers = sorted(number for name in refused if (number := calls[name]) is not None)
     count = len(numbers)
-    commands = _FCNTL[column] if kind == "fork" else ()
+    commands: tuple[tuple[int, int, int, int], ...] = ()
+    if kind != "program":
+        commands = _FCNTL[column] if kind == "fork" else _CLONE[column]
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUAL, 1, 0, _ARCHITECTURES[machine]),

@@ -43,6 +43,7 @@ from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 _MOST_WAITING: Final = 2  # versions in the outbox
 _POLL_SECONDS: Final = 0.2
 _MAX_GROUPS: Final = 1 << 20
+_MAX_STEP: Final = 1 << 53  # of a manifest
 
 
 class AcknowledgedGroups(Record):
@@ -101,8 +102,15 @@ class ExternalTraining:
             weights: contiguous BF16 tensors on the CPU, by the names of the run's checkpoint; the caller has compared
                 names and shapes.
             step: optimizer steps up to it.
+
+        Raises:
+            ValueError: a weight is not finite, which no rollout can be proved with, or the step is no step.
         """
         node = self._node
+        if not 0 <= step < _MAX_STEP:
+            raise ValueError(f"step {step}: not from 0 to {_MAX_STEP - 1}")
+        if wrong := await node.run_sync(_not_finite, weights):
+            raise ValueError(f"{wrong}: a weight that is not finite, or too large for BF16")
         while len(await list_snapshots(node.state)) >= _MOST_WAITING:
             self._check()
             await trio.sleep(_POLL_SECONDS)
@@ -167,3 +175,8 @@ class ExternalTraining:
 
     def _is_stale(self, version: int) -> bool:
         return self.version - version > self._max_staleness
+
+
+def _not_finite(weights: Weights) -> str:
+    """Return the name of a tensor with an infinity or a NaN; empty if there is none."""
+    return next((name for name, tensor in weights.items() if not tensor.isfinite().all()), "")

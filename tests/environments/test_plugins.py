@@ -142,6 +142,35 @@ def test_a_limit_decides_no_reward(short: PluginEnvironment, completion: str, re
     assert short.reward(PROBLEM, "1") == 1.0
 
 
+BOUNDED = """
+import ctypes, platform, resource
+class Task:
+    exact = True
+    held_out_size = None
+    def __init__(self, config):
+        new_user_space = 0x10000011  # CLONE_NEWUSER | SIGCHLD
+        call = 56 if platform.machine() == "x86_64" else 220
+        self.child = ctypes.CDLL(None).syscall(call, new_user_space, 0, 0, 0, 0)
+        self.limits = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC)]
+    def problem(self, seed):
+        return {"prompt": f"{self.limits} {self.child}", "reference": ""}
+    held_out_problem = problem
+    def reward(self, problem, completion):
+        return 1.0
+"""
+
+
+def test_no_module_of_a_wheel_comes_before_the_limits_and_no_name_space_is_made(
+    base: BubblewrapSandbox, tmp_path: Path
+) -> None:
+    folder = install(files_of("bounded", BOUNDED), tmp_path)
+    for name in ("random", "json", "ctypes"):
+        (folder / f"{name}.py").write_text("raise SystemExit")
+    environment = PluginEnvironment.open(base, [folder], "bounded", b"{}")
+    assert environment.problem(bytes(16)).prompt == f"[{PluginLimits().memory_bytes}, 256] -1"
+    environment.close()
+
+
 def test_the_process_is_started_again_when_it_has_ended(base: BubblewrapSandbox, site: Path) -> None:
     sandbox = PluginSandbox(base, [site], "hostile", b"{}")
     first = sandbox.call("held_out_problem", 0)
@@ -187,7 +216,21 @@ def wheel_of(data: bytes) -> Wheel:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "a/../../x", "/x", "a//x", "a\\..\\x", "./x", "C:x", "a" * 201, "é" * 101, "a/" + "b" * 300]
+    "name",
+    [
+        "../x",
+        "a/../../x",
+        "/x",
+        "a//x",
+        "a\\..\\x",
+        "./x",
+        "C:x",
+        "a" * 201,
+        "é" * 101,
+        "a/" + "b" * 300,
+        "a/" * 16 + "b",
+        "/".join(["c" * 150] * 8),
+    ],
 )
 def test_a_wheel_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(MalformedError, match="a wheel with a file"):

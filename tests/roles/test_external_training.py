@@ -66,6 +66,18 @@ async def test_versions_are_published_as_they_were_given_from_genesis_on() -> No
 
 
 @simulated
+@pytest.mark.parametrize(("step", "value"), [(-1, 0.0), (1 << 53, 0.0), (1, float("nan")), (1, float("inf"))])
+async def test_what_no_follower_could_use_is_refused_before_it_is_durable(step: int, value: float) -> None:
+    site = Site()
+    training = await site.open()
+    weights = {name: tensor + value for name, tensor in site.network.weights.items()}
+    with pytest.raises(ValueError, match=r"step|not finite"):
+        await training.publish(weights, step)
+    assert [name.version for name in await list_snapshots(site.state)] == [0]
+    assert await (await site.open()).publish(site.network.weights, 1) == 1
+
+
+@simulated
 async def test_a_caller_that_publishes_faster_than_storage_takes_versions_waits() -> None:
     site = Site()
     training = await site.open()

@@ -2,7 +2,8 @@
 killed.
 
 It is process 1 of its name space, which no process in it can kill. Arguments: the control socket, the descriptors of
-the forks' filter, then the limits of `wire.limit`. Standard input is JSON: the environment's name, its configuration.
+the forks' filter, then the limits of `wire.limit`. Standard input is JSON: the environment's name, its configuration,
+the number of folders with wheels.
 
 On the control socket it first reports the environment's facts, or why it did not load. Then it takes a letter and the
 number of a fork: 's', with two descriptors (calls, replies), starts one; 'k' ends it; 'e' ends it and is answered with
@@ -47,7 +48,9 @@ def main() -> None:
         program = file.read()
     wire.limit(*limits)
     with os.fdopen(0, "rb") as file:
-        name, config = json.load(file)
+        name, config, folders = json.load(file)
+    # Only now: a module of a wheel must not take the place of one of Python's before the limits are set.
+    sys.path += [f"/wheels/{number}" for number in range(folders)]
     random.seed(0)
     try:
         environment = _load(name, config)

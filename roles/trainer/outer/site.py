@@ -100,6 +100,7 @@ class Site:
     async def _adopt_state(self, trusted: RoundManifest | None) -> None:
         """Fetch a whole state, as often as it takes. The error feedback begins with 0."""
         node = self._node
+        self._may_have_signed = True  # to a round of the history that is adopted
         reporter = ChangeReporter(node.telemetry, "state-unread")
         while True:
             try:
