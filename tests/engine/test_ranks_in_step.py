@@ -32,7 +32,7 @@ RANKS = 2
 CANCELLATIONS = {"threads": 40, "processes": 200}
 """Of a patch; there are half as many of a checkpoint."""
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0  # a busy machine may be many times slower than an idle one
 """Far more than the ranks need; ranks that wait for each other never end."""
 
 SHAPES = {f"layers.{number:02}.weight": (64, 96) for number in range(8)}

@@ -27,6 +27,7 @@ OWNERS: Final = {"founder": "", "judge": "2", "mine": "3"}
 NOT_CARRIED_OUT: Final = (
     "grailnode calibrate --policy /srv/policy",
     "grailnode engine install",
+    "grailnode calibrate --policy DIR --miner vllm-bfloat16 --validator vllm-bfloat16 --device cuda",
     "grailnode engine flags POLICY",
 )
 """For a policy of one's own, and for a machine with a GPU."""
