@@ -61,23 +61,23 @@ def closure(name: str) -> list[Distribution]:
     Raises:
         PluginError: one is not installed.
     """
-    found: dict[str, Distribution] = {}
-    seen: set[tuple[str, frozenset[str]]] = set()
+    distributions: dict[str, Distribution] = {}
+    past_requirements: set[tuple[str, frozenset[str]]] = set()
     due = [(str(canonicalize_name(name)), frozenset[str]())]
     while due:
         name, extras = due.pop()
-        if name == OWN_DISTRIBUTION or (name, extras) in seen:
+        if name == OWN_DISTRIBUTION or (name, extras) in past_requirements:
             continue
-        seen.add((name, extras))
+        past_requirements.add((name, extras))
         try:
-            found[name] = importlib.metadata.distribution(name)
+            distributions[name] = importlib.metadata.distribution(name)
         except PackageNotFoundError:
             raise PluginError(f"{name}: a plug-in requires it, and it is not installed: pip install {name}") from None
-        for requirement in map(Requirement, found[name].requires or ()):
+        for requirement in map(Requirement, distributions[name].requires or ()):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):
                 due.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return [found[name] for name in sorted(found)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def pack(distribution: Distribution) -> Wheel:

@@ -214,13 +214,13 @@ def _program(run: str | Path, name: str, log: Path) -> "Iterator[subprocess.Pope
 
 def _check_of_other(state: Path) -> Callable[[], None]:
     """Return a check of a node that somebody else has started, whose upload process may be away while it restarts."""
-    seen = time.monotonic()
+    last_sign = time.monotonic()
 
     def check() -> None:
-        nonlocal seen
+        nonlocal last_sign
         if _is_running(state):
-            seen = time.monotonic()
-        elif time.monotonic() - seen > _AWAY_SECONDS:
+            last_sign = time.monotonic()
+        elif time.monotonic() - last_sign > _AWAY_SECONDS:
             raise TrainerEndedError(f"{state}: the trainer's node, which ran before, has ended; open the trainer again")
 
     return check

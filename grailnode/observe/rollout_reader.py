@@ -102,9 +102,9 @@ async def find_miners(node: Node, miner: str = "") -> list[bytes]:
                 names[key] = announcement.name
     if chosen := [key for key, name in names.items() if name == miner]:
         return chosen
-    known = ", ".join(f"{name or '(no name)'} {key.hex()[:8]}" for key, name in [*names.items()][:_SHOWN_MINERS])
+    names_text = ", ".join(f"{name or '(no name)'} {key.hex()[:8]}" for key, name in [*names.items()][:_SHOWN_MINERS])
     raise UnknownMinerError(
-        f"--miner {miner}: no miner has this name, or a key that begins so; there are: {known or 'none'}"
+        f"--miner {miner}: no miner has this name, or a key that begins so; there are: {names_text or 'none'}"
     )
 
 

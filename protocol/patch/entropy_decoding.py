@@ -184,14 +184,14 @@ def get_changes(
 
 
 @kernel()
-def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: Int64Array, found: int) -> Any:
+def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: Int64Array, place_count: int) -> Any:
     """Apply a change to an element and note its place; return the new bits, and whether they stay in the dtype."""
     # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
     # is larger than the largest one, as these are 64-bit integers without a sign.
     down = U(I(change << U(31)) >> I(63))
     key = key_of(U(new[at]), order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
     after = bits_at(key & order[3], order)
-    new[at], places[found] = after, I(at)
+    new[at], places[place_count] = after, I(at)
     return after, key <= order[3]
 
 
@@ -220,15 +220,15 @@ def apply_listed(
     for index in range(new.size // VECTOR_SIZE * VECTOR_SIZE, new.size):
         new[U(index)] = old[U(index)]
     # `listed_gap` and `cursor` go on from piece to piece, so that a gap may lead across pieces.
-    at, number, found, in_dtype = listed_gap[0], U(cursor[0]), U(0), True
+    at, number, place_count, in_dtype = listed_gap[0], U(cursor[0]), U(0), True
     while at < new.size:
-        _, fits = apply_change(new, U(at), changes[number], order, places, found)
+        _, fits = apply_change(new, U(at), changes[number], order, places, place_count)
         in_dtype = in_dtype and fits
-        found, number = found + U(1), number + U(1)
+        place_count, number = place_count + U(1), number + U(1)
         at += I(1) + I(changes[number] >> U(33))
     listed_gap[0] = at - I(new.size)
     cursor[0] = I(number)
-    return I(found) if in_dtype else I(LEAVES_DTYPE)
+    return I(place_count) if in_dtype else I(LEAVES_DTYPE)
 
 
 def apply_changes(
@@ -252,7 +252,7 @@ def apply_changes(
         cursor, places, listed_gap: as for `apply_listed`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
-    in_dtype, in_class, found = True, True, U(0)
+    in_dtype, in_class, place_count = True, True, U(0)
     for block in range(new.size // VECTOR_SIZE):
         begin = U(block) * U(VECTOR_SIZE)
         prefetch(old, begin + U(PREFETCH_DISTANCE))
@@ -263,8 +263,8 @@ def apply_changes(
         listed_mask = U(0)
         while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
             at = U(listed_gap[0])
-            after, fits = apply_change(new, at, changes[U(cursor[0])], order, places, found)
-            found += U(1)
+            after, fits = apply_change(new, at, changes[U(cursor[0])], order, places, place_count)
+            place_count += U(1)
             in_dtype = in_dtype and fits
             gaps[class_of(after, shift, mask, first, last)] += I(1)
             listed_mask |= U(1) << (at - begin)
@@ -282,8 +282,8 @@ def apply_changes(
             index = gaps[own] + count
             while index < count:
                 at = begin + nth_one(members, U(index))
-                after, fits = apply_change(new, at, changes[number], order, places, found)
-                found += U(1)
+                after, fits = apply_change(new, at, changes[number], order, places, place_count)
+                place_count += U(1)
                 in_dtype = in_dtype and fits
                 # An encoder lists a change that leaves its class. If one did so here, a patch could have two forms.
                 in_class = in_class and class_of(after, shift, mask, first, last) == own
@@ -294,7 +294,7 @@ def apply_changes(
     listed_gap[0] -= I(new.size)
     if not in_dtype:
         return I(LEAVES_DTYPE)
-    return I(found) if in_class else I(LEAVES_CLASS)
+    return I(place_count) if in_class else I(LEAVES_CLASS)
 
 
 @dataclass(frozen=True, slots=True)

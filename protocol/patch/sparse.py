@@ -345,27 +345,29 @@ class Decoder:
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
             if form:
-                found = self._apply(source, target, state, (self._classes, gaps, listed_gap), chunk)
+                place_count = self._apply(source, target, state, (self._classes, gaps, listed_gap), chunk)
             else:
-                found = _check(self._kernels.apply_listed(source, target, *state, self._places, listed_gap), chunk)
-            yield chunk.begin + begin, target, self._places[:found]
+                place_count = _check(
+                    self._kernels.apply_listed(source, target, *state, self._places, listed_gap), chunk
+                )
+            yield chunk.begin + begin, target, self._places[:place_count]
         # A change that no piece has reached lies behind the chunk's last element of its class.
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
     def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], rest: tuple[Any, ...], chunk: Chunk) -> int:
         whole, places = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places
-        found = _check(self._kernels.apply_changes(old[:whole], new[:whole], *state, places, *rest), chunk)
+        place_count = _check(self._kernels.apply_changes(old[:whole], new[:whole], *state, places, *rest), chunk)
         if whole < new.size:
             # In a copy that is padded to a whole vector. A change of the padding would be one behind the end.
             tail = _padded_tail(old)
-            more = _check(self._kernels.apply_changes(tail, tail, *state, places[found:], *rest), chunk)
+            more = _check(self._kernels.apply_changes(tail, tail, *state, places[place_count:], *rest), chunk)
             if tail[new.size - whole :].any():
                 raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
             new[whole:] = tail[: new.size - whole]
-            places[found : found + more] += whole
-            found += more
-        return found
+            places[place_count : place_count + more] += whole
+            place_count += more
+        return place_count
 
 
 def _check(status: int, chunk: Chunk) -> int:

@@ -72,12 +72,12 @@ def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementCh
     places, new_values = torch.empty(indices.size, dtype=kind), np.empty(indices.size, np.uint16)
     dimensions = np.array(piece.dimensions, np.uint64).reshape(-1, 3)
     offsets = piece.source_offset, piece.target_offset
-    found = _locate_of(kind)(indices, values, dimensions, *offsets, places.numpy(), new_values)
+    place_count = _locate_of(kind)(indices, values, dimensions, *offsets, places.numpy(), new_values)
     # Compiled and copied while staging, so that the commit waits for neither.
     exchange_of(kind, piece.target.dtype)
     device = piece.target.device
-    new = widen(torch.from_numpy(new_values[:found].view(np.int16)), piece.target.dtype)
-    return ElementChange(piece.target, places[:found].to(device), new.to(device))
+    new = widen(torch.from_numpy(new_values[:place_count].view(np.int16)), piece.target.dtype)
+    return ElementChange(piece.target, places[:place_count].to(device), new.to(device))
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
@@ -112,7 +112,7 @@ def _locate(
         indices, values: [N], of the changes of a tensor; dimensions and offsets: of the piece.
         places, new_values: result: [N], those of the piece, as places in the parameter's storage.
     """
-    found = np.uint64(0)
+    place_count = np.uint64(0)
     for number in range(indices.size):
         # An element's index is source_offset + sum of step[d] * stride[d]. Dividing by the largest stride first gives
         # each step, because `_is_nested` has checked that no smaller strides together reach it. An index before the
@@ -126,9 +126,9 @@ def _locate(
             rest -= step * stride
         # What is left lies between the elements of the piece, so it belongs to another one.
         if inside and rest == np.uint64(0):
-            places[found], new_values[found] = place, values[number]
-            found += np.uint64(1)
-    return np.int64(found)
+            places[place_count], new_values[place_count] = place, values[number]
+            place_count += np.uint64(1)
+    return np.int64(place_count)
 
 
 @cache
