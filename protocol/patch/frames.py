@@ -10,6 +10,7 @@ from protocol.errors import error_context
 from protocol.patch.container import Mode, TensorRow
 from protocol.patch.fields import BufferFullError
 from protocol.patch.plain_frames import (
+    count_changes,
     decode_dense,
     decode_small_changes,
     encode_dense,
@@ -158,7 +159,7 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
             )
     # 4. Step planes without compression always fit: no frame is larger than its tensor.
     frame = best.frame()
-    changes = best.changes or int(np.count_nonzero(before != after))
+    changes = best.changes or count_changes(before, after)
     return best.mode, changes, frame if frame is not None else encode_raw(before, after, layout)
 
 

@@ -46,6 +46,12 @@ def find_small_changes(old: Bits, new: Bits) -> NDArray[np.int64] | None:
     return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
 
 
+def count_changes(old: Bits, new: Bits) -> int:
+    """Count the changed elements of a tensor, with the memory of one block."""
+    blocks = (slice(begin, begin + BLOCK_ELEMENTS) for begin in range(0, old.size, BLOCK_ELEMENTS))
+    return sum(int(np.count_nonzero(old[block] != new[block])) for block in blocks)
+
+
 def encode_small_changes(old: Bits, new: Bits, places: NDArray[np.int64], layout: Layout, below: int) -> memoryview:
     """Encode the frame of the changes at `places`, which ascend; it must stay below so many bytes."""
     # Gaps before the changes, and steps with their sign in the lowest bit: small numbers take one byte.

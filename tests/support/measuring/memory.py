@@ -12,6 +12,9 @@ import struct
 import traceback
 from collections.abc import Callable
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
+PR_SET_THP_DISABLE = 41  # of prctl.h
+
 
 def peak_extra(work: Callable[[], object]) -> int:
     """Return the peak of resident bytes of `work` above those before it.
@@ -22,12 +25,16 @@ def peak_extra(work: Callable[[], object]) -> int:
     too.
     """
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
+            # What is freed returns to the kernel at once, whatever was allocated before, and a page has 4 KiB.
+            libc.mallopt(M_MMAP_THRESHOLD, 128 << 10)
+            libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
             earlier_resident, files = resident("VmRSS"), resident("RssFile")
             work()
             extra = resident("VmHWM") - earlier_resident - (resident("RssFile") - files)
