@@ -21,6 +21,7 @@ VERBS: Final = {
     "calibrate": "calibrate",
     "convert": "read",
     "demo": "demo",
+    "doctor": "doctor",
     "engine": "engine",
     "environments": "environments",
     "export": "results",
