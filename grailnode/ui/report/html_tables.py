@@ -18,6 +18,7 @@ def miners(report: DemoReport) -> Markup:
         ("submitted", "n wide"),
         ("accepted", "n"),
         ("rejected", "n"),
+        ("not judged", "n wide"),
         ("why", ""),
     )
     rows = [
@@ -28,6 +29,7 @@ def miners(report: DemoReport) -> Markup:
             element("td", f"{miner.submitted:,}", class_="n wide"),
             element("td", f"{miner.accepted:,}", class_="n"),
             element("td", f"{miner.rejections:,}", class_="n"),
+            element("td", f"{miner.unjudged:,}", class_="n wide"),
         )
         for miner in report.groups
     ]
