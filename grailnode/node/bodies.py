@@ -96,7 +96,7 @@ async def fetch_task(
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")
     plugin = None if sandbox is None else await _open_plugin(node, config, sandbox)
-    task = make_task(node, policy, data, sandbox, plugin)
+    task: Task = await node.run_sync(make_task, node, policy, data, sandbox, plugin)  # it parses the data file
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine

@@ -56,7 +56,7 @@ async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry)
         gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
         trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
         make = make_canary if kind == "canary" else make_node
-        node = make(config, launch.name, telemetry)
+        node = await trio.to_thread.run_sync(make, config, launch.name, telemetry)
         async with trio.open_nursery() as nursery:
             if kind in _ORPHAN_SWEEPERS:
                 nursery.start_soon(sweep_orphans, config, node.key.public, telemetry, node.clock.now())

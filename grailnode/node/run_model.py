@@ -98,7 +98,8 @@ async def follower_model(node: Node, config: Config, policy: Policy, directory: 
     """Return the model that a miner or a validator computes; the base of a LoRA run is fetched to the directory."""
     lora = node.run.lora
     check_run_settings(config, node.run, trains=False)
-    model = models.build(policy, torch.device(device), lora=lora)
+    build = partial(models.build, policy, torch.device(device), lora=lora)
+    model: CausalModel = await node.run_sync(build)  # it may import transformers
     if lora is None:
         return model
     base = await fetch_base(node, lora, node.authority.trainers, directory / BASE, model.shapes)

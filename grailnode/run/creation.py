@@ -207,7 +207,8 @@ async def fetch_model(node: Node, directory: Path) -> policies.Policy:
     """Fetch the run's model files into a directory, check them, and load the policy."""
     for ref in node.run.model.files:
         await _fetch(node, ref, directory)
-    return policies.Policy.load(directory)
+    policy: policies.Policy = await node.run_sync(policies.Policy.load, directory)  # a tokenizer takes a second
+    return policy
 
 
 async def fetch_data(node: Node, directory: Path) -> bytes | None:
@@ -235,7 +236,8 @@ async def _fetch(node: Node, ref: FileRef, directory: Path) -> bytes:
     """Return a file of the run: from a directory, else from a current trainer's space, and then kept there."""
     target = directory / ref.name
     if await node.run_sync(is_object, target, ref):
-        return target.read_bytes()
+        kept: bytes = await node.run_sync(target.read_bytes)
+        return kept
     data = await fetch_run_file(node, ref, node.authority.trainers, ref.name)
     directory.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
