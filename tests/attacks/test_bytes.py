@@ -259,10 +259,7 @@ async def test_mix_a_patch_of_another_version():
 
 @pytest.mark.parametrize(
     ("more_tensors", "count", "refusal"),
-    [
-        ({"extra": small_weights(1)["b"]}, 1, "the tensors differ from the manifest's table"),
-        ({}, 2, "in two shards"),
-    ],
+    [({"extra": small_weights(1)["b"]}, 1, "the tensors differ from the manifest's table"), ({}, 2, "in two shards")],
     ids=["a tensor that the table does not list", "a tensor in two shards"],
 )
 @simulated

@@ -121,9 +121,7 @@ async def test_a_node_that_learns_of_two_rewinds_at_once():
     late_node, testbed.node = testbed.node, testbed.new_node(state=MemoryStore())
     await refresh_authority(testbed.node)  # the author of the second revision knows the first
     await testbed.revise(
-        trainers=(SECOND.public,),
-        revoked=tuple(sorted((TRAINER.public, SUCCESSOR.public))),
-        rewind=point(testbed, 5),
+        trainers=(SECOND.public,), revoked=tuple(sorted((TRAINER.public, SUCCESSOR.public))), rewind=point(testbed, 5)
     )
     testbed.node = late_node
     await testbed.mirror(SECOND, epoch=1, revision=2)

@@ -162,11 +162,7 @@ async def test_forged_log_probabilities_cost_the_group(quorum: int, value: float
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"rewards": (1_000_000, 1_000_000)},
-        {"rewards": (500_000,)},
-        {"tokens": 4, "logprobs": bytes(16)},
-    ],
+    [{"rewards": (1_000_000, 1_000_000)}, {"rewards": (500_000,)}, {"tokens": 4, "logprobs": bytes(16)}],
     ids=str,
 )
 @simulated

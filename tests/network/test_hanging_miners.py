@@ -160,12 +160,7 @@ async def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
             await trio.sleep(1.0)
 
     slot = EngineSlot(used.__getitem__)
-    cases = [
-        (Reputation.STRANGER, 4),
-        (Reputation.STRANGER, 5),
-        (Reputation.STRANGER, 4),
-        (Reputation.REJECTED, 5),
-    ]
+    cases = [(Reputation.STRANGER, 4), (Reputation.STRANGER, 5), (Reputation.STRANGER, 4), (Reputation.REJECTED, 5)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(use, slot, Reputation.STRANGER, 4)
         await trio.sleep(0.1)

@@ -129,11 +129,7 @@ class Uploads:
             path,
             size,
             lambda: self._client.upload_part(
-                Bucket=self._bucket,
-                Key=path,
-                UploadId=upload_id,
-                PartNumber=number,
-                Body=data[start : start + size],
+                Bucket=self._bucket, Key=path, UploadId=upload_id, PartNumber=number, Body=data[start : start + size]
             ),
         )
         return self._text(response.get("ETag"), path, "ETag")
