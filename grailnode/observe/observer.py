@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from grailnode.observe.round_history import RoundHistory
-from grailnode.observe.state import HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
+from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
 from grailnode.observe.window_history import WindowHistory
 from protocol import limits, paths
 from protocol.chain.manifest import Head, Manifest
@@ -107,7 +107,7 @@ class Observer:
         except (NotFoundError, TooLargeError):
             return True
         except StoreError as error:
-            self._storage_alarm = self._storage_alarm or f"storage cannot be read now: {error}"
+            self._storage_alarm = self._storage_alarm or f"{STORAGE_ALARM}: {error}"
             return False
         except ProtocolError as error:
             self._alarm(str(error))
@@ -239,8 +239,10 @@ class Observer:
         )
 
     def _stage_rows(self, current: int) -> tuple[StageRow, ...]:
-        """Return the windows that are not decided yet, the newest first."""
+        """Return the windows that are not decided yet, the newest first; none of a run whose head has expired."""
         run, now = self._node.run, self._node.clock.now()
+        if self._chain.head is None or self._chain.head.expires_ms <= 1000 * now:
+            return ()
         schedule, rows = run.schedule, []
         for window in range(current, max(-1, current - 1 - -(-schedule.verdict_rounds // schedule.rounds)), -1):
             ends = {

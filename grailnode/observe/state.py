@@ -15,6 +15,9 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 MinerKind = Literal["honest", "cheating", "unknown"]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+STORAGE_ALARM = "storage cannot be read now"
+"""The beginning of the alarm of storage that does not answer."""
+
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """A misspelt key must not pass silently, and JSON has no NaN."""
 

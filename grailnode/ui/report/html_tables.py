@@ -74,15 +74,19 @@ def sites(report: RunFigures) -> Markup:
     return join([element("section", element("h2", "Sites"), table(heads, rows, "")), Markup("")], "\n")
 
 
-def participant(row: MinerRow | SiteRow | ValidatorRow, refusals: Mapping[str, int], *cells: Markup) -> Markup:
-    """Return a row with name, key, some cells, and the reasons of what was refused."""
-    why = ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(refusals))
+def participant(row: MinerRow | SiteRow | ValidatorRow, refusals: Mapping[str, int] | None, *cells: Markup) -> Markup:
+    """Return a row with name, key, some cells, and the reasons of what was refused, if something can be."""
+    why = (
+        None
+        if refusals is None
+        else ", ".join(f"{clean(reason, 32)} {count:,}" for reason, count in by_count(refusals)) or "-"
+    )
     return element(
         "tr",
         element("td", clean(row.name, 40), class_="name"),
         element("td", element("code", row.key[:8] or "-", title=row.key), class_="wide"),
         *cells,
-        element("td", why or "-", class_="why"),
+        None if refusals is None else element("td", why, class_="why"),
     )
 
 
