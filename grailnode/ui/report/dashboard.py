@@ -21,7 +21,7 @@ SECTIONS: Final = (
     *("head", "tiles", "plots", "alarms", "windows", "strata", "miners", "validators", "sites", "chain"),
 )
 _SHOWN_ROLLOUTS: Final = 20
-_SHOWN_ROWS: Final = 24  # windows and versions in tables; the plots show all
+_SHOWN_ROWS: Final = 12  # windows and versions in tables; the plots show all
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _ORDERS: Final = {"newest": "as delivered", "best": "best first", "worst": "worst first"}
 _FILTERS: Final = {
@@ -118,7 +118,7 @@ def _head(state: NetworkState) -> Markup:
             ("head expires", _time(state.head.expires_at)),
         ]
     if state.window is not None:
-        entries.append(("window", text(f"{state.window:,} of {state.window_seconds:g} s")))
+        entries.append(("window", text(f"{state.window:,}, each of {state.window_seconds:g} s")))
     failing = [line for line in state.alarms if line.startswith(STORAGE_ALARM)]
     lines = [element("p", clean(line, 400), class_="alert") for line in failing]
     return join([fact_list(entries), *lines])
@@ -160,7 +160,7 @@ def _windows(state: NetworkState) -> Markup:
             values = (row.reward, row.pass_at_1, row.pass_at_k)[: len(names) - 3]
             cells = [str(row.version), f"{row.accepted:,}", f"{row.rejected:,}", *(decimal_text(v, 3) for v in values)]
         words = "decided" if stage is None else stage.stage
-        until = join([text(", until "), _time(stage.until)]) if stage and stage.until is not None else Markup("")
+        until = join([text(", ends "), _time(stage.until)]) if stage and stage.until is not None else Markup("")
         revealed = f"{stage.revealed} of {len(state.validators)}" if stage else "-"
         rows.append(
             element(

@@ -16,8 +16,7 @@ def miners(report: RunFigures, recent: Mapping[str, Sequence[JudgedWindow]] | No
     heads = (
         ("miner", ""),
         ("key", "wide"),
-        *(() if recent is None else (("score", "n"), ("newest windows", ""))),
-        ("kind", "wide"),
+        *((("kind", "wide"),) if recent is None else (("score", "n"), ("newest windows", ""))),
         ("submitted", "n wide"),
         ("accepted", "n"),
         ("rejected", "n"),
@@ -27,8 +26,11 @@ def miners(report: RunFigures, recent: Mapping[str, Sequence[JudgedWindow]] | No
         participant(
             miner,
             miner.rejected,
-            *([] if recent is None else history(f"{miner.score:.3f}", recent.get(miner.key, ()))),
-            element("td", miner.kind, class_=f"{miner.kind} wide"),
+            *(
+                [element("td", miner.kind, class_=f"{miner.kind} wide")]
+                if recent is None
+                else history(f"{miner.score:.3f}", recent.get(miner.key, ()))
+            ),
             element("td", f"{miner.submitted:,}", class_="n wide"),
             element("td", f"{miner.accepted:,}", class_="n"),
             element("td", f"{miner.rejections:,}", class_="n"),

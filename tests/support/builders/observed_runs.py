@@ -70,8 +70,10 @@ def _window(window: int, words: Sequence[str]) -> WindowRow:
     share = min(0.43 + 0.5 * window / (window + 400), 0.97)
     names = words or ("easy", "hard")
     strata = tuple(StratumRow(name, 128, share, min(1.0, share + 0.1)) for name in names) if window % 3 == 0 else ()
-    measured = (share, min(1.0, share + 0.1)) if strata else (None, None)
-    return WindowRow(window, window, 8, 2, share - 0.1 + 0.02 * (window % 7), *measured, strata)
+    reward = share - 0.1 + 0.02 * (window % 7)
+    if not strata:
+        return WindowRow(window, window, 8, 2, reward, None)
+    return WindowRow(window, window, 8, 2, reward, share, min(1.0, share + 0.1), strata)
 
 
 def _miner(number: int, key: str, windows: int, words: Sequence[str]) -> MinerRow:
