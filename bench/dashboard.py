@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 import trio
 
-from grailnode.node.dashboard import Dashboard, View
+from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import serve_http
 from tests.support.builders.observed_runs import NOW, observed_run
 from tests.support.measuring.memory import resident
@@ -64,7 +64,7 @@ async def measure(windows: int, miners: int, readings: int, viewers: int) -> dic
         figures["grown_bytes"] = resident("VmRSS") - before
         figures["peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if CHROMIUM.exists():
-            page._pace = 1.5  # noqa: SLF001
+            page._pace = 1.5
             figures["first_paint_ms"] = await trio.to_thread.run_sync(_first_paints, address)
         nursery.cancel_scope.cancel()
     return figures

@@ -37,7 +37,13 @@ class Answer:
 
 
 async def serve_http(
-    host: str, port: int, respond: Callable[[Request], Answer], connections: int = 8, send_seconds: float = 5.0
+    host: str,
+    port: int,
+    respond: Callable[[Request], Answer],
+    connections: int = 8,
+    send_seconds: float = 5.0,
+    *,
+    task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled.
 
@@ -59,7 +65,7 @@ async def serve_http(
             with suppress(trio.BrokenResourceError, trio.TooSlowError):  # the client has left, or does not read
                 await _send(stream, data, respond, send_seconds)
 
-    await trio.serve_tcp(answer, port, host=host)
+    await trio.serve_tcp(answer, port, host=host, task_status=task_status)
 
 
 async def _read_request(stream: trio.SocketStream) -> bytes:

@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from grailnode.node.dashboard import Dashboard, View
+from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import serve_http
 from tests.support.builders.observed_runs import NOW, observed_run
 

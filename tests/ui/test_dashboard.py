@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from grailnode.observe.state import STORAGE_ALARM
-from grailnode.ui.report.dashboard import SECTIONS, Choice, sections_of
+from grailnode.ui.report.dashboard_sections import SECTIONS, Choice, sections_of
 from tests.support.builders.observed_runs import observed_run
 from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
-from tests.ui.test_report import Tags
+from tests.ui.tags import Tags
 
 
 async def events(address: str, since: str = "0", headers: dict[str, str] | None = None) -> AsyncIterator[dict]:

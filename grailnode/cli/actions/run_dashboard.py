@@ -11,8 +11,9 @@ import click
 import trio
 
 from grailnode.cli.options import RunOptions
+from grailnode.config import ConfigError
 from grailnode.engine.policy import Policy, PolicyError
-from grailnode.node.dashboard import Dashboard, View
+from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import serve_http
 from grailnode.node.node_makers import make_auditor
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
@@ -39,11 +40,8 @@ def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode dashboard`."""
     node = make_auditor(open_config_to_read(**run_options))
     if not _is_loopback(host):
-        click.echo(f"{host} is not this machine alone: everybody who reaches port {port} sees the page", err=True)
-    try:
-        trio.run(_serve, node, host, port)
-    except* OSError as errors:
-        raise click.ClickException(f"port {port} of {host} cannot be used: {errors.exceptions[0]}") from errors
+        click.echo(f"{host}: whoever reaches port {port} of this machine sees the page", err=True)
+    trio.run(_serve, node, host, port)
 
 
 def _is_loopback(host: str) -> bool:
@@ -58,12 +56,14 @@ async def _serve(node: Node, host: str, port: int) -> None:
     pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
         page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock)
+        serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(page.keep_new)
-            nursery.start_soon(
-                partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS), host, port, page.respond
-            )
+            try:
+                await nursery.start(serve, host, port, page.respond)
+            except OSError as error:
+                raise ConfigError(f"--host {host} --port {port}: cannot be used ({error.strerror or error})") from error
             click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
+            await page.keep_new()
 
 
 class RunReader:

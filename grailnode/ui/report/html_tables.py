@@ -45,12 +45,15 @@ def history(figure: str, windows: Sequence[JudgedWindow]) -> list[Markup]:
     most = max((item.accepted + item.rejected for item in windows), default=0) or 1
     shapes = {"ok": "", "bad": ""}
     for place, item in enumerate(windows):
-        rejected, accepted = (number(16 * count / most) for count in (item.rejected, item.accepted))
-        shapes["bad"] += f"M{4 * place} 16v-{rejected}h3v{rejected}z"
-        shapes["ok"] += f"M{4 * place} {number(16 - float(rejected))}v-{accepted}h3v{accepted}z"
+        top = 16.0
+        for css, count in (("bad", item.rejected), ("ok", item.accepted)):
+            if count:
+                height = number(16 * count / most)
+                shapes[css] += f"M{4 * place} {number(top)}v-{height}h3v{height}z"
+                top -= 16 * count / most
     sums = sum(item.accepted for item in windows), sum(item.rejected for item in windows)
     words = f"newest {len(windows)} windows: {sums[0]:,} accepted, {sums[1]:,} rejected"
-    bars = [element("path", class_=css, d=shape) for css, shape in shapes.items()]
+    bars = [element("path", class_=css, d=shape) for css, shape in shapes.items() if shape]
     label = element("title", words)
     return [
         element("td", figure, class_="n"),

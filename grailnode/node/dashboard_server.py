@@ -16,7 +16,7 @@ import trio
 from grailnode.node.http_server import Answer, Request
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import NetworkState
-from grailnode.ui.report.dashboard import Choice, dashboard, rollout_list, sections_of
+from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
 from grailnode.ui.report.page import asset
 from roles.ports import Clock
 
