@@ -105,7 +105,8 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
     if role == "trainer" and config.trainer.track is not None:
         check_tracker(config.trainer.track)
     if role == "trainer":
-        registry.check_code(node.run.environment)
+        for spec in node.run.tasks:
+            registry.check_code(spec)
         requirements.files_to_publish(node.run, *published_files(config))
     if role == "trainer" and authority.workers and config.trainer.outer is None and not node.run.sites_refusal:
         raise ConfigError(
