@@ -91,9 +91,9 @@ class Rules(TimingRules):
     title: str | None = None
     """What the run is called. Default: the directory's name."""
     environment: str = "addition"
-    """The task: docs/spec/environments.md."""
+    """The task (docs/spec/environments.md), or several with shares in millionths: addition=700000,countdown=300000."""
     environment_config: str = "{}"
-    """The configuration of a plug-in's task: a JSON object."""
+    """The configuration of a plug-in's task: a JSON object. Of several tasks, an object of these by name."""
     data: Path | None = None
     """JSON Lines with the problems, for a task that reads them."""
     chat: bool = False

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
@@ -18,7 +19,8 @@ _advice: Final = {
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
     "ExpiredToken": "the session token has expired",
     "RequestTimeTooSkewed": "this machine's clock differs too much from the service's: set it",
-    "AuthorizationHeaderMalformed": "the request was signed for another region: set the bucket's own",
+    "AuthorizationHeaderMalformed": "the request was signed for another region: set store.region to the bucket's own",
+    "PermanentRedirect": "the bucket is in another region: set store.region to the bucket's own, or its endpoint",
     "SlowDown": "too many requests: lower requests_per_second",
     "TooManyRequests": "too many requests: lower requests_per_second",
     "QuotaExceeded": "the bucket's quota is used up",
@@ -58,6 +60,10 @@ def s3_errors(where: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise _store_error(error, where) from error
+    except EndpointConnectionError as error:
+        url = urlsplit(error.kwargs["endpoint_url"])
+        advice = 'check store.endpoint, and set store.addressing = "path" if the bucket\'s name stands in that host'
+        raise StoreError(f"{where}: cannot connect to {url.scheme}://{url.netloc}: {advice}") from error
     except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
         raise StoreError(f"{where}: {one_line(error)}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:

@@ -244,7 +244,7 @@ class Acceptance:
             return _GROUP_MISSING
         except ProtocolError:
             return _GROUP_CHANGED
-        exact = self._node.run.environment.exact
+        exact = self._node.run.exact_rewards
         judgements = tuple(opinion.judgement for opinion in decision.accepting)
         return verified_group(group, digest, judgements, exact=exact) or _VERDICT_MISMATCH
 
