@@ -18,7 +18,7 @@ from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
-from roles.ports import CheckRequest, EngineError, Forward, Generation, Request, StoreError
+from roles.ports import CheckRequest, EngineError, Generation, Request, StoreError
 from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
@@ -57,11 +57,7 @@ class PlainEngine:
         return False
 
     @property
-    def generating_arithmetic(self) -> Arithmetic:
-        return "torch-float32"
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
+    def arithmetic(self) -> Arithmetic:
         return "torch-float32"
 
     async def stage(self, version: int, weights: Weights) -> None:
@@ -79,11 +75,6 @@ class PlainEngine:
         raise EngineError("no model")
 
     async def greedy(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
-        raise EngineError("no model")
-
-    async def forward(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> list[Forward]:
         raise EngineError("no model")
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:

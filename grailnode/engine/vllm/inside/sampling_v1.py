@@ -65,6 +65,6 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         sampled = [
             SampledRow(row, len(generated), arguments)
             for row, (arguments, generated) in sorted(rows.items())
-            if arguments.begin is None
+            if arguments.check is None
         ]
         return draw(logits, sampled, records)

@@ -57,7 +57,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
             length = int(ctx.seq_lens_upper_bound_np[row])
             # A row of a prefill that goes on in the next step has logits, too, but vLLM draws nothing from them.
             whole = length >= int(self._prefill_lengths.np[slot])
-            if arguments is not None and arguments.begin is None and whole:
+            if arguments is not None and arguments.check is None and whole:
                 # V2 has no list of generated tokens: the position follows from the lengths of sequence and prompt.
                 sampled.append(SampledRow(row, length - int(self._prompt_lengths.np[slot]), arguments))
         return draw(logits, sampled, records)
