@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.inner_products import Matrix, dot, inner_products
+from protocol.kernels.inner_products import Matrix, dot
 from protocol.outer.comparing import SentRound
 
 INDEPENDENT: Final = 3
