@@ -86,10 +86,10 @@ def test_every_reward_is_a_whole_number_of_millionths_between_zero_and_one(
 
 @pytest.mark.parametrize(
     "text",
-    ["score", "score=", "score=0", "score=-1", "score=1/0", "luck=1", "score:2=1", "overlong=1", "score=1,", ","],
+    ["score", "score=", "score=0", "score=-1", "score=1/0", "luck=1", "score:2=1", "overlong=1", "score=1,"],
 )
 def test_what_is_no_rubric_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match=r"PART=WEIGHT|Input should be|tokens belong"):
         parse(text)
 
 
@@ -106,7 +106,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("change", HOSTILE, ids=str)
 def test_a_hostile_part_is_refused(change: dict[str, Any]) -> None:
-    fields = {"part": "score", "tokens": 0, "numerator": 1, "denominator": 1}
+    fields: dict[str, Any] = {"part": "score", "tokens": 0, "numerator": 1, "denominator": 1}
     assert RubricPart(**fields)
     with pytest.raises(ValidationError):
         RubricPart(**(fields | change))
