@@ -97,7 +97,7 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     generated = {name: plugin.environment for name, plugin in plugins.items()} | {
         name: environments.get(name) for name in registry.parse_mixture(environment) if name in environments.names
     }
-    members = registry.task_spec(environment, {name: plugin.spec for name, plugin in plugins.items()})
+    members = registry.task_spec(environment, {name: plugin.spec for name, plugin in plugins.items()}, rules.rubric)
     prompts = _prompts(problems, generated.values())
     chat, turns, notice = None, episode(rules), ""
     if rules.system is not None:
@@ -106,6 +106,8 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
         if turns is not None:
             chat, changes = template.with_turns(chat, [policy.tokenizer.decode((stop,)) for stop in policy.stops])
             notice = _CHANGED_PAST if changes else ""
+    if rules.rubric and turns is not None:
+        raise RequirementError(f"environment {environment!r} has episodes, which no rubric covers: drop --rubric")
     longest = completion_tokens(rules) if turns is None else turns.tokens
     _check_prompts(data or environment, prompts, policy, longest, chat)
     wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}
