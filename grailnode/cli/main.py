@@ -20,6 +20,7 @@ VERBS: Final = {
     "backup": "state_verbs",
     "calibrate": "calibrate",
     "convert": "read",
+    "dashboard": "read",
     "demo": "demo",
     "doctor": "doctor",
     "engine": "engine",

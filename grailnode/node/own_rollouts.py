@@ -7,6 +7,7 @@ of all groups is added up as validators add it (protocol/judging/evidence.py).
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -23,6 +24,8 @@ from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Environment
 from protocol.environments.dataset import Dataset
+from protocol.environments.mixture import drawn_member
+from protocol.environments.record import EnvironmentSpec
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, exceeded
 from protocol.proof import Thresholds, arithmetic_of
 from protocol.run import RunManifest
@@ -48,7 +51,7 @@ def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, chec
         UserError: honest rollouts of this node would be refused.
     """
     pairs = _pairs(config, run, checks=checks)
-    source = _problems(config, run)
+    source = _prompts(config, run)
     try:
         weights = load_weights(policy.directory)
     except PolicyError as error:
@@ -61,7 +64,7 @@ def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, chec
         policy=policy,
         params=replace(params, max_tokens=min(params.max_tokens, _MOST_TOKENS)),
         group_size=run.group_size,
-        prompt=prompts.of_environment(source),
+        prompt=source,
         kind=run.proof.sketch,
         chat=run.chat,
     )
@@ -94,16 +97,23 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
     return found
 
 
-def _problems(config: Config, run: RunManifest) -> Environment | Dataset:
-    """Return the source of the run's problems."""
-    name, data = run.environment.name, config.trainer.data
-    if run.environment.is_plugin:
-        return registry.open_plugin(name, run.environment.config.decode()).environment
-    if run.data is None:
-        return environments.get(name)
-    if data is None or not config.at(data).is_file():
+def _prompts(config: Config, run: RunManifest) -> prompts.Prompts:
+    """Return the run's prompts."""
+    data = config.trainer.data
+    if run.data is not None and (data is None or not config.at(data).is_file()):
         raise SkippedError("the run's problems are not on this machine: --set trainer.data=FILE names them")
-    return environments.dataset(name, config.at(data).read_bytes())
+    sources = [_source(spec, None if data is None else config.at(data)) for spec in run.tasks]
+    shares = [member.ppm for member in run.environment]
+    return prompts.of_problems(lambda seed: sources[drawn_member(shares, seed)].problem(seed))
+
+
+def _source(spec: EnvironmentSpec, data: Path | None) -> Environment | Dataset:
+    """Return the source of an environment's problems."""
+    if spec.is_plugin:
+        return registry.open_plugin(spec.name, spec.config.decode()).environment
+    if spec.name in environments.data_names and data is not None:
+        return environments.dataset(spec.name, data.read_bytes())
+    return environments.get(spec.name)
 
 
 async def _judge(pair: Pair, row: Thresholds, work: CalibrationTask, weights: Weights, seconds: float) -> int:

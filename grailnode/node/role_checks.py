@@ -159,7 +159,8 @@ class RoleChecks:
         config, run = self.config, self.node.run
         if config.trainer.track is not None:
             check_tracker(config.trainer.track)
-        registry.check_code(run.environment)
+        for spec in run.tasks:
+            registry.check_code(spec)
         requirements.files_to_publish(run, *published_files(config))
         if self.node.authority.workers and config.trainer.outer is None and not run.sites_refusal:
             raise ConfigError(

@@ -4,7 +4,6 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from grailnode.ui.report import DemoReport, write_report
 from grailnode.ui.report.page import page
 from tests.ui import runs
+from tests.ui.tags import Tags
 
 STATES = {
     "usual": runs.network(),
@@ -24,26 +24,6 @@ STATES = {
     "sites": runs.many_sites(),
     "hostile sites": runs.many_sites(name=runs.HOSTILE),
 }
-
-
-class Tags(HTMLParser):
-    """The elements of a page and their attributes; fails if an element is closed that is not the innermost open one."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.names: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.append(tag)
-        self.attributes += attrs
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def test_report_round_trips(tmp_path: Path):
