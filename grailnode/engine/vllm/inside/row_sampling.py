@@ -10,7 +10,7 @@ from torch import Tensor
 from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
 from protocol.rollout.sampling import seed_words
 from protocol.rollout.sketch import units_of, values_of
-from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
+from protocol.rollout.token_choice import choose_with_log_probabilities
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,6 @@ def _draw_group(logits: Tensor, group: Sequence[SampledRow], words: Tensor) -> t
     arguments = group[0].arguments
     # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
     logits = logits.to(torch.float32)
-    if arguments.seed is None:
-        return greedy_with_log_probabilities(logits)
     positions = _on_device(torch.tensor([item.arguments.offset + item.position for item in group]), logits.device)
-    return choose_with_log_probabilities(logits, words, positions, arguments.temperature, arguments.filters)
+    seeds = None if arguments.seed is None else words
+    return choose_with_log_probabilities(logits, seeds, positions, arguments.temperature, arguments.filters)
