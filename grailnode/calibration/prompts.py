@@ -9,7 +9,6 @@ from grailnode.engine.policy import Tokenizer
 from protocol import bounded_json
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment
-from protocol.environments.dataset import Dataset
 from protocol.errors import MalformedError
 from protocol.rollout.sampling import SamplingParams
 
@@ -20,11 +19,6 @@ Rewards = Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]]
 """Returns the rewards of completions of a seed's prompt, in millionths."""
 
 _MAX_BYTES: Final = 1 << 30
-
-
-def of_environment(source: Environment | Dataset) -> Prompts:
-    """Return prompts from an environment's training problems, or those of its data file."""
-    return lambda seed: source.problem(seed).prompt
 
 
 def rewards_of(environment: Environment, tokenizer: Tokenizer, params: SamplingParams) -> Rewards:

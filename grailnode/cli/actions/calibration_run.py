@@ -198,7 +198,7 @@ def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpe
     task = requirements.check(rules, policy)
     source = task.problems or task.generated
     assert source is not None
-    return prompts.of_environment(source), task.chat, task.generated
+    return lambda seed: source.problem(seed).prompt, task.chat, task.generated
 
 
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:
