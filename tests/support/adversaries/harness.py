@@ -220,7 +220,7 @@ class TrialHarness:
         name = self.environment.name
         return samples.run_manifest(
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
-            environment=registry.built_in_spec(name) if registry.is_built_in(name) else samples.environment(name=name),
+            environment=samples.task(registry.built_in_spec(name) if registry.is_built_in(name) else None, name=name),
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,
