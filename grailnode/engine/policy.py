@@ -43,8 +43,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        what = (error.strerror or "no file").lower() if isinstance(error, OSError) else "not UTF-8"
         raise PolicyError(
-            f"{path}: cannot be read ({error}); a policy is a Hugging Face checkpoint directory"
+            f"{path}: cannot be read ({what}); a policy is a Hugging Face checkpoint directory"
         ) from error
 
 
