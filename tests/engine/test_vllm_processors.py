@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, validate
-from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 from grailnode.engine.vllm.vllm_server import write_modules
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters
@@ -43,6 +44,10 @@ if sys.argv[1] == "v1":
     processor.update_state(BatchUpdate(4, [], added, [(0, 3, MoveDirectionality.SWAP)]))
     positions, order = [13, 11, 12, 10], [3, 1, 2, 0]
     result = processor.apply(logits.clone())
+    # a request that ends leaves the others' tokens as they are
+    processor.update_state(BatchUpdate(3, [3], [], []))
+    assert torch.equal(processor.apply(logits.clone())[:3], result[:3])
+    assert torch.equal(processor.apply(logits.clone())[3], logits[3])
 else:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
     from grailnode.engine.vllm.inside.sampling_v2 import SeedBoundSampling
@@ -60,6 +65,11 @@ else:
     # nothing is drawn from the rows of prompts that go on in the next step
     context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=lengths.np[order] - 1)
     assert torch.equal(processor.apply(logits.clone(), context), logits)
+    # another request in a slot, at once in the next batch
+    assert not processor.add_request(3, SamplingParams(temperature=0))
+    context = SimpleNamespace(idx_mapping_np=np.array(order), seq_lens_upper_bound_np=seen)
+    again = processor.apply(logits.clone(), context)
+    assert torch.equal(again[0], logits[0]) and torch.equal(again[1:], result[1:])
 assert issubclass(SeedBoundSampling, LogitsProcessor)
 words = sampling.seed_words([bytes([number]) * 16 for number in order])
 expected = sampling.choose(logits, words, torch.tensor(positions), 1.0).tolist()
@@ -92,8 +102,8 @@ def test_rows_with_other_temperatures_and_filters_are_drawn_together() -> None:
     for step in range(8):
         # one row begins after the other, and the last one is not ours
         arguments = [(row, RequestArguments(str(row), SEEDS[row], *kinds[row])) for row in range(3) if step + row >= 2]
-        rows = [SampledRow(row, step + row - 2, ours) for row, ours in arguments]
-        scores = draw(logits.clone(), rows, records)
+        positions = np.array([step + row - 2 for row, _ in arguments])
+        scores = DrawnRows(arguments, logits.device).draw(logits.clone(), positions, records)
     assert torch.equal(scores[3], logits[3])
     for row in range(3):
         words = sampling.seed_words([SEEDS[row]])
@@ -111,7 +121,7 @@ def test_a_position_that_is_computed_again_counts_once() -> None:
     arguments = RequestArguments("a", SEEDS[0])
     for version, position in ((1, 0), (1, 0), (1, 1), (2, 1)):
         records.version, records.sampled_states = version, torch.full((1, 2), float(version))
-        draw(torch.randn(1, 50), [SampledRow(0, position, arguments)], records)
+        DrawnRows([(0, arguments)], torch.device("cpu")).draw(torch.randn(1, 50), np.array([position]), records)
     record = records.take("a")
     assert record is not None
     assert len(record["tokens"]) == 2
@@ -120,8 +130,9 @@ def test_a_position_that_is_computed_again_counts_once() -> None:
 
 
 def test_without_the_worker_extension_nothing_is_drawn() -> None:
+    rows = DrawnRows([(0, RequestArguments("a", SEEDS[0]))], torch.device("cpu"))
     with pytest.raises(RuntimeError, match="worker extension"):
-        draw(torch.zeros(1, 5), [SampledRow(0, 0, RequestArguments("a", SEEDS[0]))], RequestRecords())
+        rows.draw(torch.zeros(1, 5), np.array([0]), RequestRecords())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import trio
@@ -17,7 +18,7 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.engine_calls import GenerationCall
 from grailnode.engine.vllm.inside.prefill_checks import STATISTICS, checked
 from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, RequestArguments, RequestRecords
-from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
@@ -68,7 +69,8 @@ def test_an_answer_of_other_tokens_is_refused(answer: list[int], drawn: tuple[in
 def draw_at(records: RequestRecords, *positions: int) -> None:
     for position in positions:
         records.sampled_states = torch.full((1, 2), float(position))
-        draw(torch.randn(1, 50), [SampledRow(0, position, RequestArguments("a", SEED))], records)
+        rows = DrawnRows([(0, RequestArguments("a", SEED))], torch.device("cpu"))
+        rows.draw(torch.randn(1, 50), np.array([position]), records)
 
 
 def test_a_step_that_comes_after_its_record_was_taken_leaves_nothing_behind() -> None:

@@ -11,7 +11,7 @@ more token may be drawn after the stop token: the node cuts it off, and it is dr
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, get_args
@@ -225,15 +225,18 @@ class RequestRecords:
                 self._records.popitem(last=False)
         return self._records[request]
 
-    def write(self, request: str, position: int, step: Step, row: int) -> None:
-        """Record the token at a position of a completion, in place of any later ones.
+    def write(self, step: Step, requests: Sequence[str], positions: Sequence[int]) -> None:
+        """Record the tokens that a step drew, at their positions in the completions, in place of any later ones.
 
-        It is dropped if the tokens before it are not recorded: the record was taken or cleared meanwhile.
+        A token is dropped if those before it are not recorded: the record was taken or cleared meanwhile.
         """
-        record = self._records.get(request) if position else self.record(request)
-        if record is not None and position <= len(record.tokens):
+        for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
+            record = self._records.get(request) if position else self.record(request)
+            if record is None or position > len(record.tokens):
+                continue
             # A request that vLLM computes again begins at an earlier position; what was drawn after it is void.
-            del record.tokens[position:]
+            if position < len(record.tokens):
+                del record.tokens[position:]
             record.tokens.append((step, row))
 
     def take(self, request: str) -> dict[str, Any] | None:
