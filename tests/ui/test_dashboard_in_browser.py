@@ -64,8 +64,8 @@ def new_page(browser):
         page = browser.new_page(**options)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("dialog", lambda dialog: errors.append("a dialog"))
-        page.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)
-        page.on("request", lambda request: request.url.startswith(address) or errors.append(request.url))
+        page.on("console", lambda message: errors.extend([message.text] * ("Content Security" in message.text)))
+        page.on("request", lambda request: errors.extend([request.url] * (not request.url.startswith(address))))
         page.goto(address)
         return page
 
@@ -74,7 +74,8 @@ def new_page(browser):
 
 
 def names(page) -> list[str]:
-    return page.locator(".rollout b").all_inner_texts()
+    texts: list[str] = page.locator(".rollout b").all_inner_texts()
+    return texts
 
 
 def test_it_loads_and_keeps_itself_new(new_page):

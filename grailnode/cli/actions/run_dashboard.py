@@ -30,6 +30,7 @@ _POLLS_PER_WINDOW: Final = 40
 _FASTEST_SECONDS: Final = 1.0
 _SLOWEST_SECONDS: Final = 30.0
 _READINGS_OF_AN_ENDED_RUN: Final = 60
+_WINDOWS_BACK: Final = 100  # older windows at each reading, for their curves
 _VIEWERS: Final = 500  # connections at a time
 _SEND_SECONDS: Final = 30.0
 _MOST_ROLLOUTS: Final = 400  # that are kept of a window
@@ -55,7 +56,7 @@ async def _serve(node: Node, host: str, port: int) -> None:
     period = node.run.schedule.rounds * node.run.beacon.period_ms / 1000
     pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
-        page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock)
+        page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock.now)
         serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
             try:
@@ -91,6 +92,7 @@ class RunReader:
             self._observer = await self._observe(self._observer)
         self._readings_left -= 1
         await self._observer.refresh()
+        await self._observer.read_back(_WINDOWS_BACK)
         state = self._observer.state()
         with suppress(StoreError, ProtocolError, PolicyError):  # the state says what storage does not show
             await self._read_rollouts(state)
