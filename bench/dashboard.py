@@ -92,7 +92,8 @@ def _first_paints(address: str) -> list[int]:
             page = browser.new_context().new_page()
             page.goto(address)
             entries = "performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)[0]"
-            page.wait_for_function(entries)
+            while page.evaluate(entries) is None:
+                page.wait_for_timeout(20)
             paints.append(round(page.evaluate(entries)))
         browser.close()
     return paints
