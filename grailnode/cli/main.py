@@ -22,6 +22,7 @@ VERBS: Final = {
     "convert": "read",
     "dashboard": "read",
     "demo": "demo",
+    "doctor": "doctor",
     "engine": "engine",
     "environments": "environments",
     "export": "results",

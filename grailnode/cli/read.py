@@ -12,6 +12,8 @@ _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
 
 @click.command()
 @run_options
+@click.option("--json", "as_json", is_flag=True, help="For scripts; with --watch a line each time.")
+@click.option("--watch", is_flag=True, help="Again and again, 20 times a window, until Ctrl-C.")
 def status(**parameters: Any) -> None:
     """Print a run's head, windows, miners and scores, read from its store."""
     run_action("run_reading", "status", parameters)

@@ -68,10 +68,11 @@ class Observer:
         self._started_at = node.clock.now()
         self._next_window = first_window
         self._oldest = first_window
-        self._last_window = last_window
+        self.last_window = last_window
         self._history = WindowHistory(node.run.evaluation.pass_at)
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
+        self._silent: list[str] = []
         self._rounds = RoundHistory(node)
         self._alarms: deque[str] = deque(maxlen=_MOST_ALARMS)
         self._storage_alarm = ""  # why storage could not be read at the last refresh
@@ -85,7 +86,8 @@ class Observer:
         self._storage_alarm = ""
         await self._try_read(self._read_chain)
         await self._try_read(self._read_names)
-        now = self._node.window() if self._last_window is None else min(self._node.window(), self._last_window)
+        await self._try_read(self._find_silent)
+        now = self._node.window() if self.last_window is None else min(self._node.window(), self.last_window)
         for validator in self._node.authority.validators:
             for window in range(self._next_window, now + 1):
                 if self._history.has_summary(window, validator):
@@ -142,6 +144,11 @@ class Observer:
         for role in ("miner", "worker") if self._node.authority.workers else ("miner",):
             for announcement in await find_participants(self._node, role):
                 self._names[announcement.key] = announcement.name
+
+    async def _find_silent(self) -> None:
+        """Note which validators have no valid announcement."""
+        announced = {item.key for item in await find_participants(self._node, "validator")}
+        self._silent = [key.hex()[:8] for key in self._node.authority.validators if key not in announced]
 
     async def _read_chain(self) -> None:
         await refresh_authority(self._node)
@@ -209,6 +216,8 @@ class Observer:
         names = {**self._names, **self._operator.names}
         miners, recent = self._history.miner_rows(names, self._operator.kinds)
         tokens = self._history.tokens()
+        head = self._chain.head
+        has_ended = head is not None and now * 1000 >= head.expires_ms
         return NetworkState(
             run_id=node.run_id.hex(),
             run_name=run.name,
@@ -233,6 +242,9 @@ class Observer:
             tokens_generated=tokens["generated"],
             tokens_verified=tokens["verified"],
             check_rate=self._history.check_rate(),
+            head_age=None if head is None else max(0.0, now - head.expires_ms / 1000 + run.head_ttl),
+            has_ended=has_ended,
+            silent=(*(["trainer"] if has_ended else []), *(f"validator {key}" for key in self._silent)),
             alarms=(*self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )
 

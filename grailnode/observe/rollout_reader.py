@@ -187,7 +187,7 @@ async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
     """
     roster = await Rosters(node).get(window)
     draw = await node.randomness(node.run.schedule.audit(window))
-    exact = node.run.environment.exact
+    exact = node.run.exact_rewards
     verified: list[VerifiedGroup] = []
     for miner in sorted(await list_announced_keys(node)):
         with suppress(StoreError, ProtocolError):

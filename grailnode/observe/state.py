@@ -112,6 +112,11 @@ class MinerRow:
         """Groups that were judged."""
         return self.accepted + self.rejections
 
+    @property
+    def unjudged(self) -> int:
+        """Groups that nobody judged; more may be judged than this view read commitments for."""
+        return max(0, self.submitted - self.judged)
+
 
 @checked_dataclass(frozen=True, config=STRICT)
 class RoundRow:
@@ -246,6 +251,9 @@ class NetworkState:
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
         unjudged: a line for each validator of this machine whose newest window was short of time.
+        head_age: seconds since the trainer signed the head, which it renews; None before the first one.
+        has_ended: whether the head has expired: the run has ended, or its trainer has stopped.
+        silent: trainer and validators who take part by the authority, and show no sign of it.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
         recent: the newest judged windows of each miner, by its key.
         stages: the windows that are not decided yet, the newest first.
@@ -270,6 +278,9 @@ class NetworkState:
     tokens_verified: int = 0
     check_rate: float = 0.0
     alarms: tuple[str, ...] = ()
+    head_age: float | None = None
+    has_ended: bool = False
+    silent: tuple[str, ...] = ()
     pass_at: int = 1
     bottleneck: str = ""
     unjudged: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from grailnode.observe.state import STRICT, Count, Hex, MinerRow, NetworkState, 
 from grailnode.ui.formatting import percent_text
 from grailnode.ui.series import Change, Tally, mean, without_gaps
 
+_MUCH = 0.5  # share of its time from which on a trainer's wait has a reason beside it
 _FROZEN = ConfigDict(**STRICT, frozen=True)
 
 
@@ -193,6 +194,7 @@ def judgement_text(report: DemoReport, findings: Findings) -> str:
 
 
 def trainer_wait_text(report: DemoReport) -> str:
-    """Say which shares of its time the trainer waited: '0.3% for I/O, 31% for data'."""
+    """Say which shares of its time the trainer waited: '0.3% for I/O, 31% for data', and why if that is much."""
     io, data = percent_text(report.trainer_io_wait_fraction), percent_text(report.trainer_data_wait_fraction)
-    return f"{io} for I/O, {data} for data"
+    shared = "; trainer and miners share this machine's cores" if report.trainer_data_wait_fraction >= _MUCH else ""
+    return f"{io} for I/O, {data} for data{shared}"

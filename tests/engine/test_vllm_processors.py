@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, validate
+from grailnode.engine.vllm.inside.request_records import (
+    GIVEN,
+    CheckArguments,
+    RequestArguments,
+    RequestRecords,
+    validate,
+)
 from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 from grailnode.engine.vllm.vllm_server import write_modules
 from protocol.rollout import sampling
+from protocol.rollout.checking import CheckRules
 from protocol.rollout.filters import Filters
+from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 from tests.engine.vllm_site import vllm_python
 
 SEEDS = [bytes([number]) * 16 for number in range(4)]
@@ -23,12 +32,12 @@ PROGRAM = """
 import json, sys, torch
 from types import SimpleNamespace
 from vllm import SamplingParams
-from grailnode.engine.vllm.inside.request_records import records
+from grailnode.engine.vllm.inside.request_records import RequestArguments, records
 from protocol.rollout import sampling
 
 def params(number, **extra):
-    arguments = {"id": str(number), "seed": (bytes([number]) * 16).hex(), **extra}
-    return SamplingParams(temperature=0, extra_args={"grailnode": arguments})
+    arguments = RequestArguments(str(number), bytes([number]) * 16, **extra)
+    return SamplingParams(temperature=0, extra_args={"grailnode": arguments.to_json()})
 
 def greedy(logits):
     return logits.argmax(-1).tolist()
@@ -74,7 +83,7 @@ assert issubclass(SeedBoundSampling, LogitsProcessor)
 words = sampling.seed_words([bytes([number]) * 16 for number in order])
 expected = sampling.choose(logits, words, torch.tensor(positions), 1.0).tolist()
 try:
-    SeedBoundSampling.validate_params(SamplingParams(temperature=1.0, extra_args={"grailnode": {"id": "x"}}))
+    SeedBoundSampling.validate_params(SamplingParams(temperature=1.0, extra_args={"grailnode": '{"request": "x"}'}))
     refused = False
 except ValueError:
     refused = True
@@ -138,22 +147,34 @@ def test_without_the_worker_extension_nothing_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "an object with an id"),
-        ({"id": "a", "sed": "00"}, "sed: no such argument"),
-        ({"id": "a", "seed": "00"}, "32 hexadecimal digits"),
-        ({"id": "a", "seed": "zz"}, "hexadecimal"),
-        ({"id": "a", "temperature": 0.0}, "a positive number"),
-        ({"id": "a", "begin": 3, "check": {"tokens": []}}, "seed, sketch and begin are needed"),
+        ({}, "request"),
+        ({"request": "a", "sed": "00"}, "sed"),
+        ({"request": "a", "seed": "00"}, "at least 16 bytes"),
+        ({"request": "a", "seed": "zz"}, "valid hex"),
+        ({"request": "a", "temperature": 0.0}, "greater than 0"),
+        ({"request": "a", "offset": -1}, "greater than or equal to 0"),
+        ({"request": "a", "sketch": {"kind": "other", "seed": "00"}}, "sketch.kind"),
+        ({"request": "a", "check": {"begin": 3, "tokens": []}}, "check.sketch"),
     ],
 )
 def test_bad_arguments_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        RequestArguments.parse({"grailnode": json.dumps(values)})
+    with pytest.raises(ValueError, match="JSON"):
         RequestArguments.parse({"grailnode": values})
+
+
+def test_arguments_are_read_as_they_were_written() -> None:
+    params, key = SamplingParams(0.7, 1, (1, 2), Filters(5, 0.9, 0.1)), SketchKey("topk", bytes(range(32)))
+    check = CheckArguments(4, (5, GIVEN, 6), SEEDS[1], key, CheckRules(params, 0.1, 0.2, 0.3, rivals=True))
+    for arguments in (RequestArguments("a", SEEDS[2], 0.1, sketch=key, offset=3), RequestArguments("b", check=check)):
+        assert RequestArguments.parse({"grailnode": arguments.to_json()}) == arguments
+    assert RequestArguments.parse({"other": 1}) is None
 
 
 def test_a_request_with_noise_of_vllm_is_refused() -> None:
     class Params:
-        extra_args = {"grailnode": {"id": "a"}}  # noqa: RUF012
+        extra_args = {"grailnode": '{"request": "a"}'}  # noqa: RUF012
         temperature = 0.0
         presence_penalty = frequency_penalty = 0.0
         repetition_penalty = 1.0

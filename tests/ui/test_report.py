@@ -102,6 +102,14 @@ def test_strangers_text_is_escaped():
     assert not {"\x1b", "\u202e", "\r"} & set(html)
 
 
+def test_groups_that_nobody_judged_have_a_word_and_a_legend():
+    miner = replace(runs.network().miners[0], submitted=192, accepted=0, rejected={"copied": 12})
+    text = page(runs.report(replace(runs.network(), miners=(miner,)), trainer_data_wait_fraction=0.84))
+    assert "0 accepted, 12 rejected, 180 not judged" in text
+    assert '<i class="open"></i><span>not judged</span><b>180</b>' in text
+    assert "84% for data; trainer and miners share this machine" in text
+
+
 def test_a_differing_digest_is_marked():
     digests = {"trainer": "5d" * 32, "miner-1": "5d" * 32, "miner-2": "00" * 32}
     html = page(runs.report(weights_digest=digests))

@@ -116,6 +116,8 @@ def groups(report: RunFigures, findings: Findings) -> Markup:
     entries += [(css[reason], clean(reason, 32), f"{count:,}") for reason, count in reasons[:COLOURS]]
     if rare := reasons[COLOURS:]:
         entries.append((f"r{COLOURS}", f"{len(rare)} other reasons", f"{sum(count for _, count in rare):,}"))
+    if unjudged := sum(miner.unjudged for miner in report.groups):
+        entries.append(("open", "not judged", f"{unjudged:,}"))
     return _figure(
         "Verification",
         plot.drawing(
@@ -136,7 +138,7 @@ def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Marku
     scale = (RIGHT - _EDGE) / widest if widest else 0.0
     parts = [("ok", "accepted", miner.accepted)]
     parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]
-    parts.append(("open", "not judged", max(0, miner.submitted - miner.judged)))
+    parts.append(("open", "not judged", miner.unjudged))
     bars, at = [], _EDGE
     for name, words, count in parts:
         if count:
@@ -155,7 +157,8 @@ def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Marku
 
 
 def _counts(miner: MinerRow) -> str:
-    return f"{miner.accepted:,} accepted, {miner.rejections:,} rejected"
+    unjudged = f", {miner.unjudged:,} not judged" if miner.unjudged else ""
+    return f"{miner.accepted:,} accepted, {miner.rejections:,} rejected{unjudged}"
 
 
 def _whole(miner: MinerRow) -> int:

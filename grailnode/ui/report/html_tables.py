@@ -20,6 +20,7 @@ def miners(report: RunFigures, recent: Mapping[str, Sequence[JudgedWindow]] | No
         ("submitted", "n wide"),
         ("accepted", "n"),
         ("rejected", "n"),
+        ("not judged", "n wide"),
         ("why", ""),
     )
     rows = [
@@ -34,6 +35,7 @@ def miners(report: RunFigures, recent: Mapping[str, Sequence[JudgedWindow]] | No
             element("td", f"{miner.submitted:,}", class_="n wide"),
             element("td", f"{miner.accepted:,}", class_="n"),
             element("td", f"{miner.rejections:,}", class_="n"),
+            element("td", f"{miner.unjudged:,}", class_="n wide"),
         )
         for miner in report.groups
     ]

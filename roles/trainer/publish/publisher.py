@@ -24,11 +24,7 @@ from roles.trainer.publish.head_writer import HeadWriter
 from roles.trainer.publish.history import History
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule, delete_unnamed_objects
-from roles.trainer.publish.version_build import (
-    VersionBuild,
-    VersionWeights,
-    reference,
-)
+from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
 from roles.trainer.spool import PUBLISHED_WEIGHTS, SnapshotName, count_shards, list_snapshots, weights_folder
 from roles.trainer.tensor_shards import ShardReader, shard_path
 

@@ -66,7 +66,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
     def apply(self, logits: Tensor) -> Tensor:
         """Draw the tokens of our rows: logits float32 [B, V], changed in place."""
         if self._drawn is None:
-            drawn = [(row, ours, tokens) for row, (ours, tokens) in sorted(rows.items()) if ours.begin is None]
+            drawn = [(row, ours, tokens) for row, (ours, tokens) in sorted(rows.items()) if ours.check is None]
             self._drawn = DrawnRows([(row, ours) for row, ours, _ in drawn], logits.device)
             self._generated = [tokens for _, _, tokens in drawn]
         # The length of vLLM's own list is the position of the token that is drawn now.
