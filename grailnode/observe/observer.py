@@ -260,6 +260,7 @@ class Observer:
         return HeadRow(
             version=manifests[-1].version,
             made_at=self._node.run.beacon.round_time(manifests[-1].beacon_round),
+            signed_at=head.expires_ms / 1000 - self._node.run.head_ttl,
             expires_at=head.expires_ms / 1000,
             epoch=head.epoch,
             revision=head.revision,

@@ -76,6 +76,7 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     await trio.sleep(3 * network.run.head_ttl)
     ended = await RunReader(network.node("late"), tmp_path).read()
     assert ended.state.stages == ()
+    assert ended.state.silent[0] == "trainer"
     assert ended.state.windows[-1].window >= state.windows[-1].window
     assert ended.rollouts
 
