@@ -238,7 +238,7 @@ def _factors(
     """Return the factors of the contributions by site, those of protocol/outer/robust.py or ones, and the rounds."""
     if not trial.robust:
         return dict.fromkeys(sent, 1.0), earlier
-    settings = RobustSettings() if trial.over_rounds else RobustSettings(long_agreement=None)
+    settings = RobustSettings() if trial.over_rounds else RobustSettings(bounds_drifts=False)
     comparison = compare(shared, [item.payload for item in sent.values()], rules, bytes(32))
     weighting = weigh_round([bytes([place]) for place in sent], comparison, earlier, settings)
     return dict(zip(sent, weighting.factors, strict=True)), earlier.after(weighting.sent)

@@ -25,7 +25,7 @@ from grailnode.engine import models
 from grailnode.engine.lora_model import read_adapters
 from grailnode.engine.policy import Policy, load_weights, published_names
 from grailnode.node.node_makers import make_node, state_directory
-from grailnode.node.role_processes import check_start
+from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import genesis_reader, policy_directory
 from grailnode.node.state_locks import lock_state
 from grailnode.node.telemetry import NodeTelemetry

@@ -39,11 +39,13 @@ class Comparison:
     Attributes:
         products: their inner products with each other: float64 [R, R].
         projections: float64 [R, PROJECTED].
+        local_steps: of the round, by its rules.
         stream: which of the streams they have.
     """
 
     products: Matrix
     projections: Matrix
+    local_steps: int
     stream: int = 0
 
 
@@ -91,7 +93,7 @@ def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, se
             products += inner_products(block)
             signs = 2.0 * np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin] - 1.0
             projections[:, : end - begin] += signs * block
-    return Comparison(products, projections, number_of_stream)
+    return Comparison(products, projections, rules.local_steps, number_of_stream)
 
 
 NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))

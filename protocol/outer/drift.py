@@ -6,37 +6,46 @@ products of the rests of different rounds are zero on average. If a site adds th
 products are the squared length of its drift. So neither the length of the noise nor the number of the other sites
 matters, and honest sites may go in a new direction in each round.
 
-Noise goes on for a while: an optimizer remembers its last gradients, and what a gate held back is sent a round later.
-So only contributions that are at least `INDEPENDENT` apart are multiplied with each other.
+Noise goes on for a while: an optimizer remembers the gradients of its last steps, and what a gate held back is sent a
+round later. So only contributions that are at least `INDEPENDENT_STEPS` local steps and `INDEPENDENT` contributions
+apart are multiplied with each other.
 
 What these products say is uncertain by chance, as there are few of them at first. This uncertainty follows from the
 rests themselves: the signs of a projection are random, so each of its numbers would have had the opposite sign with the
 same probability (protocol/outer/comparing.py). A drift counts only as far as it exceeds `CERTAINTY` standard
 deviations.
+
+A site with a drift is not refused: its contribution is scaled down until the drift in it is short, and the rest counts.
+So a site that only seems to drift goes on like the others, and what it sends later shows it.
 """
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.inner_products import Matrix, dot, inner_products
+from protocol.kernels.inner_products import Matrix, dot
 from protocol.outer.comparing import SentRound
-
-SETTLED: Final = 8
-"""Contributions of a site before they are compared over the rounds."""
-
-COMPARED_ROUNDS: Final = 32
-"""Newest contributions of a site that are compared."""
-
-DECAY: Final = 0.9
-"""What a contribution of a site weighs for each contribution that it made later."""
 
 INDEPENDENT: Final = 3
 """By how many contributions of its site two of them are apart, if their noise is independent."""
+
+INDEPENDENT_STEPS: Final = 24
+"""By how many local steps they are apart as well."""
+
+SETTLED: Final = 5
+"""Contributions of a site, beyond the first ones that are that far apart, before they are compared over the rounds."""
+
+DECAY: Final = 0.9
+"""What a contribution of a site weighs for each contribution that it made later, or for each `DECAY_STEPS` steps."""
+
+DECAY_STEPS: Final = 8
+
+LARGEST_DRIFT: Final = 0.33
+"""The longest drift in a contribution that counts, as a share of the length that the others have in common."""
 
 CERTAINTY: Final = 3.0
 """Standard deviations by which a figure exceeds what chance would show."""
@@ -62,54 +71,53 @@ class _Projected:
     variance: Matrix
 
 
-def drift_cosine(rounds: Sequence[SentRound], worker: bytes, excluded: Collection[bytes] = ()) -> float | None:
-    """Return the cosine between what a site sent, without noise, and the same without its drift.
+def drift_factor(
+    rounds: Sequence[SentRound], worker: bytes, local_steps: int, excluded: Collection[bytes] = ()
+) -> float:
+    """Return the factor, at most 1, that scales a site's contribution down until the drift in it is short.
 
     Args:
         rounds: oldest first.
+        local_steps: of a round, by its rules.
         excluded: sites that do not count among the others.
 
     Returns:
-        1 if the rounds show no drift. None if they say nothing, since the site took part in too few rounds with at
+        1 if the rounds show no drift, or a short one, or say nothing: the site took part in too few rounds with at
         least two others, or the others have no common direction.
     """
-    projected = _project(rounds, worker, excluded)
-    if projected is None:
-        return None
+    apart = max(INDEPENDENT, -(-INDEPENDENT_STEPS // local_steps))
+    decay = 1 - (1 - DECAY) * min(local_steps, DECAY_STEPS) / DECAY_STEPS
+    projected = _project(rounds, worker, excluded, decay)
+    if projected is None or len(projected.weights) < apart + SETTLED:
+        return 1.0
     squares = projected.weights * projected.weights
     agreement = dot(squares, projected.agreement)
     if agreement <= CERTAINTY * math.sqrt(dot(squares * squares, projected.variance)):
-        return None
-    common = max(0.0, dot(squares[:, None] * projected.own, projected.others))
-    scale = common / agreement
-    drift = _least_drift(projected.weights, projected.own - scale * projected.others, projected.streams)
-    common_square = scale * common / dot(projected.weights, projected.weights)
-    if drift + common_square <= 0:
-        return None
-    return math.sqrt(common_square / (common_square + drift))
+        return 1.0
+    scale = max(0.0, dot(squares[:, None] * projected.own, projected.others)) / agreement
+    drift = _least_drift(projected.weights, projected.own - scale * projected.others, projected.streams, apart)
+    bound = LARGEST_DRIFT**2 * agreement / dot(projected.weights, projected.weights)
+    return 1.0 if drift <= bound else math.sqrt(bound / drift)
 
 
-def _project(rounds: Sequence[SentRound], worker: bytes, excluded: Collection[bytes]) -> _Projected | None:
-    """Return what is compared; None if it is too little."""
+def _project(
+    rounds: Sequence[SentRound], worker: bytes, excluded: Collection[bytes], decay: float
+) -> _Projected | None:
+    """Return what is compared; None if it is nothing."""
     rows = []
-    for sent in reversed(rounds):
-        if worker not in sent.workers:
-            continue
+    for sent in rounds:
         places = [
             place
             for place, other in enumerate(sent.workers)
             if other != worker and other not in sent.refused and other not in excluded
         ]
-        if len(places) >= 2:
+        if worker in sent.workers and len(places) >= 2:
             rows.append((sent, sent.workers.index(worker), places))
-        if len(rows) == COMPARED_ROUNDS:
-            break
-    if len(rows) < SETTLED:
+    if not rows:
         return None
-    rows.reverse()
     agreements = np.array([_agreement(sent, places) for sent, _, places in rows])
     return _Projected(
-        weights=np.multiply.accumulate([1.0, *[DECAY] * (len(rows) - 1)])[::-1],
+        weights=np.multiply.accumulate([1.0, *[decay] * (len(rows) - 1)])[::-1],
         own=np.array([sent.projections[place] for sent, place, _ in rows], np.float64),
         others=np.array([sum(sent.projections[places].astype(np.float64)) / len(places) for sent, _, places in rows]),
         streams=np.array([sent.stream for sent, _, _ in rows]),
@@ -133,17 +141,24 @@ def _mean_of_pairs(products: Matrix) -> float:
     return dot(products, np.triu(np.ones_like(products), 1)) / _pairs(len(products))
 
 
-def _least_drift(weights: Matrix, rests: Matrix, streams: NDArray[np.int64]) -> float:
+def _least_drift(weights: Matrix, rests: Matrix, streams: NDArray[np.int64], apart: int) -> float:
     """Return the least squared length of a drift that rests show: at least 0.
 
     Args:
         weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first; streams: int64 [N].
+        apart: by how many contributions the two of each pair are apart, at least.
     """
-    order = np.arange(len(rests))
-    apart = np.abs(order[:, None] - order) >= INDEPENDENT
-    pairs: Any = np.outer(weights, weights) * (apart & (streams[:, None] == streams))
-    if not pairs.any():
-        return 0.0
-    estimate = dot(pairs, inner_products(rests))
-    variance = 2 * dot(pairs * pairs, inner_products(rests * rests))  # each pair is there twice
-    return max(0.0, estimate - CERTAINTY * math.sqrt(variance)) / dot(pairs, np.ones_like(pairs))
+    estimate = variance = pairs = 0.0
+    for stream in sorted(set(streams.tolist())):
+        # Each contribution is multiplied with the sum of those that are long enough ago: that is one product for all.
+        total, total_squares, total_weight = (np.zeros(rests.shape[1]), np.zeros(rests.shape[1]), 0.0)
+        for old, new in zip(range(len(rests)), range(apart, len(rests)), strict=False):
+            if streams[old] == stream:
+                total += weights[old] * rests[old]
+                total_squares += (weights[old] * rests[old]) ** 2
+                total_weight += weights[old]
+            if streams[new] == stream:
+                estimate += dot(weights[new] * rests[new], total)
+                variance += dot((weights[new] * rests[new]) ** 2, total_squares)
+                pairs += weights[new] * total_weight
+    return max(0.0, estimate - CERTAINTY * math.sqrt(variance)) / pairs if pairs > 0 else 0.0

@@ -8,9 +8,9 @@ other:
 2. A contribution must agree with the others: the cosine between it and the sum of the others (leave one out) is
    compared with the median of these cosines. The least agreeing one is removed, and the rest is compared again, as long
    as fewer than half of all are removed. Two contributions cannot be told apart, so this needs three.
-3. The same holds, with a higher share of the median, for cosines that show how much of what a site sent over many
-   rounds is a drift (protocol/outer/drift.py). They are without noise, so a small drift that a site adds in every round
-   stands out.
+3. A contribution is scaled down if what its site sent over many rounds shows a drift, until the drift in it is short
+   (protocol/outer/drift.py). The largest drift is looked for first; that site then does not count among the others, and
+   they are looked at again, as long as fewer than half of all are scaled down.
 4. No site has more than a share of the summed lengths.
 
 A contribution without values, or one that is much shorter than the median, is not compared, and counts as it is: its
@@ -28,7 +28,7 @@ import numpy as np
 
 from protocol.kernels.inner_products import Matrix, row_products
 from protocol.outer.comparing import Comparison, SentRound, SentRounds
-from protocol.outer.drift import drift_cosine
+from protocol.outer.drift import drift_factor
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class RobustSettings:
         clips: whether contributions are scaled down to the median length.
         agreement: share of the median cosine that a contribution must reach; 0 refuses only those that point away from
             the others; None refuses none.
-        long_agreement: the same for what drifts leave over rounds; None refuses none.
+        bounds_drifts: whether contributions with a drift are scaled down.
         compared_length: share of the median length below which a contribution is not compared.
         share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
     """
 
     clips: bool = True
     agreement: float | None = 0.25
-    long_agreement: float | None = 0.95
+    bounds_drifts: bool = True
     compared_length: float = 0.1
     share: float = 0.5
 
 
-PLAIN_MEAN = RobustSettings(clips=False, agreement=None, long_agreement=None, share=1.0)
+PLAIN_MEAN = RobustSettings(clips=False, agreement=None, bounds_drifts=False, share=1.0)
 """No bounds: the mean of the papers."""
 
 
@@ -62,14 +62,13 @@ class Weighting:
     Attributes:
         factors: of each contribution, in (0, 1]; 0 for a poisoned one.
         cosines: of each with the sum of the others, before any was removed.
-        drift_cosines: of each, from the rounds up to this one, before any was removed for it; None where they say
-            nothing.
+        drift_factors: what its drift scales each down by, from the rounds up to this one.
         sent: what is remembered of the round.
     """
 
     factors: tuple[float, ...]
     cosines: tuple[float, ...]
-    drift_cosines: tuple[float | None, ...]
+    drift_factors: tuple[float, ...]
     sent: SentRound
 
 
@@ -93,16 +92,15 @@ def weigh_round(
     scales = np.array(_length_factors(lengths, clips=True))[compared]
     projections = (comparison.projections[compared] * scales[:, None]).astype(np.float32)
     sent = SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
-    over_rounds = _DriftCosines(workers, compared, earlier.after(sent))
-    drift_cosines = over_rounds.of([place for place in compared if place in active])
-    if settings.long_agreement is not None:
-        _refuse(active, compared, settings.long_agreement, over_rounds.of)
+    drifts = [1.0] * len(lengths)
+    if settings.bounds_drifts:
+        drifts = _drift_factors(earlier.after(sent).rounds, workers, active, compared, comparison.local_steps)
+    factors = [factor * drift for factor, drift in zip(factors, drifts, strict=True)]
     _limit_shares(factors, lengths, active, settings.share)
     result = tuple(factors[place] if place in active else 0.0 for place in range(len(lengths)))
     refused = frozenset(worker for worker, factor in zip(workers, result, strict=True) if factor == 0)
     cosines = tuple(first_cosines[place] for place in range(len(lengths)))
-    shown = tuple(drift_cosines.get(place) for place in range(len(lengths)))
-    return Weighting(result, cosines, shown, replace(sent, refused=refused))
+    return Weighting(result, cosines, tuple(drifts), replace(sent, refused=refused))
 
 
 def _median_length(lengths: Sequence[float]) -> float:
@@ -164,27 +162,26 @@ def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) 
     return result
 
 
-class _DriftCosines:
-    """The cosines that show the drifts of sites.
+def _drift_factors(
+    rounds: Sequence[SentRound], workers: Sequence[bytes], active: Sequence[int], compared: Sequence[int], steps: int
+) -> list[float]:
+    """Return by what the drift of each site scales its contribution down.
 
     Args:
-        workers: of the contributions of this round; compared: their places that are compared.
-        sent: the rounds up to this one.
+        rounds: up to this one; workers: of the contributions of this round.
+        active: places that are not refused; compared: places that are compared, of which fewer than half are scaled.
+        steps: local steps of a round.
     """
-
-    def __init__(self, workers: Sequence[bytes], compared: Sequence[int], sent: SentRounds) -> None:
-        self._workers = {place: workers[place] for place in compared}
-        self._rounds = sent.rounds
-        self._results: dict[frozenset[int], dict[int, float]] = {}
-
-    def of(self, rest: Sequence[int]) -> dict[int, float]:
-        """Return those that say something of the contributions that are left; the others of this round do not count."""
-        key = frozenset(rest)
-        if key not in self._results:
-            refused = frozenset(worker for place, worker in self._workers.items() if place not in key)
-            cosines = {place: drift_cosine(self._rounds, self._workers[place], refused) for place in rest}
-            self._results[key] = {place: cosine for place, cosine in cosines.items() if cosine is not None}
-        return self._results[key]
+    factors, rest = [1.0] * len(workers), [place for place in compared if place in active]
+    while 2 * (len(compared) - len(rest) + 1) < len(compared):
+        excluded = {workers[place] for place in compared if place not in rest}
+        found = {place: drift_factor(rounds, workers[place], steps, excluded) for place in rest}
+        worst = min(rest, key=lambda place: found[place])
+        if found[worst] == 1:
+            break
+        factors[worst] = found[worst]
+        rest.remove(worst)
+    return factors
 
 
 def _limit_shares(factors: list[float], lengths: Sequence[float], active: Sequence[int], share: float) -> None:

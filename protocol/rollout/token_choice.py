@@ -6,6 +6,7 @@ best score, and on a GPU by protocol/rollout/gumbel_triton.py.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,9 +17,13 @@ from protocol.rollout.sampling import (
     best_tokens_on_gpu,
     choose,
     exponential_sums,
+    gumbel,
     has_triton,
+    hash_pairs,
     log_probabilities,
     noise_table,
+    seed_words,
+    token_places,
 )
 
 
@@ -55,6 +60,26 @@ def choose_with_log_probabilities(
     for row in (tokens < 0).nonzero().flatten().tolist():  # a policy that computes no finite number
         tokens[row] = choose(logits[row], seeds[row], positions[row], temperature, filters)
     return tokens, scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - log_sums
+
+
+def best_rivals(
+    logits: Tensor,
+    tokens: Tensor,
+    seeds: Sequence[bytes],
+    lengths: Sequence[int],
+    temperature: float,
+    *,
+    first: int = 0,
+) -> Tensor:
+    """Return the token with the best score at each position but the own one, without filters, and by how much its score
+    falls short: float32 [N, 2]; the arguments are those of `sampling.batch_margins`.
+    """
+    words, positions = token_places(seed_words(list(seeds), logits.device), lengths, first)
+    others = logits.scatter(-1, tokens[:, None], -math.inf)
+    rivals, _ = choose_with_log_probabilities(others, words, positions, temperature)
+    both = torch.stack([tokens, rivals], dim=1)
+    scores = logits.gather(-1, both) / temperature + gumbel(hash_pairs(words[:, None], positions[:, None], both))
+    return torch.stack([rivals.to(torch.float32), scores[:, 0] - scores[:, 1]], dim=1)
 
 
 def greedy_with_log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:

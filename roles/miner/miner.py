@@ -71,7 +71,7 @@ class Miner:
         pledge = groups, self._version_to_pledge(self._node.window() + 1)
         if pledge != (self._pledged_groups, self._pledged_version) or trio.current_time() >= self._renewal_time:
             run = self._node.run
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.generating_arithmetic)
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.arithmetic)
             renewal = _RENEWAL_WINDOWS * run.schedule.rounds * run.beacon.period_ms / 1000
             self._pledged_groups, self._pledged_version = pledge
             self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)
@@ -172,7 +172,7 @@ class Miner:
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
         """Upload the batch, then the commitment that makes it count; return False if the deadline came first."""
         node = self._node
-        batch, commitment = assemble(groups, self._engine.generating_arithmetic)
+        batch, commitment = assemble(groups, self._engine.arithmetic)
         with trio.move_on_after(max(0.0, node.run.deadline_time(window) - node.clock.now())) as scope:
             await node.publish(paths.batch(node.key.public, window, commitment.batch), batch)
             await node.publish(paths.commitment(node.key.public, window), sign(commitment, node.key))

@@ -52,7 +52,7 @@ class Judge:
         self._window = window
         self._randomness = randomness
         self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
-        self.arithmetic = engine.checking_arithmetic
+        self.arithmetic = engine.arithmetic
 
     async def judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
         """Judge groups, some thousands of tokens at a time, and return the judgements in order.

@@ -200,7 +200,7 @@ class Validator:
             weights=weights.digest,
             roster=roster.validators,
             judges=min(roster.judges, len(roster.validators)),
-            arithmetic=self._engine.checking_arithmetic,
+            arithmetic=self._engine.arithmetic,
             rows=tuple(sorted(rows, key=lambda row: row.miner)),
             amendments=self._reaudit.take_amendments(),
             scores=(),

@@ -108,6 +108,22 @@ async def test_sat(tmp_path: Path) -> None:
     assert network.events("trainer/training", "step")
 
 
+@simulated
+async def test_a_mixture() -> None:
+    mixture = "addition=600000,countdown=400000"
+    network = Network(demo_rules(environment=mixture, groups=4, group_size=4, max_tokens=8, evaluation_problems=6))
+    await run_with_liar(network, 6)
+    assert {reward for _, reward in await check_rewards(network)} >= {0.0, 1.0}
+    prompts = [
+        network.policy.tokenizer.decode(group.prompt_tokens)
+        for group, _ in await judged_groups(network, "miner-1", range(6))
+    ]
+    assert {">" in prompt for prompt in prompts} == {True, False}  # problems of countdown, and of addition
+    entries = await summaries(network, "validator-0", range(6))
+    for evaluation in (entry.evaluation for entry in entries if entry.evaluation is not None):
+        assert {stratum.name: stratum.problems for stratum in evaluation.strata} == {"addition": 3, "countdown": 3}
+
+
 ANSWERS = ("3", "4", "5")
 COMPLETIONS = tuple(f"{think}<solution>{answer}</solution>" for answer in ANSWERS for think in ("", "<think>a</think>"))
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}<assistant>"

@@ -108,6 +108,10 @@ async def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
     assert state.versions[-1].version == version
     assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 4
     assert any("has expired" in alarm for alarm in state.alarms)
+    assert state.has_ended
+    assert state.silent == ("trainer", f"validator {key('validator-0').public.hex()[:8]}")
+    assert state.head_age is not None
+    assert state.head_age > 2 * network.run.head_ttl
 
 
 @simulated

@@ -50,8 +50,7 @@ def test_who_calls_every_open_token_more_or_less_likely_is_found_within_three_wi
 
 
 @pytest.mark.parametrize(
-    ("offset", "windows"),
-    [(0, 500), (-BIAS, 500), (BIAS, 500), pytest.param(BIAS, 10_000, marks=pytest.mark.slow)],
+    ("offset", "windows"), [(0, 500), (-BIAS, 500), (BIAS, 500), pytest.param(BIAS, 10_000, marks=pytest.mark.slow)]
 )
 def test_honest_noise_is_not_found_whatever_its_allowed_bias(offset: int, windows: int) -> None:
     values = differences(windows * GROUPS, 0.0, seed=windows) + offset * TOKENS

@@ -5,7 +5,8 @@ from typing import Final, Unpack
 
 from grailnode.cli.options import RunOptions, check_name, report_line
 from grailnode.config import Config
-from grailnode.node.role_processes import Role, check_start, run_role
+from grailnode.node.role_checks import Role, check_start
+from grailnode.node.role_processes import run_role
 from grailnode.run.joining import open_config
 from roles.ports import NotFoundError
 

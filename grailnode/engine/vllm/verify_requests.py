@@ -31,6 +31,7 @@ from roles.ports import EngineError
 
 _SOCKET: Final = "verify"
 _MAX_ADDRESS_BYTES: Final = 103  # of a path, on the systems that allow least
+_MAX_NAMES: Final = 20  # of tensors in a line
 _MAX_ANSWER_BYTES: Final = 64 << 20
 
 
@@ -59,6 +60,28 @@ class Verification:
     different: tuple[str, ...] = ()
     failure: str = ""
     error: str = ""
+
+    def finding(self) -> str:
+        """Say in a line that all tensors are the signed ones.
+
+        Raises:
+            UserError: they were not, or nothing was verified.
+        """
+        if self.error:
+            raise UserError(f"nothing was verified: {self.error}")
+        if self.failure:
+            raise UserError(f"{self._difference()}; vLLM was started again and equals the signed weights now")
+        return (
+            f"version {self.version} equals its signed weights: {self.tensors} tensors read back from vLLM in "
+            f"{self.seconds:.1f} s, digest {self.digest}"
+        )
+
+    def _difference(self) -> str:
+        if not self.different:
+            return f"version {self.version} was not in vLLM ({self.failure})"
+        names = ", ".join(self.different[:_MAX_NAMES]) + (", ..." if len(self.different) > _MAX_NAMES else "")
+        count = f"{len(self.different)} of {self.tensors} tensors"
+        return f"version {self.version} differed from its signed weights in {count}: {names}"
 
     def to_json(self) -> bytes:
         """Return the line that `from_json` reads."""

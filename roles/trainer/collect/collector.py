@@ -233,7 +233,6 @@ class Collector:
         try:
             async with self._slow_slots if miner in self._slow_miners else self._slots:
                 after_deadline = await self._deadline_has_passed(window)
-                await self._acceptance.retry(window, miner)
                 verdict_count = len(self._reader(window).verdicts[miner])
                 decisions = await self._unlogged_decisions(window, miner, final)
                 final_decisions = [decision for decision in decisions if not decision.pending]

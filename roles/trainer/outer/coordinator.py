@@ -331,7 +331,7 @@ class Coordinator:
         comparison = await node.run_sync(compare, self._shared, in_order, rules, secret)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
-        for worker, cosine, drift_cosine in zip(workers, weighting.cosines, weighting.drift_cosines, strict=True):
+        for worker, cosine, drift in zip(workers, weighting.cosines, weighting.drift_factors, strict=True):
             norm = attendance.contributions[worker].record.norm
             node.telemetry.event(
                 "contribution-weighed",
@@ -340,7 +340,7 @@ class Coordinator:
                 cosine=cosine,
                 norm=norm,
                 factor=factors[worker],
-                **({} if drift_cosine is None else {"drift_cosine": drift_cosine}),
+                drift_factor=drift,
             )
             if factors[worker] == 0:
                 attendance.refusals[worker] = RefusalReason.POISONED

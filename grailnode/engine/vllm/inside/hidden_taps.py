@@ -1,4 +1,4 @@
-"""Records hidden states in the serving model: those that tokens are drawn from, and those of whole prefills."""
+"""Takes hidden states in the serving model: those that tokens are drawn from, and those of prefills to check."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from grailnode.engine.vllm.inside.prefill_checks import Project, checked
-from grailnode.engine.vllm.inside.request_records import RequestArguments, records
+from grailnode.engine.vllm.inside.request_records import CheckArguments, records
 
-Record = Callable[[torch.Tensor, Iterable[tuple[int, RequestArguments]], Any, Any], None]
+Prefill = tuple[int, str, CheckArguments]
+"""A prefill's row in the batch, its request, and how it is checked."""
+Record = Callable[[torch.Tensor, Iterable[Prefill], Any, Any], None]
 
 
 def install(runner: Any) -> None:
@@ -43,8 +45,8 @@ def _tap_v1(runner: Any, record: Record) -> None:
 
     def recording_forward(*arguments: Any, **keywords: Any) -> Any:
         output = forward(*arguments, **keywords)
-        # Rows whose token is drawn have no `begin`; their states come from the output projection above.
-        prefills = [(row, ours) for row, (ours, _) in rows.items() if ours.begin is not None]
+        # Rows whose token is drawn have no `check`; their states come from the output projection above.
+        prefills = [(row, ours.request, ours.check) for row, (ours, _) in rows.items() if ours.check is not None]
         if prefills and isinstance(output, torch.Tensor):
             starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
             record(output, prefills, starts, computed)
@@ -61,7 +63,7 @@ def _tap_v2(runner: Any, record: Record) -> None:
     # V2 gives the states of all tokens to its sampler, before it takes those that are sampled.
     def recording_sample(hidden_states: Any, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
         in_batch = ((row, slots.get(slot)) for row, slot in enumerate(input_batch.idx_mapping_np.tolist()))
-        prefills = [(row, item) for row, item in in_batch if item is not None and item.begin is not None]
+        prefills = [(row, ours.request, ours.check) for row, ours in in_batch if ours and ours.check]
         if prefills:
             record(hidden_states, prefills, input_batch.query_start_loc_np, input_batch.num_computed_tokens_np)
         return sample(hidden_states, input_batch, *arguments, **keywords)
@@ -73,28 +75,24 @@ def _record(
     project: Project,
     vocabulary: int,
     states: torch.Tensor,
-    prefills: Iterable[tuple[int, RequestArguments]],
+    prefills: Iterable[Prefill],
     starts: Any,
     computed: Any,
 ) -> None:
-    """Record the states of prefills, or what is checked by them.
+    """Check prefills, and record the results.
 
     Args:
         project: computes the logits of states.
         states: [N, D] of all tokens of the pass, request behind request.
-        prefills: rows of the batch.
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
     """
-    for row, arguments in prefills:
+    for row, request, arguments in prefills:
         # `position` is where this pass begins in the request, counted in tokens; earlier passes computed what lies
         # before it.
         start, position = int(starts[row]), int(computed[row])
-        begin = arguments.begin or 0
-        skipped = max(0, begin - position)
+        skipped = max(0, arguments.begin - position)
         part, position = states[start + skipped : int(starts[row + 1])], position + skipped
         # The prompt's states before `begin` are not needed, and may cover the whole pass.
         if len(part):
-            if arguments.check is not None:
-                part = checked(arguments.check, position - begin, part, project, vocabulary)
-            # A copy, because vLLM reuses the memory of a pass.
-            records.record(arguments.request).write_prefill(position, records.version, part.clone())
+            result = checked(arguments, position - arguments.begin, part, project, vocabulary)
+            records.record(request).write_prefill(position, records.version, result)

@@ -10,15 +10,17 @@ from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments
 from protocol.rollout.checking import DrawnTokens, check_completions
 from protocol.rollout.sketch import BYTES_PER_TOKEN
 
-STATISTICS: Final = BYTES_PER_TOKEN + 3
-"""Numbers of each token: the values of its sketch, its margin, whether a stop token is due, its log-probability."""
+WIDTHS: Final = (BYTES_PER_TOKEN, 1, 1, 1)
+"""Numbers of each token: the values of its sketch, its margin, whether a stop token is due, its log-probability; its
+best rival may follow.
+"""
 
 Project = Callable[[Tensor], Tensor]
 
 
 def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Project, vocabulary: int) -> Tensor:
-    """Check the tokens of a completion that one pass of its prefill covers: float32 [n, STATISTICS], a row for each
-    token that the policy drew.
+    """Check the tokens of a completion that one pass of its prefill covers: float32 [n, S], a row with the
+    numbers of WIDTHS for each token that the policy drew.
 
     Args:
         begin: the position of the first of these tokens in the completion.
@@ -34,4 +36,4 @@ def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Proj
         own, lambda part: project(part).to(torch.float32), [drawn], arguments.rules, vocabulary, first=before
     )
     others = torch.stack([check.margins, check.stops.float(), check.logprobs], dim=1)
-    return torch.cat([check.sketch, others], dim=1)
+    return torch.cat([check.sketch, others, check.rivals], dim=1)
