@@ -11,6 +11,7 @@ from protocol import environments, limits
 from protocol.beacon import ChainInfo
 from protocol.encoding import Ascending, Line, Record
 from protocol.environments.record import EnvironmentSpec, MixtureSpec
+from protocol.environments.rubric import RubricPart
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
@@ -224,6 +225,8 @@ class RunManifest(Record):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
         if not all(map(self._plays_by_rule, known)):
             raise ValueError("an episode that the environment does not play, or none for one that plays episodes")
+        if self.episode is not None and any(spec.rubric for spec in self.tasks):
+            raise ValueError("a rubric of episodes, which it does not cover")
         if self.group_items > limits.MAX_GROUP_ITEMS:
             raise ValueError(f"groups of up to {self.group_items} values, of which a reader takes less")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
@@ -257,6 +260,10 @@ class RunManifest(Record):
         if len(self.environment) == 1:
             return self.environment[0].environment.name
         return ",".join(f"{member.environment.name}={member.ppm}" for member in self.environment)
+
+    def rubric(self, stratum: str) -> tuple[RubricPart, ...]:
+        """Return the parts of the reward of a problem, whose stratum in a mixture is the environment's name."""
+        return next(spec.rubric for spec in self.tasks if len(self.tasks) == 1 or spec.name == stratum)
 
     @property
     def exact_rewards(self) -> bool:

@@ -47,8 +47,9 @@ def read_text(path: Path) -> str:
             data = file.read(_MAX_BYTES + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
+        what = (error.strerror or "no file").lower() if isinstance(error, OSError) else "not UTF-8"
         raise PolicyError(
-            f"{path}: cannot be read ({error}); a policy is a Hugging Face checkpoint directory"
+            f"{path}: cannot be read ({what}); a policy is a Hugging Face checkpoint directory"
         ) from error
     if len(data) > _MAX_BYTES:
         raise PolicyError(f"{path}: larger than {_MAX_BYTES} bytes")

@@ -27,6 +27,7 @@ from grailnode.sandbox.inside.plugin_host import GROUP
 from protocol import bounded_json, environments, limits
 from protocol.digest import content_digest
 from protocol.environments import Requirements
+from protocol.environments import rubric as rubrics
 from protocol.environments.record import (
     OWN_DISTRIBUTION,
     SHARES,
@@ -103,14 +104,25 @@ def built_in_spec(name: str) -> EnvironmentSpec:
     return EnvironmentSpec(name=name, code=(code,), python=python, config=b"{}", exact=exact)
 
 
-def task_spec(text: str, plugins: Mapping[str, EnvironmentSpec] = MappingProxyType({})) -> MixtureSpec:
+def task_spec(
+    text: str, plugins: Mapping[str, EnvironmentSpec] = MappingProxyType({}), rubric: str = ""
+) -> MixtureSpec:
     """Return the record of a task, as `parse_mixture` reads it.
 
     Args:
         plugins: the records of its environments that are no built-in ones, by name.
+        rubric: the parts of the reward of each.
+
+    Raises:
+        PluginError: the rubric is none.
     """
+    try:
+        change = {"rubric": rubrics.parse(rubric)}
+    except ValueError as error:
+        raise PluginError(f"--rubric {rubric}: no rubric, such as score=7/10,thinking=1/10,overlong:512=1") from error
+    specs = {name: plugins.get(name) or built_in_spec(name) for name in parse_mixture(text)}
     return tuple(
-        EnvironmentShare(ppm=share, environment=plugins.get(name) or built_in_spec(name))
+        EnvironmentShare(ppm=share, environment=specs[name].model_copy(update=change))
         for name, share in parse_mixture(text).items()
     )
 
@@ -167,7 +179,7 @@ def check_code(spec: EnvironmentSpec) -> None:
             f"environment {spec.name!r} of this run is that of {spec.code[0]}, and here it is that of {own.code[0]}: "
             f"install {spec.code[0].distribution} {spec.code[0].version}, or join with code of equal digest"
         )
-    if own.model_copy(update={"code": spec.code}) != spec:
+    if own.model_copy(update={"code": spec.code, "rubric": spec.rubric}) != spec:
         raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")
 
 

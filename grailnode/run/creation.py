@@ -116,7 +116,7 @@ def draft_manifest(
         ),
         lora=None if lora is None else lora.spec,
         precision=rules.precision,
-        environment=environment or registry.task_spec(rules.environment),
+        environment=environment or registry.task_spec(rules.environment, rubric=rules.rubric),
         data=requirements.file_reference(rules.data),
         chat=chat,
         sampling=SamplingSpec(

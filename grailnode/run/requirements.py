@@ -13,6 +13,7 @@ from grailnode import UserError
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
+from grailnode.environments.contract import example_data
 from grailnode.environments.wheels import PluginError, Wheel
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
@@ -84,11 +85,14 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             on it.
     """
     environment, data = rules.environment, rules.data
-    if find(environment).data != (data is not None):
+    needs = find(environment)
+    if needs.data and data is None:
         raise RequirementError(
-            f"environment {environment!r} "
-            + ("takes no data file: drop --data" if data else "takes its problems from a data file: --data FILE")
+            f"environment {environment!r} takes its problems from a data file: --data FILE; a packaged example is "
+            f"{example_data(needs)}"
         )
+    if data is not None and not needs.data:
+        raise RequirementError(f"environment {environment!r} takes no data file: drop --data")
     try:
         problems = None if data is None else environments.dataset(_reader(environment), _read(data))
     except ProtocolError as error:
@@ -97,7 +101,7 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     generated = {name: plugin.environment for name, plugin in plugins.items()} | {
         name: environments.get(name) for name in registry.parse_mixture(environment) if name in environments.names
     }
-    members = registry.task_spec(environment, {name: plugin.spec for name, plugin in plugins.items()})
+    members = registry.task_spec(environment, {name: plugin.spec for name, plugin in plugins.items()}, rules.rubric)
     prompts = _prompts(problems, generated.values())
     chat, turns, notice = None, episode(rules), ""
     if rules.system is not None:
@@ -106,6 +110,8 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
         if turns is not None:
             chat, changes = template.with_turns(chat, [policy.tokenizer.decode((stop,)) for stop in policy.stops])
             notice = _CHANGED_PAST if changes else ""
+    if rules.rubric and turns is not None:
+        raise RequirementError(f"environment {environment!r} has episodes, which no rubric covers: drop --rubric")
     longest = completion_tokens(rules) if turns is None else turns.tokens
     _check_prompts(data or environment, prompts, policy, longest, chat)
     wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}

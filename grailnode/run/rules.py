@@ -94,6 +94,8 @@ class Rules(TimingRules):
     """The task (docs/spec/environments.md), or several with shares in millionths: addition=700000,countdown=300000."""
     environment_config: str = "{}"
     """The configuration of a plug-in's task: a JSON object. Of several tasks, an object of these by name."""
+    rubric: str = ""
+    """Parts of the reward with their weights: score=7/10,thinking=1/10,overlong:512=1. Default: the task's score."""
     data: Path | None = None
     """JSON Lines with the problems, for a task that reads them."""
     chat: bool = False

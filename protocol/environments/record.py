@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol import bounded_json, limits
 from protocol.encoding import Record
+from protocol.environments.rubric import Rubric
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest
 
@@ -64,6 +65,7 @@ class EnvironmentSpec(Record):
         python: the version of Python that executes foreign code, such as '3.11'; empty if there is none.
         config: what the environment is created with, as `canonical_config` returns it.
         exact: whether every machine computes the same rewards.
+        rubric: the parts of the reward; empty for the environment's own score alone.
     """
 
     kind: ClassVar[str] = "environment"
@@ -72,6 +74,7 @@ class EnvironmentSpec(Record):
     python: Annotated[str, Field(pattern=r"^(3\.[1-9][0-9]?)?$")]
     config: Annotated[bytes, Field(max_length=limits.MAX_CONFIG_BYTES), AfterValidator(_check_config)]
     exact: bool
+    rubric: Rubric = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> "EnvironmentSpec":
