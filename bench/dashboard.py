@@ -45,7 +45,7 @@ class GrowingRun:
 async def measure(windows: int, miners: int, readings: int, viewers: int) -> dict[str, Any]:
     """Return the figures of a run of some size, with some viewers, over some readings."""
     run = GrowingRun(windows, miners)
-    page = Dashboard("bench", run.read, 0.0, run)
+    page = Dashboard("bench", run.read, 0.0, run.now)
     address = f"http://127.0.0.1:{PORT}/"
     figures: dict[str, Any] = {"windows": windows, "miners": miners, "viewers": viewers}
     async with trio.open_nursery() as nursery:
@@ -92,7 +92,8 @@ def _first_paints(address: str) -> list[int]:
             page = browser.new_context().new_page()
             page.goto(address)
             entries = "performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)[0]"
-            page.wait_for_function(entries)
+            while page.evaluate(entries) is None:
+                page.wait_for_timeout(20)
             paints.append(round(page.evaluate(entries)))
         browser.close()
     return paints

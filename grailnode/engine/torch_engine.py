@@ -25,7 +25,7 @@ from protocol.patch import apply_with_digests
 from protocol.proof import Arithmetic, arithmetic_of
 from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.checking import Check, CheckRules, check_completions
-from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
+from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens, split
@@ -327,9 +327,6 @@ class TorchEngine:
         self, logits: Tensor, seeds: Tensor | None, positions: Tensor, params: SamplingParams
     ) -> tuple[Tensor, Tensor]:
         """Return the next token of each row, and its log-probability on the host: int64 [B] and float32 [B]."""
-        if seeds is None:
-            tokens = logits.argmax(dim=-1)
-            return tokens, log_probabilities(logits, tokens, params.temperature, params.filters).cpu()
         # Noise depends on seed and position alone, so a row draws the same token in any batch.
         tokens, likely = choose_with_log_probabilities(logits, seeds, positions, params.temperature, params.filters)
         return tokens, likely.cpu()

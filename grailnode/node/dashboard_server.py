@@ -18,7 +18,6 @@ from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import NetworkState
 from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
 from grailnode.ui.report.page import asset
-from roles.ports import Clock
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _HEADERS: Final = {
@@ -46,13 +45,16 @@ class Dashboard:
     Args:
         read: reads the run; it says in the state what it could not read.
         pace: seconds between two readings.
+        now: returns the seconds since the Unix epoch.
     """
 
-    def __init__(self, run_name: str, read: Callable[[], Awaitable[View]], pace: float, clock: Clock) -> None:
+    def __init__(
+        self, run_name: str, read: Callable[[], Awaitable[View]], pace: float, now: Callable[[], float]
+    ) -> None:
         self._run_name = run_name
         self._read = read
         self._pace = pace
-        self._clock = clock
+        self._now = now
         self._revision = 0
         self._sections: dict[str, tuple[int, str]] = {}
         self._rollouts: tuple[PublishedRollout, ...] = ()
@@ -68,7 +70,7 @@ class Dashboard:
             await trio.sleep(self._pace)
 
     def _publish(self, view: View, sections: dict[str, str]) -> None:
-        self._revision = max(self._revision + 1, int(1000 * self._clock.now()))  # grows over restarts, too
+        self._revision = max(self._revision + 1, int(1000 * self._now()))  # grows over restarts, too
         for name, html in sections.items():
             if self._sections.get(name, (0, ""))[1] != html:
                 self._sections[name] = self._revision, html
@@ -104,7 +106,7 @@ class Dashboard:
             changed = self._changed
             sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
             since = self._revision
-            news = {"now": self._clock.now(), "rollouts": self._rollout_revision, "sections": sections}
+            news = {"now": self._now(), "rollouts": self._rollout_revision, "sections": sections}
             yield f"id: {since}\nretry: 2000\ndata: {json.dumps(news)}\n\n".encode()
             with trio.move_on_after(_HEARTBEAT_SECONDS):
                 await changed.wait()

@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from grailnode.observe.round_history import RoundHistory
 from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
-from grailnode.observe.window_history import WindowHistory
+from grailnode.observe.window_history import MOST_WINDOWS, WindowHistory
 from protocol import limits, paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
@@ -66,6 +67,7 @@ class Observer:
         self._chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
         self._started_at = node.clock.now()
         self._next_window = first_window
+        self._oldest = first_window
         self.last_window = last_window
         self._history = WindowHistory(node.run.evaluation.pass_at)
         self._last_report: dict[bytes, str] = {}
@@ -101,6 +103,23 @@ class Observer:
         self._history.close(self._next_window)
         if not self._storage_alarm:
             self._read_at = self._node.clock.now()
+
+    async def read_back(self, count: int) -> None:
+        """Read one summary, and no verdict, of each of `count` windows before those that were read, for curves."""
+        await self._try_read(partial(self._read_back, count))
+
+    async def _read_back(self, count: int) -> None:
+        windows = range(max(self._oldest - count, self._next_window - MOST_WINDOWS, 0), self._oldest)
+        for summary in await gather(self._read_old, windows):
+            if summary is not None:
+                self._history.add_old(summary)
+        self._oldest = windows.start
+
+    async def _read_old(self, window: int) -> Summary | None:
+        for validator in self._node.authority.validators:
+            with suppress(NotFoundError, TooLargeError, ProtocolError):
+                return (await fetch_record(self._node, Summary, paths.summary(validator, window))).record
+        return None
 
     async def _try_read(self, read: Callable[[], Awaitable[None]]) -> bool:
         """Read something; turn errors into alarms, and return whether storage answered."""
@@ -241,6 +260,7 @@ class Observer:
         return HeadRow(
             version=manifests[-1].version,
             made_at=self._node.run.beacon.round_time(manifests[-1].beacon_round),
+            signed_at=head.expires_ms / 1000 - self._node.run.head_ttl,
             expires_at=head.expires_ms / 1000,
             epoch=head.epoch,
             revision=head.revision,

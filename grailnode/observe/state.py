@@ -209,13 +209,14 @@ class HeadRow:
     """The head, as the trainer signed it (docs/spec/chain.md).
 
     Attributes:
-        made_at: when its newest version was made, by the beacon; expires_at: when the head ceases to be valid; both
-            in seconds since the Unix epoch.
+        made_at: when its newest version was made, by the beacon; signed_at, expires_at: when the head was signed, and
+            when it ceases to be valid; all in seconds since the Unix epoch.
         weights: digest of the newest version's weights, in hex.
     """
 
     version: int
     made_at: float
+    signed_at: float
     expires_at: float
     epoch: int
     revision: int

@@ -5,15 +5,15 @@ the memory of a view does not grow with the run.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from grailnode.observe.state import JudgedWindow, MinerKind, MinerRow, StratumRow, ValidatorRow, WindowRow
 from protocol.encoding import REWARD_UNIT
 from protocol.judging.ledger import SHARE, Evaluation, LedgerRow, Summary, pass_at_k
-from protocol.judging.verdict import Verdict
+from protocol.judging.verdict import Judgement, Verdict
 
-_MOST_WINDOWS: Final = 10_000  # rows that are kept
+MOST_WINDOWS: Final = 10_000  # rows that are kept
 _MOST_MINERS: Final = 4_096  # of which the newest work counts
 _RECENT: Final = 40  # windows in the history of a miner or a validator
 
@@ -59,6 +59,10 @@ class WindowHistory:
         work = self._validators.setdefault(summary.validator, _Work())
         work.add(summary.window, accepted + rejected, accepted, {"": rejected})
 
+    def add_old(self, summary: Summary) -> None:
+        """Add the row of a window before those that are read whole."""
+        self._rows[summary.window] = self._row(summary)
+
     def add_verdict(self, verdict: Verdict) -> None:
         """Add a verdict: its judgements on groups that no other verdict on this work judges."""
         place = verdict.window, verdict.miner
@@ -81,7 +85,7 @@ class WindowHistory:
         """Keep rows and sums alone of the windows before one; the newest window with a summary stays open."""
         before = min(before, max((window for window, _ in self._summaries), default=before))
         self._rows |= {row.window: row for row in self._open_rows() if row.window < before}
-        for window in sorted(self._rows)[:-_MOST_WINDOWS]:
+        for window in sorted(self._rows)[:-MOST_WINDOWS]:
             del self._rows[window]
         closed = [verdict for verdict in self._verdicts.values() if verdict.window < before]
         _add_work(self._miners, closed)
@@ -109,31 +113,39 @@ class WindowHistory:
         return summaries
 
     def _open_rows(self) -> list[WindowRow]:
-        by_window: dict[int, list[Verdict]] = {}
+        by_window: dict[int, list[Judgement]] = {}
         for (window, _), verdict in self._verdicts.items():
-            by_window.setdefault(window, []).append(verdict)
+            by_window.setdefault(window, []).extend(verdict.judgements)
         rows = []
         for window, summary in self._first_summaries().items():
-            judgements = [judgement for verdict in by_window.get(window, []) for judgement in verdict.judgements]
+            judgements = by_window.get(window, [])
             rewards = [reward for judgement in judgements for reward in judgement.rewards]
-            evaluation = summary.evaluation
-            k = self._k(evaluation) if evaluation else 1
-            rows.append(
-                WindowRow(
-                    window=window,
-                    version=summary.version,
-                    accepted=sum(judgement.accepted for judgement in judgements),
-                    rejected=sum(judgement.rejected for judgement in judgements),
-                    reward=sum(rewards) / (len(rewards) * REWARD_UNIT) if rewards else None,
-                    pass_at_1=evaluation.pass_at(1) if evaluation else None,
-                    pass_at_k=evaluation.pass_at(k) if evaluation else None,
-                    strata=tuple(
-                        StratumRow(item.name, item.problems, pass_at_k(item.right, 1), pass_at_k(item.right, k))
-                        for item in (evaluation.strata if evaluation else ())
-                    ),
-                )
+            row = replace(
+                self._row(summary),
+                accepted=sum(judgement.accepted for judgement in judgements),
+                rejected=sum(judgement.rejected for judgement in judgements),
+                reward=sum(rewards) / (len(rewards) * REWARD_UNIT) if rewards else None,
             )
+            rows.append(row)
         return rows
+
+    def _row(self, summary: Summary) -> WindowRow:
+        """Return the row of a window by one validator's summary alone, which has no rewards."""
+        evaluation = summary.evaluation
+        k = self._k(evaluation) if evaluation else 1
+        return WindowRow(
+            window=summary.window,
+            version=summary.version,
+            accepted=sum(row.accepted for row in summary.rows),
+            rejected=sum(row.rejected for row in summary.rows),
+            reward=None,
+            pass_at_1=evaluation.pass_at(1) if evaluation else None,
+            pass_at_k=evaluation.pass_at(k) if evaluation else None,
+            strata=tuple(
+                StratumRow(item.name, item.problems, pass_at_k(item.right, 1), pass_at_k(item.right, k))
+                for item in (evaluation.strata if evaluation else ())
+            ),
+        )
 
     def _k(self, evaluation: Evaluation) -> int:
         """Return k of the run's pass@k; less if a validator broke the rule and drew fewer completions."""

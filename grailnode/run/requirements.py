@@ -13,6 +13,7 @@ from grailnode import UserError
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
+from grailnode.environments.contract import example_data
 from grailnode.environments.wheels import PluginError, Wheel
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
@@ -84,11 +85,14 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             on it.
     """
     environment, data = rules.environment, rules.data
-    if find(environment).data != (data is not None):
+    needs = find(environment)
+    if needs.data and data is None:
         raise RequirementError(
-            f"environment {environment!r} "
-            + ("takes no data file: drop --data" if data else "takes its problems from a data file: --data FILE")
+            f"environment {environment!r} takes its problems from a data file: --data FILE; a packaged example is "
+            f"{example_data(needs)}"
         )
+    if data is not None and not needs.data:
+        raise RequirementError(f"environment {environment!r} takes no data file: drop --data")
     try:
         problems = None if data is None else environments.dataset(_reader(environment), _read(data))
     except ProtocolError as error:

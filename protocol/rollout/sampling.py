@@ -133,11 +133,6 @@ def gumbel(words: Tensor) -> Tensor:
     return units.to(torch.float32) * NOISE_UNIT
 
 
-def has_triton(device: torch.device) -> bool:
-    """Return whether Triton can draw tokens on a GPU; see `triton_fault`."""
-    return not triton_fault(device)
-
-
 @functools.cache
 def triton_fault(device: torch.device) -> str:
     """Return in a line why Triton cannot draw tokens on a GPU, and what to do; empty if it can.
@@ -325,7 +320,7 @@ def best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tens
 
 def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
     """Return the best score of each row, at least `own`: float32 [N]. A logit that is no number has no score."""
-    if contenders.is_cuda and has_triton(contenders.device):
+    if contenders.is_cuda and not triton_fault(contenders.device):
         winners = best_tokens_on_gpu(contenders.contiguous(), words, positions)
         scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, winners))
         return torch.maximum(own, scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf))

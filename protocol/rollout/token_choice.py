@@ -18,17 +18,17 @@ from protocol.rollout.sampling import (
     choose,
     exponential_sums,
     gumbel,
-    has_triton,
     hash_pairs,
     log_probabilities,
     noise_table,
     seed_words,
     token_places,
+    triton_fault,
 )
 
 
 def choose_with_log_probabilities(
-    logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
+    logits: Tensor, seeds: Tensor | None, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
 ) -> tuple[Tensor, Tensor]:
     """Choose the next token of each row, and compute its log-probability under the distribution that is sampled from.
 
@@ -36,17 +36,17 @@ def choose_with_log_probabilities(
 
     Args:
         logits: float32 [B, V].
-        seeds: int64 [B, 4] from `seed_words`.
+        seeds: int64 [B, 4] from `seed_words`; None for the most likely tokens.
         positions: int64 [B], index of the token in its completion.
 
     Returns:
         int64 [B], token ids, and float32 [B].
     """
     compiled = logits.dtype == torch.float32 and (
-        logits.device.type == "cpu" or (logits.is_cuda and has_triton(logits.device))
+        logits.device.type == "cpu" or (logits.is_cuda and not triton_fault(logits.device))
     )
-    if not compiled:
-        tokens = choose(logits, seeds, positions, temperature, filters)
+    if seeds is None or not compiled:
+        tokens = choose(logits, seeds, positions, temperature, filters) if seeds is not None else logits.argmax(-1)
         return tokens, log_probabilities(logits, tokens, temperature, filters)
     scaled = logits if temperature == 1.0 else logits / temperature
     if filters.active:
@@ -80,12 +80,6 @@ def best_rivals(
     both = torch.stack([tokens, rivals], dim=1)
     scores = logits.gather(-1, both) / temperature + gumbel(hash_pairs(words[:, None], positions[:, None], both))
     return torch.stack([rivals.to(torch.float32), scores[:, 0] - scores[:, 1]], dim=1)
-
-
-def greedy_with_log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most likely token of each row and its log-probability: int64 [B] and float32 [B] of logits [B, V]."""
-    tokens = logits.argmax(dim=-1)
-    return tokens, log_probabilities(logits, tokens, 1.0)
 
 
 def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:

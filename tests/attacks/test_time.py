@@ -111,15 +111,6 @@ async def test_freeze_of_a_revocation_at_the_meeting_point():
 
 
 @simulated
-async def test_freeze_of_a_revocation_by_the_revoked_trainer():
-    testbed = await follow_chain()
-    await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await testbed.store.put(paths.revision_copy(TRAINER.public, 1), b"nothing new here")
-    await refresh_authority(testbed.node)
-    assert testbed.node.authority.revoked == (TRAINER.public,)
-
-
-@simulated
 async def test_freeze_of_a_revision_that_the_head_names():
     testbed = await follow_chain()
     await testbed.publish(head=False)

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -47,6 +48,9 @@ def test_padding_changes_rounding_only(policy: Policy, side, multiple, attention
 def test_pads_of_a_prefill_are_on_the_chosen_side(policy: Policy) -> None:
     class RecordingModel:
         """A model that records the mask of its last call."""
+
+        shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
+        layers, vocabulary, exact = (), 10, False
 
         def hidden(self, weights: object, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             self.mask = mask

@@ -60,6 +60,15 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     assert state.read_at is not None
     assert back.state.read_at > state.read_at
 
+    late = Observer(network.node("third"), LAST - 3)
+    await late.refresh()
+    for _ in range(4):
+        await late.read_back(2)
+    curve = [(row.window, row.pass_at_1, row.strata) for row in late.state().windows[: len(state.windows)]]
+    assert curve == [(row.window, row.pass_at_1, row.strata) for row in state.windows]
+    assert late.state().windows[0].accepted == state.windows[0].accepted
+    assert late.state().windows[0].reward is None  # verdicts have them, which are not read
+
     afterwards = Observer(network.node("other"), 0)
     await afterwards.refresh()
     assert afterwards.state().windows[: len(state.windows)] == state.windows
@@ -67,6 +76,7 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     await trio.sleep(3 * network.run.head_ttl)
     ended = await RunReader(network.node("late"), tmp_path).read()
     assert ended.state.stages == ()
+    assert ended.state.silent[0] == "trainer"
     assert ended.state.windows[-1].window >= state.windows[-1].window
     assert ended.rollouts
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint as dcp
 import trio
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
@@ -89,7 +89,7 @@ def test_ranks_of_fsdp_publish_what_their_checkpoint_has(tmp_path: Path) -> None
     version = next(iter(follow(run)))
     assert (version.number, version.step) == (3, 3)
     weights: dict[str, Any] = {"weights": {name: tensor.float() for name, tensor in version.weights.items()}}
-    dcp.load(weights, checkpoint_id=checkpoints / "00000003")
+    load_checkpoint(weights, checkpoint_id=checkpoints / "00000003")
     assert version.digest == digest_weights({name: tensor.bfloat16() for name, tensor in weights["weights"].items()})
     assert version.digest != digest_weights(load_weights(PACKAGED_POLICY))
     trio.run(check_empty, state)

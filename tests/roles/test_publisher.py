@@ -51,17 +51,6 @@ async def test_a_new_key_takes_over_the_chain():
 
 
 @simulated
-async def test_an_interrupted_migration_goes_on():
-    testbed = await published(4)
-    await testbed.revise(trainers=(SUCCESSOR.public,))
-    await testbed.snapshot(4)
-    for _ in range(4):
-        await testbed.publish(seconds=0.0, key=SUCCESSOR)  # killed at its first wait
-    await testbed.publish(key=SUCCESSOR)
-    await testbed.assert_followed(4)
-
-
-@simulated
 async def test_a_migration_without_the_old_space_says_what_is_missing():
     testbed = await published(2)
     await testbed.revise(trainers=(SUCCESSOR.public,))

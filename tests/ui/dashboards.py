@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -84,7 +85,7 @@ class Source:
         self.readings += 1
         return self.view
 
-    def change(self, **fields: object) -> None:
+    def change(self, **fields: Any) -> None:
         """Let the next reading find another state."""
         self.view = replace(self.view, state=replace(self.view.state, **fields))
 
@@ -95,7 +96,7 @@ async def serving(source: Source) -> AsyncIterator[str]:
     probe = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = probe.socket.getsockname()[1]
     await probe.aclose()
-    page = Dashboard(source.view.state.run_name, source.read, 0.05, source)
+    page = Dashboard(source.view.state.run_name, source.read, 0.05, source.now)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(page.keep_new)
         nursery.start_soon(partial(serve_http, connections=100), "127.0.0.1", port, page.respond)

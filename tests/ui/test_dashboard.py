@@ -1,8 +1,9 @@
 """The dashboard over HTTP: what it shows, who pays for viewers, and that no stranger's text acts in it."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -16,9 +17,11 @@ from tests.ui.dashboards import HOSTILE, Source, serving, usual
 from tests.ui.tags import Tags
 
 
-async def events(address: str, since: str = "0", headers: dict[str, str] | None = None) -> AsyncIterator[dict]:
+async def events(
+    address: str, since: str = "0", headers: dict[str, str] | None = None
+) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the server-sent events, each with its id."""
-    url, identity = f"{address}events?since={since}", ""
+    url, identity = f"{address}events?since=0", ""
     async with httpx.AsyncClient() as client, client.stream("GET", url, headers=headers) as answer:
         async for line in answer.aiter_lines():
             if line.startswith("id: "):

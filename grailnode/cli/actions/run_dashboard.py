@@ -30,6 +30,7 @@ _POLLS_PER_WINDOW: Final = 40
 _FASTEST_SECONDS: Final = 1.0
 _SLOWEST_SECONDS: Final = 30.0
 _READINGS_OF_AN_ENDED_RUN: Final = 60
+_WINDOWS_BACK: Final = 100  # older windows at each reading, for their curves
 _VIEWERS: Final = 500  # connections at a time
 _SEND_SECONDS: Final = 30.0
 _MOST_ROLLOUTS: Final = 400  # that are kept of a window
@@ -55,7 +56,7 @@ async def _serve(node: Node, host: str, port: int) -> None:
     period = node.run.schedule.rounds * node.run.beacon.period_ms / 1000
     pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
-        page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock)
+        page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock.now)
         serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
             try:
@@ -82,32 +83,32 @@ class RunReader:
         self._policy: Policy | None = None
         self._rollouts: tuple[PublishedRollout, ...] = ()
         self._read_window = -1
-        self._last_window: int | None = None  # of a run that has ended
-        self._readings_left = 0  # before an ended run is looked at again
+        self._readings = 0
+        self._has_ended = False
 
     async def read(self) -> View:
         """Read what is new; what cannot be read now stays as it was."""
-        if self._observer is None or (self._last_window is not None and self._readings_left == 0):
-            self._observer = await self._observe(self._observer)
-        self._readings_left -= 1
-        await self._observer.refresh()
-        state = self._observer.state()
+        observer = await self._observe()
+        await observer.refresh()
+        await observer.read_back(_WINDOWS_BACK)
+        state = observer.state()
+        self._has_ended = state.has_ended
         with suppress(StoreError, ProtocolError, PolicyError):  # the state says what storage does not show
             await self._read_rollouts(state)
         return View(state, self._rollouts)
 
-    async def _observe(self, observer: Observer | None) -> Observer:
-        """Return an observer for the run as it is now: the one that there is, if nothing has come since."""
-        self._readings_left = _READINGS_OF_AN_ENDED_RUN
-        window, newest = self._node.window(), None
+    async def _observe(self) -> Observer:
+        """Return the observer, which knows the newest window with a summary; one for now if storage does not answer."""
+        node, due = self._node, not self._has_ended or self._readings % _READINGS_OF_AN_ENDED_RUN == 0
+        self._readings += 1
         with suppress(StoreError, ProtocolError):
-            await refresh_authority(self._node)
-            newest = await newest_summarized(self._node)
-        if observer is not None and newest in (None, self._last_window):
-            return observer
-        self._last_window = newest if newest is not None and newest < window - RECENT_WINDOWS else None
-        first = window if newest is None else newest
-        return Observer(self._node, max(0, first - RECENT_WINDOWS), last_window=self._last_window)
+            if due or self._observer is None:
+                await refresh_authority(node)
+                newest = await newest_summarized(node)
+                first = node.window() if newest is None else newest
+                self._observer = self._observer or Observer(node, max(0, first - RECENT_WINDOWS))
+                self._observer.last_window = newest
+        return self._observer or Observer(node, max(0, node.window() - RECENT_WINDOWS))
 
     async def _read_rollouts(self, state: NetworkState) -> None:
         """Read rollouts of the newest window with a summary, miners with rejected groups first."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grailnode.engine.vllm.inside.prefill_checks import WIDTHS
+from grailnode.engine.vllm.inside.hidden_taps import WIDTHS
 from grailnode.engine.vllm.inside.request_records import ARGUMENT, GIVEN, CheckArguments, RequestArguments
 from grailnode.engine.vllm.vllm_client import BrokenEngineError
 from protocol.rollout import sketch

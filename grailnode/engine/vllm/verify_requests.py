@@ -13,17 +13,17 @@ connect all at once (one after the other, as the engine's lock says); a director
 of a Unix socket may be (reached through /proc).
 """
 
-import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import trio
+from pydantic import TypeAdapter
 
 from grailnode import UserError
 from roles.first_failure import first_failure
@@ -83,15 +83,8 @@ class Verification:
         count = f"{len(self.different)} of {self.tensors} tensors"
         return f"version {self.version} differed from its signed weights in {count}: {names}"
 
-    def to_json(self) -> bytes:
-        """Return the line that `from_json` reads."""
-        return json.dumps(asdict(self)).encode() + b"\n"
 
-    @classmethod
-    def from_json(cls, line: bytes) -> Self:
-        """Read a line."""
-        values = json.loads(line)
-        return cls(**{**values, "different": tuple(values["different"])})
+_line: Final = TypeAdapter(Verification)
 
 
 async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verification]]]) -> Verification:
@@ -147,10 +140,10 @@ async def request_verification(directory: Path) -> Verification:
                     line += data
                     if len(line) > _MAX_ANSWER_BYTES:
                         raise NoAnswerError(f"{directory}: an answer without end")
-        return Verification.from_json(line)
+        return _line.validate_json(line)
     except (OSError, trio.BrokenResourceError) as error:
         raise NoAnswerError(f"{directory}: {error}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise NoAnswerError(f"{directory}: the node ended before it answered") from error
 
 
@@ -161,7 +154,7 @@ async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.So
         except EngineError as error:
             result = Verification(error=str(error).partition("\n")[0])
         with suppress(trio.BrokenResourceError):  # whoever asked has gone
-            await stream.send_all(result.to_json())
+            await stream.send_all(_line.dump_json(result) + b"\n")
 
 
 def _listener(address: str, directory: Path) -> trio.SocketListener:

@@ -10,21 +10,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-import trio
 
-from grailnode.engine.models import check_fit
-from grailnode.engine.torch_engine import RunSync
-from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
+from grailnode.engine.vllm.checkpoints import RecoveryStep
 from grailnode.engine.vllm.engine_calls import Call, CheckCall, GenerationCall
-from grailnode.engine.vllm.engine_weights import EngineWeights, restore
+from grailnode.engine.vllm.engine_weights import EngineWeights
 from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
-from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
-from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
-from grailnode.engine.vllm.vllm_settings import EngineLimits
-from protocol.chain.manifest import Manifest
-from protocol.digest import Weights
 from protocol.proof import arithmetic_of
 from protocol.rollout import sampling
 from protocol.rollout.checking import Check, CheckRules
@@ -39,64 +31,17 @@ _COLLECT: Final = 64  # records in one answer
 Result = TypeVar("Result")
 
 
-class VllmEngine:
-    """Samples from a policy and checks completions, with vLLM.
-
-    Args:
-        model: the policy's architecture; it is computed here for a few tokens alone (layout_check.py).
-        server: where vLLM runs.
-        directory: of this machine, for the checkpoint and the patches of the served version.
-        dtype: in which the server computes.
-        run_sync: runs a function outside the event loop.
-        report: gets an event when the engine is restarted, patched or verified.
-    """
-
-    takes_patches = True
+class VllmEngine(EngineWeights):
+    """Samples from a policy and checks completions, with vLLM; the arguments are those of EngineWeights."""
 
     def __init__(
-        self,
-        model: CausalModel,
-        server: Server,
-        directory: Path,
-        *,
-        dtype: torch.dtype = torch.float32,
-        limits: EngineLimits | None = None,
-        run_sync: RunSync = trio.to_thread.run_sync,
-        report: EventReport = lambda event, **fields: None,
+        self, model: CausalModel, server: Server, directory: Path, *, dtype: torch.dtype = torch.float32, **options: Any
     ) -> None:
+        super().__init__(model, server, directory, dtype=dtype, **options)
         self.arithmetic = arithmetic_of("vllm", str(dtype).removeprefix("torch."))
-        self._model = model
-        self._limits = limits or EngineLimits()
-        checkpoints = Checkpoints(directory)
-        self._run_sync = run_sync
-        bring_back = partial(restore, checkpoints, self._check_layout)
-        self._server = ServerSupervisor(server, model.shapes, dtype, self._limits, bring_back, report)
-        self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, self._check_layout, report)
         self._next_request = 0
         self._abandoned: set[str] = set()
         """Requests whose records may be left in the worker: their calls were cancelled, or failed beside another."""
-
-    @property
-    def version(self) -> int | None:
-        return self._weights.version
-
-    async def close(self) -> None:
-        """Stop the server, if it is a child."""
-        await self._server.close()
-
-    async def stage(self, version: int, weights: Weights) -> None:
-        check_fit(self._model, weights)
-        await self._weights.stage(version, weights)
-
-    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        await self._weights.stage_patch(version, patch, manifest)
-
-    async def commit(self) -> None:
-        await self._weights.commit()
-
-    async def verify(self) -> Verification:
-        """Read all tensors back from the engine's memory and compare them with the served version's digest."""
-        return await self._weights.verify()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         """Implements Engine.generate; vLLM batches the requests as they come.
@@ -127,7 +72,6 @@ class VllmEngine:
         return [next(checks) if item.drawn_tokens.tokens else nothing for item in requests]
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
-        """Compare what the server computes from a checkpoint, which it serves, with the torch model."""
         requests = probes(self._model.vocabulary)
         calls = [GenerationCall(self._id(), request.prompt, request.seed, PARAMS) for request in requests]
         results = await self._run_calls(step.version, calls, client)
@@ -136,7 +80,7 @@ class VllmEngine:
 
     async def _answered(self, calls: Sequence[Call[Result]]) -> list[Result]:
         """Carry out calls and collect their records; after a failure of vLLM all of them are repeated."""
-        async with self._weights.in_use() as serving:
+        async with self.in_use() as serving:
             return await self._server.repeat(partial(self._run_calls, serving.version, calls), _ATTEMPTS)
 
     async def _run_calls(self, version: int, calls: Sequence[Call[Result]], client: VllmClient) -> list[Result]:

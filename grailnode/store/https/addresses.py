@@ -103,6 +103,8 @@ class PublicTransport(httpx.AsyncHTTPTransport):
     def __init__(self, connections: int) -> None:
         super().__init__(trust_env=False)
         # httpx has no option for how its connections are opened, so its pool is replaced
+        if not hasattr(self, "_pool"):  # a later httpx would connect to any address
+            raise RuntimeError(f"httpx {httpx.__version__} keeps its connections elsewhere: install an older one")
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(trust_env=False),
             max_connections=connections,

@@ -115,12 +115,14 @@ def _head(state: NetworkState) -> Markup:
         entries += [
             ("version", text(f"{state.head.version:,}")),
             ("made", _time(state.head.made_at)),
-            ("head expires", _time(state.head.expires_at)),
+            ("head signed", _time(state.head.signed_at)),
+            ("expires", _time(state.head.expires_at)),
         ]
     if state.window is not None:
         entries.append(("window", text(f"{state.window:,}, each of {state.window_seconds:g} s")))
     failing = [line for line in state.alarms if line.startswith(STORAGE_ALARM)]
-    lines = [element("p", clean(line, 400), class_="alert") for line in failing]
+    silent = [f"No sign of {', '.join(state.silent)}."] if state.silent else []
+    lines = [element("p", clean(line, 400), class_="alert") for line in (*silent, *failing)]
     return join([fact_list(entries), *lines])
 
 

@@ -60,7 +60,7 @@ def observed_run(windows: int = 60, miners: int = 6, words: Sequence[str] = ()) 
             StageRow(windows + 1, "miners generate", NOW + 3, 0),
             StageRow(windows, "validators judge", NOW + 9, 2),
         ),
-        head=HeadRow(windows, NOW - 42, NOW + 600, 1, 0, 0, 1, (0,), "5d" * 32),
+        head=HeadRow(windows, NOW - 42, NOW - 5, NOW + 600, 1, 0, 0, 1, (0,), "5d" * 32),
         read_at=NOW - 1,
     )
     return View(state, tuple(_rollouts(keys, windows - 1, words)))

@@ -1,17 +1,29 @@
-"""Takes hidden states in the serving model: those that tokens are drawn from, and those of prefills to check."""
+"""Takes hidden states in the serving model: those that tokens are drawn from, and those of prefills to check.
+
+Prefills are checked where their states are: only a few numbers of each token leave the GPU.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
-from grailnode.engine.vllm.inside.prefill_checks import Project, checked
-from grailnode.engine.vllm.inside.request_records import CheckArguments, records
+from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, records
+from protocol.rollout.checking import DrawnTokens, check_completions
+from protocol.rollout.sketch import BYTES_PER_TOKEN
+
+WIDTHS: Final = (BYTES_PER_TOKEN, 1, 1, 1)
+"""Numbers of each token: the values of its sketch, its margin, whether a stop token is due, its log-probability; its
+best rival may follow.
+"""
+
+Project = Callable[[Tensor], Tensor]
 
 Prefill = tuple[int, str, CheckArguments]
 """A prefill's row in the batch, its request, and how it is checked."""
-Record = Callable[[torch.Tensor, Iterable[Prefill], Any, Any], None]
+Record = Callable[[Tensor, Iterable[Prefill], Any, Any], None]
 
 
 def install(runner: Any) -> None:
@@ -47,7 +59,7 @@ def _tap_v1(runner: Any, record: Record) -> None:
         output = forward(*arguments, **keywords)
         # Rows whose token is drawn have no `check`; their states come from the output projection above.
         prefills = [(row, ours.request, ours.check) for row, (ours, _) in rows.items() if ours.check is not None]
-        if prefills and isinstance(output, torch.Tensor):
+        if prefills and isinstance(output, Tensor):
             starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
             record(output, prefills, starts, computed)
         return output
@@ -72,12 +84,7 @@ def _tap_v2(runner: Any, record: Record) -> None:
 
 
 def _record(
-    project: Project,
-    vocabulary: int,
-    states: torch.Tensor,
-    prefills: Iterable[Prefill],
-    starts: Any,
-    computed: Any,
+    project: Project, vocabulary: int, states: Tensor, prefills: Iterable[Prefill], starts: Any, computed: Any
 ) -> None:
     """Check prefills, and record the results.
 
@@ -96,3 +103,24 @@ def _record(
         if len(part):
             result = checked(arguments, position - arguments.begin, part, project, vocabulary)
             records.record(request).write_prefill(position, records.version, result)
+
+
+def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Project, vocabulary: int) -> Tensor:
+    """Check the tokens of a completion that one pass of its prefill covers: float32 [n, S], a row with the
+    numbers of WIDTHS for each token that the policy drew.
+
+    Args:
+        begin: the position of the first of these tokens in the completion.
+        states: [N, D], from which they are drawn.
+        project: computes logits [n, V] of states [n, D]; all ranks call it alike, as all have the same batch.
+    """
+    tokens = arguments.tokens[begin : begin + len(states)]
+    rows = [row for row, token in enumerate(tokens) if token != GIVEN]
+    before = sum(token != GIVEN for token in arguments.tokens[:begin])
+    drawn = DrawnTokens([tokens[row] for row in rows], arguments.seed, arguments.sketch)
+    own = states if len(rows) == len(states) else states[rows]
+    check = check_completions(
+        own, lambda part: project(part).to(torch.float32), [drawn], arguments.rules, vocabulary, first=before
+    )
+    others = torch.stack([check.margins, check.stops.float(), check.logprobs], dim=1)
+    return torch.cat([check.sketch, others, check.rivals], dim=1)

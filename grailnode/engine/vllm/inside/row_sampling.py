@@ -11,7 +11,7 @@ from torch import Tensor
 from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
 from protocol.rollout.sampling import seed_words
 from protocol.rollout.sketch import units_of, values_of
-from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
+from protocol.rollout.token_choice import choose_with_log_probabilities
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,6 @@ def _draw_group(logits: Tensor, group: _Group, positions: NDArray[np.int64]) -> 
     """Draw the tokens of rows with the same temperature and filters: int64 [B] and float32 [B]."""
     # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
     logits, arguments = logits.to(torch.float32), group.arguments
-    if arguments.seed is None:
-        return greedy_with_log_probabilities(logits)
     places = _on_device(torch.from_numpy(group.offsets + positions), logits.device)
-    return choose_with_log_probabilities(logits, group.words, places, arguments.temperature, arguments.filters)
+    seeds = None if arguments.seed is None else group.words
+    return choose_with_log_probabilities(logits, seeds, places, arguments.temperature, arguments.filters)

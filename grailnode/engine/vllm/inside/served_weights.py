@@ -76,11 +76,6 @@ class StagedVersion:
     changes: list[ElementChange] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def changed_elements(self) -> int:
-        """Number of changed elements on this rank, without those of whole tensors."""
-        return sum(len(change.places) for change in self.changes)
-
 
 class ServedWeights:
     """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`)."""
