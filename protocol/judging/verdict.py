@@ -78,8 +78,6 @@ class Judgement(Record):
     def _consistent(self) -> "Judgement":
         if self.reason and (self.rewards or self.logprobs):
             raise ValueError("rewards or log-probabilities of a rejected group")
-        if self.reason == Reason.UNREPRODUCED and self.counts.computed:
-            raise ValueError("counts of a group that was not judged")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
         if max(getattr(self.counts, name).trials for name in STATISTICS) > SHARE_UNIT * self.tokens:
