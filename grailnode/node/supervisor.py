@@ -5,6 +5,7 @@ itself never computes. A process ends when its supervisor ends, even when the su
 """
 
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final, TypeVar
 
@@ -95,8 +97,8 @@ class Supervisor:
     async def _keep_one(self, spec: ProcessSpec) -> None:
         """Start a process again whenever it ends: for ever after ends with an outside cause, with a growing delay."""
         faults: deque[float] = deque(maxlen=_MAX_RESTARTS)
-        delay = 0.0
-        while True:
+        delay, first_start = 0.0, datetime.now(UTC)
+        for starts in itertools.count(2):
             start = trio.current_time()
             exit_code = await self._run_once(spec)
             if spec.name in self._stopped_names:
@@ -109,7 +111,8 @@ class Supervisor:
                     raise ProcessError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
                 faults.append(now)
             delay = next_delay(delay, now - start)
-            self._report(f"{spec.name} ended ({_describe_exit(exit_code)}); starting it again in {delay:.1f} s")
+            again = f"starting it again in {delay:.1f} s (start {starts} since {first_start:%Y-%m-%d %H:%M} UTC)"
+            self._report(f"{spec.name} ended ({_describe_exit(exit_code)}); {again}")
             await trio.sleep(delay)
 
     async def _run_once(self, spec: ProcessSpec) -> int | None:

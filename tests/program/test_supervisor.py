@@ -35,6 +35,8 @@ def test_a_node_goes_on_however_often_storage_ends_its_process(tmp_path: Path) -
     lines = trio.run(keep, tmp_path / "starts", [EXIT_TRANSIENT] * 8 + [EXIT_PERMANENT])
     assert len(lines) == 8
     assert "storage or this machine failed" in lines[0]
+    # a process that is started for ever says how often, and why the last time
+    assert [line.partition("(start ")[2].partition(" since ")[0] for line in lines] == [str(n) for n in range(2, 10)]
 
 
 @pytest.mark.usefixtures("no_delays")
