@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import trio
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,7 +31,8 @@ from bench.engines.speed import speed
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.engine.vllm.inside.request_records import RequestRecords, Step
+from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
+from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 from grailnode.engine.vllm.installation import InstallationError, find_python
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
@@ -105,21 +108,42 @@ def noise(machine: Machine) -> list[Claim]:
 def records(machine: Machine) -> list[Claim]:
     """Time what a worker does on the host for each token that was drawn: record it, and hand it out."""
     batch, steps, kept = 256, 64, RequestRecords()
-    microseconds = 0.0
+    microseconds, names = 0.0, list(map(str, range(batch)))
     tokens, likely = torch.zeros(batch, dtype=torch.int64), torch.zeros(batch)
     drawn = [tensor.to(machine.device) for tensor in (torch.zeros(batch, 4, dtype=torch.uint8), tokens, likely)]
     for _ in range(2):  # the first round warms up
         begin = perf_counter()
         for position in range(steps):
-            step = Step(0, *drawn)
-            for row in range(batch):
-                kept.write(str(row), position, step, row)
+            kept.write(Step(0, *drawn), names, [position] * batch)
         taken = [kept.take(str(row)) for row in range(batch)]
         microseconds = 1e6 * (perf_counter() - begin) / (batch * steps)
     size = sum(item["states"].nbytes for item in taken if item is not None) / (batch * steps)
     statement = "B = 256: at most 2 microseconds of host time and 4 bytes of states a token"
     measured = f"{microseconds:.2f} microseconds, {size:g} bytes"
-    return [Claim("records", statement, measured, microseconds <= 2 and size == 4, timed=True)]
+    step_time = _draw_milliseconds(batch, steps, machine.device)
+    return [
+        Claim("records", statement, measured, microseconds <= 2 and size == 4, timed=True),
+        Claim(
+            "records",
+            "B = 256: to draw and record takes at most 0.5 ms of the host a step",
+            f"{step_time:.2f} ms",
+            step_time <= 0.5,
+            timed=True,
+        ),
+    ]
+
+
+def _draw_milliseconds(batch: int, steps: int, device: str) -> float:
+    """Return the median time of a step's call of the sampler. With so few tokens and numbers, it is the host's own."""
+    kept, logits = RequestRecords(), torch.randn(batch, 16, device=device)
+    rows = DrawnRows([(row, RequestArguments(str(row), states=False)) for row in range(batch)], logits.device)
+    times = []
+    for position in range(steps):
+        kept.sampled_states = logits
+        scores, begin = logits.clone(), perf_counter()
+        rows.draw(scores, np.full(batch, position), kept)
+        times.append(perf_counter() - begin)
+    return 1e3 * statistics.median(times)
 
 
 async def processors(machine: Machine) -> list[Claim]:

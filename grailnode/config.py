@@ -235,7 +235,9 @@ class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettin
     gpus: Count = 1
     """Processes that share a step, each with a GPU of its own."""
     anchor_interval: Count = 25
-    """Versions between two full checkpoints in storage."""
+    """Most versions between two full checkpoints in storage. One is made earlier when it has fewer bytes than the
+    patches since the last one.
+    """
     keep_patches: Count = 100
     """The newest patches that storage keeps."""
     keep_anchors: Count = 10

@@ -58,6 +58,8 @@ MAX_WORK_MS: Final = 2 * 86_400_000  # milliseconds for which a proof of work ma
 MAX_WHEELS: Final = 64  # distributions of one plug-in: its own, and all that it imports
 MAX_WHEEL_BYTES: Final = 64 * MIB  # bytes of one wheel
 MAX_CONFIG_BYTES: Final = 64 * KIB  # bytes of one environment's configuration
+MAX_RUBRIC_PARTS: Final = 6  # parts of one reward
+MAX_MIXTURE_MEMBERS: Final = 16  # environments of one run
 
 # environments/dataset.py
 MAX_DATA_BYTES: Final = 64 * MIB  # bytes of one data file

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from protocol import environments, limits
 from protocol.beacon import ChainInfo
 from protocol.encoding import Ascending, Line, Record
-from protocol.environments.record import EnvironmentSpec
+from protocol.environments.record import EnvironmentSpec, MixtureSpec
+from protocol.environments.rubric import RubricPart
 from protocol.identity.authority import Authority
 from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
@@ -178,7 +179,8 @@ class RunManifest(Record):
         authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
         lora: the base whose adapters the run trains; None for a run that trains all weights.
         precision: what the matrices of all versions consist of.
-        data: the task's file of problems; None for a task that reads none.
+        environment: the task; `tasks` are its environments.
+        data: the file of problems; None for a task that reads none.
         chat: how a problem becomes a conversation; None where its text is the prompt.
         episode: how long episodes may be; None for a run whose rollouts are single completions.
         numerics: "exact" if all miners and validators compute the same bits, so that nothing is tolerated.
@@ -196,7 +198,7 @@ class RunManifest(Record):
     model: ModelSpec
     lora: LoraSpec | None
     precision: Precision
-    environment: EnvironmentSpec
+    environment: MixtureSpec
     data: FileRef | None
     chat: ChatSpec | None
     sampling: SamplingSpec
@@ -214,12 +216,17 @@ class RunManifest(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
-        name, reads = self.environment.name, self.data is not None
-        known = self.environment.is_plugin or name in environments.names + environments.data_names
-        if known and reads != (not self.environment.is_plugin and environments.requirements(name).data):
+        built_in = environments.names + environments.data_names
+        known = [spec for spec in self.tasks if spec.is_plugin or spec.name in built_in]
+        readers = sum(not spec.is_plugin and environments.requirements(spec.name).data for spec in known)
+        if readers > 1:
+            raise ValueError("several environments that read a data file, of which a run has one")
+        if readers != (self.data is not None) and (readers or len(known) == len(self.tasks)):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
-        if known and not self._plays_by_rule():
+        if not all(map(self._plays_by_rule, known)):
             raise ValueError("an episode that the environment does not play, or none for one that plays episodes")
+        if self.episode is not None and any(spec.rubric for spec in self.tasks):
+            raise ValueError("a rubric of episodes, which it does not cover")
         if self.group_items > limits.MAX_GROUP_ITEMS:
             raise ValueError(f"groups of up to {self.group_items} values, of which a reader takes less")
         if self.data is not None and self.data.size > limits.MAX_DATA_BYTES:
@@ -238,9 +245,30 @@ class RunManifest(Record):
             raise ValueError("a calibrated run that admits exact arithmetic")
         return self
 
-    def _plays_by_rule(self) -> bool:
-        most = 1 if self.environment.is_plugin else environments.requirements(self.environment.name).turns
+    def _plays_by_rule(self, spec: EnvironmentSpec) -> bool:
+        most = 1 if spec.is_plugin else environments.requirements(spec.name).turns
         return self.episode is None if most == 1 else self.episode is not None and self.episode.turns <= most
+
+    @property
+    def tasks(self) -> tuple[EnvironmentSpec, ...]:
+        """The environments of the task, ascending by name."""
+        return tuple(member.environment for member in self.environment)
+
+    @property
+    def task_name(self) -> str:
+        """The task as people read it: the environment's name, or of several each with its share in millionths."""
+        if len(self.environment) == 1:
+            return self.environment[0].environment.name
+        return ",".join(f"{member.environment.name}={member.ppm}" for member in self.environment)
+
+    def rubric(self, stratum: str) -> tuple[RubricPart, ...]:
+        """Return the parts of the reward of a problem, whose stratum in a mixture is the environment's name."""
+        return next(spec.rubric for spec in self.tasks if len(self.tasks) == 1 or spec.name == stratum)
+
+    @property
+    def exact_rewards(self) -> bool:
+        """Whether every machine computes the same rewards."""
+        return all(spec.exact for spec in self.tasks)
 
     @property
     def episode_rule(self) -> EpisodeRule | None:

@@ -21,6 +21,8 @@ from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_envelope
 
 POLL_SECONDS: Final = 5.0
+_LOOKS: Final = 4  # in a window: each look asks all trainers and validators
+_LONGEST_SECONDS: Final = 60.0  # until a revoked key is refused
 _PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
 _GRACE_SECONDS: Final = 2.0  # for the others, after one has answered with it
 AUTHORITY: Final = "authority/"
@@ -62,7 +64,7 @@ async def refresh_authority(node: Node) -> int:
 async def poll_authority(node: Node) -> None:
     """Keep up with the authority for ever."""
     while True:
-        await trio.sleep(POLL_SECONDS)
+        await trio.sleep(min(_LONGEST_SECONDS, node.pace(POLL_SECONDS, looks=_LOOKS)))
         await refresh_authority(node)
 
 

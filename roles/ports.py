@@ -127,26 +127,6 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Forward:
-    """The result of a prefill for one completion.
-
-    Attributes:
-        hidden: float32 [T, D], the final hidden state from which each token is drawn.
-        project: computes the logits float32 [n, V] of any such states [n, D] by the policy that computed these; the
-            same function for all completions of a call. With a large vocabulary the logits of a group would be
-            gigabytes, so whoever needs only results of a check asks `Engine.check` for these. Raises EngineError.
-    """
-
-    hidden: Tensor
-    project: Callable[[Tensor], Tensor]
-
-    @property
-    def logits(self) -> Tensor:
-        """float32 [T, V], computed at each access; token t is drawn from row t."""
-        return self.project(self.hidden)
-
-
-@dataclass(frozen=True)
 class CheckRequest:
     """One completion to check.
 
@@ -192,12 +172,8 @@ class Engine(Protocol):
         """
 
     @property
-    def generating_arithmetic(self) -> Arithmetic:
-        """How the engine computes the completions that it samples."""
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
-        """How the engine computes a prefill."""
+    def arithmetic(self) -> Arithmetic:
+        """How the engine computes the completions that it samples, and those that it checks."""
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.
@@ -229,22 +205,13 @@ class Engine(Protocol):
     async def greedy(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
         """Return the most likely completion of each prompt (no noise): token ids, in order."""
 
-    async def forward(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> list[Forward]:
-        """Run one prefill over each prompt with its completion; return the results in order.
-
-        Raises:
-            ValueError: a token id outside the vocabulary (callers check hostile ids first).
-        """
-
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         """Check completions by one prefill over each; return the results of the tokens that are checked, in order.
 
         The states and logits stay where they are computed, so that a policy on several GPUs can be judged.
 
         Raises:
-            ValueError: a token id outside the vocabulary, as in `forward`.
+            ValueError: a token id outside the vocabulary (callers check hostile ids first).
         """
 
 

@@ -330,7 +330,7 @@ CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the l
     "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),
     "grailnode.library.trainer": ("programs of others", {"acknowledge"}),
     "grailnode.node.loop_watch": ("trio", {"before_task_step", "after_task_step"}),
-    "grailnode.store.https.addresses": ("httpx", {"connect_tcp", "connect_unix_socket", "handle_async_request"}),
+    "grailnode.store.https.addresses": ("httpx", {"connect_tcp"}),
 }
 
 

@@ -81,9 +81,10 @@ def _measure(
         timed("digest", lambda: [_digest(tensor) for tensor in target.values()])
         timed("stage", lambda: stage_patch(served, 1, patch, digest))
         staged = stage_patch(served, 1, patch, digest)
-        timed("commit", lambda: served.commit(staged), staged.changed_elements)  # noqa: B023 - called at once
+        changed = sum(len(change.places) for change in staged.changes)
+        timed("commit", lambda: served.commit(staged), changed)  # noqa: B023 - called at once
         served.commit(stage_patch(served, 0, undo, base))
-    changed = staged.changed_elements * ELEMENTS_OF_7B / elements
+    changed_of_7b = changed * ELEMENTS_OF_7B / elements
     report(
         kind="staging",
         **names,
@@ -91,7 +92,7 @@ def _measure(
         **{part: round(nanoseconds, 2) for part, nanoseconds in best.items()},
         stage_7B_four_cores=round(best["stage"] * ELEMENTS_OF_7B / _CORES / 1e9, 2),
         digest_7B_four_cores=round(best["digest"] * ELEMENTS_OF_7B / _CORES / 1e9, 2),
-        commit_7B_four_cores=round(best["commit"] * changed / _CORES / 1e9, 2),
+        commit_7B_four_cores=round(best["commit"] * changed_of_7b / _CORES / 1e9, 2),
     )
 
 

@@ -16,6 +16,7 @@ from bench.proofs.power import cheats
 from bench.proofs.profiles import Profile, select
 from bench.proofs.setting import GROUP_SIZE, TEST_SEED, Setting
 from bench.proofs.sides import Side
+from grailnode.engine.torch_engine import TorchEngine
 from protocol.rollout import challenge
 from roles.ports import Request
 
@@ -51,6 +52,7 @@ async def _differences(setting: Setting, profile: Profile, side: Side, groups: i
     ]
     generations = await (await side.serve(setting.policy, setting.weights, 2)).generate(requests, task.params)
     checking = await profile.plain.serve(setting.policy, setting.weights, 1)
+    assert isinstance(checking, TorchEngine)
     forwards = await checking.forward([request.prompt for request in requests], [item.tokens for item in generations])
     generated, checked = (torch.cat([item.hidden for item in items]).float() for items in (generations, forwards))
     differences: np.ndarray = ((generated - checked).norm(dim=1) / checked.norm(dim=1)).numpy()

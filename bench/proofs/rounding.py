@@ -36,12 +36,9 @@ class Inaccurate(WrappedModel):
 
     def __init__(self, model: CausalModel, errors: RoundingErrors, seed: int) -> None:
         super().__init__(model)
+        self.exact = False
         self._errors = errors
         self._generator = torch.Generator().manual_seed(seed)
-
-    @property
-    def exact(self) -> bool:
-        return False
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         states = self._model.hidden(weights, ids, mask, cache)

@@ -18,7 +18,6 @@ from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
 from roles.policy.sequences import pad
-from roles.ports import Engine
 from roles.validator.judge import Judge
 from tests.support.adversaries.harness import TrialHarness, alter
 from tests.support.builders.proofs import LENIENT, packaged_thresholds
@@ -127,7 +126,7 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
     await _print_parts(harness, engine, honest_groups, tokens)
 
 
-async def _print_parts(harness: TrialHarness, engine: Engine, honest_groups: list[Group], tokens: int) -> None:
+async def _print_parts(harness: TrialHarness, engine: TorchEngine, honest_groups: list[Group], tokens: int) -> None:
     """Print the seconds of each part of a verification except the prefill."""
     mining_window = harness.mining_window(0)
     prompts = [group.prompt_tokens for group in honest_groups for _ in group.rollouts]

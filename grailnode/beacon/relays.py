@@ -148,13 +148,7 @@ class StoreBeacon(RelayBeacon):
 
 
 async def publish_rounds(
-    key: LocalKey,
-    chain: ChainInfo,
-    store: ObjectStore,
-    clock: Clock,
-    *,
-    keep: int,
-    telemetry: Telemetry | None = None,
+    key: LocalKey, chain: ChainInfo, store: ObjectStore, clock: Clock, *, keep: int, telemetry: Telemetry | None = None
 ) -> None:
     """Write each round of a local chain when it is due, and remove rounds before the last `keep`, until cancelled.
 

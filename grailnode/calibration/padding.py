@@ -18,22 +18,8 @@ class WrappedModel:
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._model.shapes
-
-    @property
-    def exact(self) -> bool:
-        return self._model.exact
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return self._model.layers
-
-    @property
-    def vocabulary(self) -> int:
-        return self._model.vocabulary
+        self.shapes, self.layers = model.shapes, model.layers
+        self.vocabulary, self.exact = model.vocabulary, model.exact
 
     def cache(self) -> Any:
         return self._model.cache()

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grailnode.calibration.variants import AnyVariant, VllmServers, VllmVariant
 from grailnode.engine.policy import Policy
-from protocol.digest import Weights
 from protocol.judging.evidence import Counts, count_group, count_luck, repeated_positions, whole_margins
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
@@ -128,17 +126,6 @@ class Submission:
     sketch: Tensor
     projection: bytes
     logprobs: np.ndarray
-
-
-async def serve(
-    policy: Policy, side: AnyVariant, weights: Weights, servers: VllmServers | None, lora: LoraSpec | None = None
-) -> Engine:
-    """Return an engine that computes as one side of a pair, and serves these weights, which may have adapters."""
-    if isinstance(side, VllmVariant):
-        if servers is None or lora is not None:
-            raise ValueError("a pair with vLLM, and no servers, or adapters")
-        return await servers.serve(side, policy, weights)
-    return await side.serve(policy, weights, lora)
 
 
 async def generate_groups(

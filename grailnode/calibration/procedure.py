@@ -11,22 +11,8 @@ import torch
 
 from grailnode.calibration import separation, thresholds
 from grailnode.calibration.copies import ADAPTER_SHARE, quantized, random_adapters
-from grailnode.calibration.pairs import (
-    CalibrationTask,
-    GroupMeasurement,
-    Submission,
-    check_groups,
-    generate_groups,
-    serve,
-)
-from grailnode.calibration.proof_file import (
-    MeasuredAdapters,
-    MeasuredRow,
-    PairRow,
-    ProofFile,
-    RowMeasurement,
-    Subject,
-)
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, Submission, check_groups, generate_groups
+from grailnode.calibration.proof_file import MeasuredAdapters, MeasuredRow, PairRow, ProofFile, RowMeasurement, Subject
 from grailnode.calibration.thresholds import ThresholdDemands, stop_margins
 from grailnode.calibration.variants import AnyVariant, Pair, VllmServers
 from grailnode.engine import policy as policies
@@ -179,7 +165,7 @@ class _Measurer:
         weights, lora = (self.weights, lora) if copy is None else (copy, None)
         total, rollouts = sum(part.groups * part.work.group_size for part in parts), 0
         self.progress(name, rollouts, total)  # before vLLM starts, which takes a while
-        engine = await serve(policy, side, weights, self.servers, lora)
+        engine = await self.servers.serve(side, policy, weights, lora)
         submissions = []
         for part in parts:
             async for chunk in generate_groups(part.work, engine, part.groups, first=part.first):
@@ -193,7 +179,7 @@ class _Measurer:
     ) -> list[GroupMeasurement]:
         total = sum(len(submission.requests) for _, chunk in submissions for submission in chunk)
         self.progress(name, 0, total)
-        engine = await serve(self.job.work.policy, pair.checking, self.weights, self.servers, self.job.work.lora)
+        engine = await self.servers.serve(pair.checking, self.job.work.policy, self.weights, self.job.work.lora)
         groups: list[GroupMeasurement] = []
         for work, chunk in submissions:
             groups += await check_groups(work, engine, chunk)

@@ -8,8 +8,7 @@ from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.policy import Tokenizer
 from protocol import bounded_json
 from protocol.encoding import REWARD_UNIT
-from protocol.environments import Environment
-from protocol.environments.dataset import Dataset
+from protocol.environments import Environment, Problem
 from protocol.errors import MalformedError
 from protocol.rollout.sampling import SamplingParams
 
@@ -22,9 +21,9 @@ Rewards = Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]]
 _MAX_BYTES: Final = 1 << 30
 
 
-def of_environment(source: Environment | Dataset) -> Prompts:
-    """Return prompts from an environment's training problems, or those of its data file."""
-    return lambda seed: source.problem(seed).prompt
+def of_problems(problem: Callable[[bytes], Problem]) -> Prompts:
+    """Return prompts from a task's training problems, of which `problem` returns that of a seed."""
+    return lambda seed: problem(seed).prompt
 
 
 def rewards_of(environment: Environment, tokenizer: Tokenizer, params: SamplingParams) -> Rewards:

@@ -19,6 +19,7 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
+from roles.ports import Engine
 
 Implementation = Literal["qwen3", "transformers"]
 DType = Literal["float32", "bfloat16"]
@@ -123,15 +124,27 @@ class VllmVariant:
         return f"vllm {self.version} {self.dtype} on {self.device}, {self.sequences} sequences"
 
 
+AnyVariant = Variant | VllmVariant
+"""One side of a pair."""
+
+
 class VllmServers:
-    """The servers of a calibration, one for each variant: a start takes much longer than new weights."""
+    """The servers of a calibration, one for each variant of vLLM: a start takes much longer than new weights."""
 
     def __init__(self) -> None:
         self._engines: dict[VllmVariant, VllmEngine] = {}
         self._versions: dict[VllmVariant, int] = {}
 
-    async def serve(self, variant: VllmVariant, policy: Policy, weights: Weights) -> VllmEngine:
-        """Return the engine of a variant, which serves these weights from now on."""
+    async def serve(
+        self, variant: AnyVariant, policy: Policy, weights: Weights, lora: LoraSpec | None = None
+    ) -> Engine:
+        """Return an engine that computes as one side of a pair, and serves these weights, which may have adapters if
+        torch computes them. An engine of vLLM is that of its variant, which serves them from now on.
+        """
+        if isinstance(variant, Variant):
+            return await variant.serve(policy, weights, lora)
+        if lora is not None:
+            raise ValueError("vLLM serves no adapters")
         if variant not in self._engines:
             place = variant.directory / f"{variant.dtype}-{variant.sequences}"
             settings = VllmSettings.model_validate(
@@ -152,10 +165,6 @@ class VllmServers:
         for engine in self._engines.values():
             await engine.close()
         self._engines.clear()
-
-
-AnyVariant = Variant | VllmVariant
-"""One side of a pair."""
 
 
 class Pair(NamedTuple):

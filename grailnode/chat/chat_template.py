@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from grailnode import UserError
 from grailnode.chat.inside import rendering
-from protocol import bounded_json, limits
-from protocol.errors import MalformedError, ProtocolError
+from grailnode.engine.policy import read_json, read_text
+from protocol import limits
+from protocol.errors import ProtocolError
 from protocol.run import ChatSpec
 
 _CONFIG: Final = "tokenizer_config.json"
 _TEMPLATE: Final = "chat_template.jinja"
-_MAX_BYTES: Final = 64 << 20
 _WALL_SECONDS: Final = 300.0
 _MARKER: Final = "Marker7391"
 """Stands for a prompt while the template is rendered."""
@@ -51,12 +51,13 @@ class ChatTemplate:
         """Return the template in a policy directory: chat_template.jinja, or else that in tokenizer_config.json.
 
         Raises:
-            ChatTemplateError: there is none, or a file is broken.
+            ChatTemplateError: there is none.
+            PolicyError: a file cannot be read.
         """
-        config = _config(directory / _CONFIG)
-        if (directory / _TEMPLATE).is_file():
-            source, text = directory / _TEMPLATE, _read_text(directory / _TEMPLATE)
-        else:
+        config = read_json(directory / _CONFIG) if (directory / _CONFIG).is_file() else {}
+        source = directory / _TEMPLATE
+        text = read_text(source) if source.is_file() else None
+        if text is None:
             source, text = directory / _CONFIG, _default_template(config.get("chat_template"))
         if text is None:
             raise ChatTemplateError(
@@ -157,36 +158,6 @@ def _some(prompts: Sequence[str]) -> list[str]:
         if sum(map(len, chosen)) + len(prompt) <= _CHECKED_CHARACTERS:
             chosen.append(prompt)
     return chosen
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = bounded_json.parse(_read(path))
-    except MalformedError as error:
-        raise ChatTemplateError(f"{path}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ChatTemplateError(f"{path}: not a JSON object")
-    return value
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ChatTemplateError(f"{path}: cannot be read ({error.strerror})") from error
-    if len(data) > _MAX_BYTES:
-        raise ChatTemplateError(f"{path}: larger than {_MAX_BYTES} bytes")
-    return data
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return _read(path).decode()
-    except UnicodeDecodeError as error:
-        raise ChatTemplateError(f"{path}: not UTF-8 ({error})") from error
 
 
 def _default_template(value: Any) -> str | None:

@@ -6,8 +6,7 @@ import click
 
 from grailnode.cli.from_model import options
 from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, FILE, run_action
-from grailnode.run.place import Place
-from grailnode.run.rules import Rules, TimingRules
+from grailnode.run.rules import Place, Rules, TimingRules
 
 _RULES: Final = [name for name in Rules.model_fields if name not in TimingRules.model_fields]
 _REPEATED_RULES: Final = {

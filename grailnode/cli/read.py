@@ -1,4 +1,4 @@
-"""`grailnode status`, `verify`, `inspect` and `convert`: they read a run or a file, and change neither."""
+"""`grailnode status`, `dashboard`, `verify`, `inspect` and `convert`: they read a run or a file, and change neither."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +12,20 @@ _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
 
 @click.command()
 @run_options
+@click.option("--json", "as_json", is_flag=True, help="For scripts; with --watch a line each time.")
+@click.option("--watch", is_flag=True, help="Again and again, 20 times a window, until Ctrl-C.")
 def status(**parameters: Any) -> None:
     """Print a run's head, windows, miners and scores, read from its store."""
     run_action("run_reading", "status", parameters)
+
+
+@click.command()
+@run_options
+@shown_option("--port", type=click.IntRange(1, 65535), default=8642, help="Where the page is served.")
+@shown_option("--host", default="127.0.0.1", help="Its address; another than this shows the page to others.")
+def dashboard(**parameters: Any) -> None:
+    """Serve a live page of a run, read from its store: windows, curves, miners, validators, rollouts."""
+    run_action("run_dashboard", "dashboard", parameters)
 
 
 @click.command()

@@ -199,7 +199,7 @@ class _Demo:
             command=self._settings.command,
             verify_command=f"grailnode verify --run {self._settings.out / 'network' / 'run.toml'}",
             seed=self._settings.seed,
-            environment=self._node.run.environment.name,
+            environment=self._node.run.task_name,
             model_parameters=self._parameters,
             weights_digest={"trainer": trainer_digest.hex()} | digests if newest else {},
             trainer_io_wait_fraction=float(step.get("io_wait_fraction", 0.0)),

@@ -3,7 +3,7 @@
     y = W x + alpha / rank * B (A x)
 
 is computed as it stands, in the dtype of computing, and as PEFT computes it. W + alpha / rank * B A would have to be
-rounded to BF16, in which most of a small change is lost: it is another function (docs/adr/0420-lora-runs.md).
+rounded to BF16, in which most of a small change is lost: it is another function (docs/spec/lora.md).
 
 As files, adapters are a directory in the layout of PEFT, whose tensors are those of the chain under the same names.
 """

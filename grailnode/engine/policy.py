@@ -9,7 +9,6 @@
 Everything is read from the disk as data: no code of the checkpoint runs and nothing is downloaded.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from tokenizers import Tokenizer as _Tokenizer
 from torch import Tensor
 
 from grailnode import UserError
-from protocol import limits
+from protocol import bounded_json, limits
+from protocol.errors import MalformedError
 
 _CONFIG: Final = "config.json"
 _GENERATION_CONFIG: Final = "generation_config.json"
@@ -30,6 +30,7 @@ _TOKENIZER: Final = "tokenizer.json"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _TIED: Final = "lm_head.weight"
+_MAX_BYTES: Final = 64 << 20  # of a file that is not weights
 
 PACKAGED_POLICY: Final = Path(__file__).parents[1] / "data" / "genesis"
 """The policy directory of this package; `python -m tests.support.builders.genesis --seed 0` reproduces it."""
@@ -39,19 +40,27 @@ class PolicyError(UserError):
     """A directory without a usable policy; the message names the file and says what to do."""
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file of a policy directory, or raise PolicyError if it cannot be read or is too large."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
+        what = (error.strerror or "no file").lower() if isinstance(error, OSError) else "not UTF-8"
         raise PolicyError(
-            f"{path}: cannot be read ({error}); a policy is a Hugging Face checkpoint directory"
+            f"{path}: cannot be read ({what}); a policy is a Hugging Face checkpoint directory"
         ) from error
+    if len(data) > _MAX_BYTES:
+        raise PolicyError(f"{path}: larger than {_MAX_BYTES} bytes")
+    return text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a policy directory, or raise PolicyError if there is none."""
     try:
-        value = json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = bounded_json.parse(read_text(path).encode())
+    except MalformedError as error:
         raise PolicyError(f"{path}: not JSON ({error})") from error
     if not isinstance(value, dict):
         raise PolicyError(f"{path}: not a JSON object")
@@ -107,9 +116,9 @@ class Policy:
         Raises:
             PolicyError: a file is missing or broken; the message names it.
         """
-        config = _read_json(directory / _CONFIG)
+        config = read_json(directory / _CONFIG)
         generation = directory / _GENERATION_CONFIG
-        overrides = _read_json(generation) if generation.is_file() else {}
+        overrides = read_json(generation) if generation.is_file() else {}
         eos = overrides.get("eos_token_id", config.get("eos_token_id"))
         stops: list[Any] = eos if isinstance(eos, list) else [eos]
         if not 0 < len(stops) <= limits.MAX_STOP_TOKENS or not all(type(stop) is int and stop >= 0 for stop in stops):
@@ -118,7 +127,7 @@ class Policy:
                 f"{directory / source}: eos_token_id is {'missing' if eos is None else 'not usable'}; give the id that "
                 f"ends a completion, or a list of up to {limits.MAX_STOP_TOKENS}"
             )
-        return cls(directory, config, Tokenizer(_read(directory / _TOKENIZER)), tuple(sorted(set(stops))))
+        return cls(directory, config, Tokenizer(read_text(directory / _TOKENIZER)), tuple(sorted(set(stops))))
 
     @property
     def vocabulary(self) -> int:
@@ -153,7 +162,7 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
 
 def published_names(directory: Path, names: Iterable[str]) -> list[str]:
     """Return the names of the tensors that are published: all but an output projection that is the embedding."""
-    tied = _read_json(directory / _CONFIG).get("tie_word_embeddings")
+    tied = read_json(directory / _CONFIG).get("tie_word_embeddings")
     return [name for name in names if not (tied and name == _TIED)]
 
 
@@ -166,7 +175,7 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / _INDEX
     if not index.is_file():
         return [directory / _WEIGHTS]
-    names = _read_json(index).get("weight_map")
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise PolicyError(f"{index}: weight_map does not map names to files")
     if any(Path(name).name != name for name in names.values()):

@@ -9,7 +9,7 @@ Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -62,15 +62,7 @@ class Qwen3Config:
             and config.get("hidden_act", "silu") == "silu"
             and theta > 0
         )
-        counts = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-        )
+        counts = [field.name for field in fields(cls) if field.type is int]
         if not plain or not all(isinstance(config.get(name), int) for name in counts):
             return None
         return cls(

@@ -24,7 +24,7 @@ from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.gather import gather
 from roles.policy.sequences import Tokens
-from roles.ports import CheckRequest, Engine, EngineError, Forward, Generation, Request
+from roles.ports import CheckRequest, Engine, EngineError, Generation, Request
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,8 +41,7 @@ class Replicas:
         self._engines = engines
         self._gate = VersionGate()
         self._is_staged = False
-        first = engines[0]
-        self.generating_arithmetic, self.checking_arithmetic = first.generating_arithmetic, first.checking_arithmetic
+        self.arithmetic = engines[0].arithmetic
 
     @property
     def version(self) -> int | None:
@@ -71,12 +70,6 @@ class Replicas:
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
         return await self._dealt(prompts, lambda engine, part: engine.greedy(part, params))
-
-    async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        pairs = list(zip(prompts, completions, strict=True))
-        return await self._dealt(
-            pairs, lambda engine, part: engine.forward([pair[0] for pair in part], [pair[1] for pair in part])
-        )
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         return await self._dealt(requests, lambda engine, part: engine.check(part, rules))

@@ -25,11 +25,11 @@ from protocol.patch import apply_with_digests
 from protocol.proof import Arithmetic, arithmetic_of
 from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.checking import Check, CheckRules, check_completions
-from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
+from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens, split
-from roles.ports import CheckRequest, EngineError, Forward, Generation, Request
+from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
@@ -55,6 +55,25 @@ class Policy:
     version: int
     weights: dict[str, Tensor]
     is_quantized: bool
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The result of a prefill for one completion.
+
+    Attributes:
+        hidden: float32 [T, D], the final hidden state from which each token is drawn.
+        project: computes the logits float32 [n, V] of any such states [n, D] by the policy that computed these; the
+            same function for all completions of a call. Raises EngineError.
+    """
+
+    hidden: Tensor
+    project: Callable[[Tensor], Tensor]
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 [T, V], computed at each access; token t is drawn from row t."""
+        return self.project(self.hidden)
 
 
 @dataclass
@@ -87,8 +106,8 @@ class TorchEngine:
         max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
         run_sync: RunSync = trio.to_thread.run_sync,
     ) -> None:
-        arithmetic: Arithmetic = "exact" if model.exact else arithmetic_of("torch", str(dtype).removeprefix("torch."))
-        self.generating_arithmetic = self.checking_arithmetic = arithmetic
+        dtype_name = str(dtype).removeprefix("torch.")
+        self.arithmetic: Arithmetic = "exact" if model.exact else arithmetic_of("torch", dtype_name)
         self._model = model
         self._device = torch.device(device)
         self._dtype = dtype
@@ -140,7 +159,11 @@ class TorchEngine:
         return [generation.tokens for generation in await self._decode(prompts, None, params)]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        """Implements Engine.forward; a repeated prompt is computed once."""
+        """Run one prefill over each prompt with its completion; return the results in order.
+
+        With a large vocabulary the logits of a group are gigabytes, so whoever needs only results of a check asks
+        `check` for these.
+        """
         policy = self._policy()
         self._check_ids([*prompts, *completions])
         results: list[Forward] = []
@@ -304,9 +327,6 @@ class TorchEngine:
         self, logits: Tensor, seeds: Tensor | None, positions: Tensor, params: SamplingParams
     ) -> tuple[Tensor, Tensor]:
         """Return the next token of each row, and its log-probability on the host: int64 [B] and float32 [B]."""
-        if seeds is None:
-            tokens = logits.argmax(dim=-1)
-            return tokens, log_probabilities(logits, tokens, params.temperature, params.filters).cpu()
         # Noise depends on seed and position alone, so a row draws the same token in any batch.
         tokens, likely = choose_with_log_probabilities(logits, seeds, positions, params.temperature, params.filters)
         return tokens, likely.cpu()

@@ -110,12 +110,17 @@ def observe_by_hash_seed(name: str, config: str, data: Path | None, hash_seed: i
     return Observations(**json.loads(result.stdout))
 
 
+def example_data(needs: environments.Requirements) -> Path:
+    """Return the packaged file of problems for environments with these requirements."""
+    return _DATA / ("code.jsonl" if needs.python else "math.jsonl")
+
+
 def open_built_in(name: str, data: Path | None) -> Environment:
     """Return a built-in environment; one that reads a data file gets the example of this program without one."""
     needs = environments.requirements(name)
     if not needs.data:
         return environments.get(name)
-    file = data or _DATA / ("code.jsonl" if needs.python else "math.jsonl")
+    file = data or example_data(needs)
     return environments.get(name, file.read_bytes(), BubblewrapSandbox.open(needs.python) if needs.python else None)
 
 

@@ -7,11 +7,14 @@ day when it was installed. Entry points are read here as text; only the sandbox 
 
 import ast
 import importlib.metadata
+import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import platformdirs
@@ -21,14 +24,24 @@ from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError, Wheel, closure, pack, unpack
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.sandbox.inside.plugin_host import GROUP
-from protocol import bounded_json, environments
+from protocol import bounded_json, environments, limits
 from protocol.digest import content_digest
 from protocol.environments import Requirements
-from protocol.environments.record import OWN_DISTRIBUTION, CodeRef, EnvironmentSpec, canonical_config
+from protocol.environments import rubric as rubrics
+from protocol.environments.record import (
+    OWN_DISTRIBUTION,
+    SHARES,
+    CodeRef,
+    EnvironmentShare,
+    EnvironmentSpec,
+    MixtureSpec,
+    canonical_config,
+)
 from protocol.errors import ProtocolError
 
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PACKAGE: Final = "protocol.environments"
+_shares: Final = re.compile(r"[^=,]+=[1-9][0-9]{0,6}(,[^=,]+=[1-9][0-9]{0,6})*")
 
 
 @dataclass(frozen=True)
@@ -65,12 +78,53 @@ def requirements(name: str) -> Requirements:
     return Requirements(python=OWN_PYTHON)
 
 
+def parse_mixture(text: str) -> dict[str, int]:
+    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths.
+
+    Raises:
+        PluginError: the shares are no mixture.
+    """
+    if "=" not in text:
+        return {text: SHARES}
+    pairs = [part.split("=") for part in text.split(",")] if _shares.fullmatch(text) else []
+    shares = {name: int(share) for name, share in sorted(pairs)}
+    if len(shares) < len(pairs) or sum(shares.values()) != SHARES or len(shares) > limits.MAX_MIXTURE_MEMBERS:
+        raise PluginError(
+            f"environment {text!r}: a mixture is NAME=SHARE,NAME=SHARE of up to {limits.MAX_MIXTURE_MEMBERS} different "
+            f"environments, with shares in millionths that add up to {SHARES}"
+        )
+    return shares
+
+
 def built_in_spec(name: str) -> EnvironmentSpec:
     """Return the record of a built-in environment."""
     digest = _digest_of_modules(environments.module(name))
     code = CodeRef(distribution=OWN_DISTRIBUTION, version=_own_version(), digest=digest, size=0)
     python, exact = environments.requirements(name).python, environments.is_exact(name)
     return EnvironmentSpec(name=name, code=(code,), python=python, config=b"{}", exact=exact)
+
+
+def task_spec(
+    text: str, plugins: Mapping[str, EnvironmentSpec] = MappingProxyType({}), rubric: str = ""
+) -> MixtureSpec:
+    """Return the record of a task, as `parse_mixture` reads it.
+
+    Args:
+        plugins: the records of its environments that are no built-in ones, by name.
+        rubric: the parts of the reward of each.
+
+    Raises:
+        PluginError: the rubric is none.
+    """
+    try:
+        change = {"rubric": rubrics.parse(rubric)}
+    except ValueError as error:
+        raise PluginError(f"--rubric {rubric}: no rubric, such as score=7/10,thinking=1/10,overlong:512=1") from error
+    specs = {name: plugins.get(name) or built_in_spec(name) for name in parse_mixture(text)}
+    return tuple(
+        EnvironmentShare(ppm=share, environment=specs[name].model_copy(update=change))
+        for name, share in parse_mixture(text).items()
+    )
 
 
 def open_plugin(name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0) -> Plugin:
@@ -125,7 +179,7 @@ def check_code(spec: EnvironmentSpec) -> None:
             f"environment {spec.name!r} of this run is that of {spec.code[0]}, and here it is that of {own.code[0]}: "
             f"install {spec.code[0].distribution} {spec.code[0].version}, or join with code of equal digest"
         )
-    if own.model_copy(update={"code": spec.code}) != spec:
+    if own.model_copy(update={"code": spec.code, "rubric": spec.rubric}) != spec:
         raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")
 
 

@@ -25,7 +25,7 @@ from grailnode.engine import models
 from grailnode.engine.lora_model import read_adapters
 from grailnode.engine.policy import Policy, load_weights, published_names
 from grailnode.node.node_makers import make_node, state_directory
-from grailnode.node.role_processes import check_start
+from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import genesis_reader, policy_directory
 from grailnode.node.state_locks import lock_state
 from grailnode.node.telemetry import NodeTelemetry
@@ -53,8 +53,8 @@ class Group:
         prompt: token ids; completions: token ids behind it of each rollout, with an environment's replies in an
             episode.
         drawn: which tokens of each completion the policy drew; a loss leaves out the others.
-        logprobs: of the drawn tokens of each completion under the version that sampled them, float32 [T], as validators
-            computed them.
+        logprobs: of each completion's tokens under the version that sampled them, at the run's temperature: float32
+            [T], one for each token, as validators computed them; 0 where the policy did not draw.
         rewards: of each rollout, as validators computed them.
         version: the policy version that sampled them; age: how many versions older it is than the newest.
         digest: names the group: 32 bytes.
@@ -71,13 +71,18 @@ class Group:
 
 
 class Trainer:
-    """A trainer of a run; `open_trainer` makes one. All calls block."""
+    """A trainer of a run; `open_trainer` makes one. All calls block.
+
+    Attributes:
+        run: the rules that everybody has signed, such as `group_size` and `sampling`.
+        policy: the directory with the checkpoint of version 0 (the base in a LoRA run) and its tokenizer.
+    """
 
     def __init__(self, node: Node, training: ExternalTraining, config: Config) -> None:
-        self._node = node
+        self.run = node.run
+        self.policy = policy_directory(config)
         self._training = training
-        self._policy = policy_directory(config)
-        self._shapes = models.build(Policy.load(self._policy), lora=node.run.lora)
+        self._shapes = models.build(Policy.load(self.policy), lora=self.run.lora)
 
     @property
     def version(self) -> int:
@@ -97,11 +102,11 @@ class Trainer:
                 ended.
         """
         if isinstance(weights, str | Path):
-            read = load_weights if self._node.run.lora is None else read_adapters
+            read = load_weights if self.run.lora is None else read_adapters
             tensors: Mapping[str, Tensor] = read(Path(weights))
             source = str(weights)
         else:
-            tensors, source = {name: weights[name] for name in published_names(self._policy, weights)}, "weights"
+            tensors, source = {name: weights[name] for name in published_names(self.policy, weights)}, "weights"
         if integers := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
             raise UserError(
                 f"{source}: {integers[0]} has dtype {tensors[integers[0]].dtype}; publish floating-point ones"
@@ -122,13 +127,15 @@ class Trainer:
         """Return when every version that was published is in storage."""
         trio.run(self._training.wait_for_uploads)
 
-    def groups(self, min_count: int = 1) -> list[Group]:
-        """Return the verified groups that have come since the last call; this waits for at least so many.
+    def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
+        """Return verified groups that were not given out before; this waits for at least `min_count`.
+
+        There are at most `max_count`, or all that have come; the oldest come first.
 
         A group comes again after a restart of this program, until it is acknowledged. One that is too old for the run
         (`trainer.max_staleness`) does not come.
         """
-        verified: list[VerifiedGroup] = trio.run(self._training.groups, min_count)
+        verified: list[VerifiedGroup] = trio.run(self._training.groups, min_count, max_count)
         return [self._group(group) for group in verified]
 
     def _group(self, group: VerifiedGroup) -> Group:
@@ -137,7 +144,7 @@ class Trainer:
             prompt=group.prompt_tokens,
             completions=completions,
             drawn=drawn,
-            logprobs=tuple(group.completion_logprobs),
+            logprobs=tuple(map(_aligned, group.completion_logprobs, drawn)),
             rewards=group.rewards,
             version=group.version,
             age=self.version - group.version,
@@ -181,6 +188,13 @@ def open_trainer(
         training = ExternalTraining(node, config.trainer.max_staleness, check)
         trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
         yield Trainer(node, training, config)
+
+
+def _aligned(logprobs: np.ndarray, drawn: Sequence[bool]) -> np.ndarray:
+    """Return float32 [T] for all tokens of a completion: the log-probabilities of the drawn ones, and 0."""
+    aligned = np.zeros(len(drawn), np.float32)
+    aligned[np.array(drawn, bool)] = logprobs
+    return aligned
 
 
 def _is_running(state: Path) -> bool:

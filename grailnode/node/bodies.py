@@ -95,8 +95,8 @@ async def fetch_task(
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")
-    plugin = None if sandbox is None else await _open_plugin(node, config, sandbox)
-    task = make_task(node, policy, data, sandbox, plugin)
+    plugins = {} if sandbox is None else await _open_plugins(node, config, sandbox)
+    task = make_task(node, policy, data, sandbox, plugins)
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
@@ -109,22 +109,21 @@ async def fetch_task(
     return task, replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
 
 
-async def _open_plugin(node: Node, config: Config, sandbox: BubblewrapSandbox) -> Environment | None:
-    """Return the run's environment from the wheels that the run names; None for a built-in one.
+async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) -> dict[str, Environment]:
+    """Return the run's environments that are no built-in ones, by name, from the wheels that the run names.
 
     Raises:
-        PluginError: it is none that the run describes.
+        PluginError: one is none that the run describes.
     """
-    spec = node.run.environment
-    if not spec.is_plugin:
-        return None
-    folders = await creation.fetch_wheels(node, config.at(config.node.state) / "wheels")
-    environment: PluginEnvironment = await node.run_sync(
-        PluginEnvironment.open, sandbox, folders, spec.name, spec.config
-    )
-    if environment.exact != spec.exact:
-        raise PluginError(f"environment {spec.name!r}: the run says exact = {spec.exact}, and its code does not")
-    return environment
+    plugins: dict[str, Environment] = {}
+    for spec in node.run.tasks:
+        if not spec.is_plugin:
+            continue
+        folders = await creation.fetch_wheels(node, spec, config.at(config.node.state) / "wheels")
+        plugins[spec.name] = await node.run_sync(PluginEnvironment.open, sandbox, folders, spec.name, spec.config)
+        if plugins[spec.name].exact != spec.exact:
+            raise PluginError(f"environment {spec.name!r}: the run says exact = {spec.exact}, and its code does not")
+    return plugins
 
 
 def _torch_compute(model: CausalModel, config: Config) -> Compute:

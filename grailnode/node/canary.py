@@ -16,17 +16,17 @@ from protocol.identity.signing import SigningKey
 from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
 from protocol.proof import StatisticName
-from protocol.rollout import sampling
-from protocol.rollout.batch import Group
+from protocol.rollout import sampling, sketch
+from protocol.rollout.batch import Group, Rollout
+from protocol.rollout.checking import Check, CheckRules
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Assignment, Task
-from roles.ports import Engine, Forward, Generation, ObjectStore
+from roles.ports import CheckRequest, Engine, Generation, ObjectStore, Request
 from roles.trainer.spool import canary_path, pack_canary_note
 from roles.validator.judge import Judge
 
 _PLAIN_FACTOR = 2  # a false group has more evidence than so many times the threshold of any validator's row
 _CAUTION = 2.0  # an edit counts as if its shortfall were so much smaller: other arithmetics compute another one
-_TAIL = 64  # tokens that are generated anew behind an edit, at most: each takes a prefill
 _MATCHES = 4  # edits of a rollout that change its noise least
 
 
@@ -76,7 +76,7 @@ class CanaryProducer(HonestProducer):
     ) -> None:
         super().__init__(task, engine)
         proof = task.run.proof
-        self._rows = [proof.row(engine.generating_arithmetic, validator) for validator in proof.validators]
+        self._rows = [proof.row(engine.arithmetic, validator) for validator in proof.validators]
         self._plain_evidence = _PLAIN_FACTOR * max(row.threshold for row in self._rows)
         self._trainer = trainer
         self._trainer_state = trainer_state
@@ -94,7 +94,7 @@ class CanaryProducer(HonestProducer):
     async def _noted(self, mining_window: MiningWindow, group: Group) -> Group:
         """Return a true group, and note its log-probabilities for the collector."""
         if self._trainer_state is not None:
-            arithmetic = self.engine.generating_arithmetic
+            arithmetic = self.engine.arithmetic
             await note_logprobs(
                 self.task, self.engine, group, arithmetic, mining_window.randomness, self._trainer_state
             )
@@ -131,17 +131,9 @@ class CanaryProducer(HonestProducer):
         self, mining_window: MiningWindow, group: Group, assignment: Assignment
     ) -> Group | None:
         (other,) = self.assignments(mining_window, [assignment.index + 1])
-        sequences = [rollout.sequence for rollout in group.rollouts]
-        forwards = await self.engine.forward([other.prompt] * len(sequences), sequences)
-        sketches = self.sketches(
-            mining_window,
-            [
-                Generation(rollout.tokens, forward.hidden[torch.tensor(rollout.drawn)], ())
-                for rollout, forward in zip(group.rollouts, forwards, strict=True)
-            ],
-        )
-        pairs = zip(group.rollouts, sketches, strict=True)
-        rollouts = tuple(rollout.model_copy(update={"sketch": own_sketch}) for rollout, own_sketch in pairs)
+        checks = await self._check(mining_window, group, replace(assignment, prompt=other.prompt))
+        pairs = zip(group.rollouts, checks, strict=True)
+        rollouts = tuple(item.model_copy(update={"sketch": sketch.rounded(check.sketch)}) for item, check in pairs)
         false_group = group.model_copy(update={"rollouts": rollouts})
         return false_group if await self._is_plain(mining_window, false_group, "sketch") else None
 
@@ -151,47 +143,43 @@ class CanaryProducer(HonestProducer):
         """Return the group with edits, one in a rollout, until honest validators plainly refuse it; None if they would
         not. Of each rollout and among these, the edits with the lowest ranks come first.
         """
-        completions = [rollout.tokens for rollout in group.rollouts]
-        forwards = await self.engine.forward([assignment.prompt] * len(completions), completions)
         edits = []
-        for rollout, (tokens, forward) in enumerate(zip(completions, forwards, strict=True)):
-            candidates = self._runners_up(rollout, tokens, assignment.seeds[rollout], forward)
+        for rollout, check in enumerate(await self._check(mining_window, group, assignment, rivals=True)):
+            candidates = self._runners_up(rollout, group.rollouts[rollout].tokens, assignment.seeds[rollout], check)
             # All rollouts together must have enough evidence.
-            candidates = [edit for edit in candidates if edit.evidence * len(completions) > self._plain_evidence]
+            candidates = [edit for edit in candidates if edit.evidence * len(group.rollouts) > self._plain_evidence]
             candidates.sort(key=lambda edit: abs(edit.noise_change))
             edits += [min(candidates[:_MATCHES], key=rank)] if candidates else []
         rollouts, evidence = list(group.rollouts), 0
         for edit in sorted(edits, key=rank):
-            seed = assignment.seeds[edit.rollout]
-            prefix = (*group.rollouts[edit.rollout].tokens[: edit.position], edit.token)
-            whole = await self._continue(assignment, seed, prefix)
-            if whole is None:
-                continue
-            (forward,) = await self.engine.forward([assignment.prompt], [whole])
-            generation = Generation(whole, forward.hidden, ())
-            one = replace(assignment, seeds=(seed,))
-            rollouts[edit.rollout] = (await self.rollouts(mining_window, one, [generation]))[0]
+            generation = await self._continued(mining_window, group.rollouts[edit.rollout], edit, assignment)
+            rollouts[edit.rollout] = (await self.rollouts(mining_window, assignment, [generation]))[0]
             evidence += edit.evidence
             false_group = group.model_copy(update={"rollouts": tuple(rollouts)})
             if evidence > self._plain_evidence and await self._is_plain(mining_window, false_group, "margin"):
                 return false_group
         return None
 
-    def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, forward: Forward) -> list[Edit]:
-        """Return an edit for each of a rollout's last tokens."""
-        begin = max(0, len(tokens) - _TAIL)
-        logits = forward.project(forward.hidden[begin:])[:, : self.task.vocabulary]
-        words = sampling.seed_words([seed], logits.device)
-        noise = sampling.noise(words, torch.arange(begin, len(tokens), device=logits.device), logits.shape[-1])
-        scores = logits / self.task.run.sampling.temperature + noise
-        own = torch.tensor(tokens[begin:], device=logits.device)[:, None]
-        own_scores, own_noise = scores.gather(1, own)[:, 0], noise.gather(1, own)[:, 0]
-        best_scores, best = scores.scatter(1, own, -torch.inf).max(dim=1)
-        changes = noise.gather(1, best[:, None])[:, 0] - own_noise
-        shortfalls = (own_scores - best_scores).tolist()
+    async def _check(
+        self, mining_window: MiningWindow, group: Group, assignment: Assignment, *, rivals: bool = False
+    ) -> list[Check]:
+        """Return what the policy says of the rollouts of a group behind the prompt of an assignment."""
+        key = self.sketch_key(mining_window)
+        requests = [
+            CheckRequest(assignment.prompt, rollout.sequence, seed, key, rollout.drawn)
+            for rollout, seed in zip(group.rollouts, assignment.seeds, strict=True)
+        ]
+        return await self.engine.check(requests, CheckRules(self.task.run.sampling.params(), rivals=rivals))
+
+    def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, check: Check) -> list[Edit]:
+        """Return an edit for each token of a rollout."""
+        words, positions = sampling.token_places(sampling.seed_words([seed]), [len(tokens)], 0)
+        rivals, shortfalls = check.rivals[:, 0].to(torch.int64).cpu(), check.rivals[:, 1].tolist()
+        noise = sampling.gumbel(sampling.hash_pairs(words, positions, torch.stack([rivals, torch.tensor(tokens)])))
+        columns = zip(rivals.tolist(), shortfalls, (noise[0] - noise[1]).tolist(), strict=True)
         return [
-            Edit(rollout, begin + row, int(best[row]), shortfall, self._evidence(shortfall), float(changes[row]))
-            for row, shortfall in enumerate(shortfalls)
+            Edit(rollout, position, rival, shortfall, self._evidence(shortfall), change)
+            for position, (rival, shortfall, change) in enumerate(columns)
         ]
 
     def _evidence(self, shortfall: float) -> int:
@@ -203,17 +191,21 @@ class CanaryProducer(HonestProducer):
             for table, reached in tables
         )
 
-    async def _continue(self, assignment: Assignment, seed: bytes, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return these tokens and those that the policy samples behind them; None if they are too many."""
-        params, words = self.task.run.sampling.params(), sampling.seed_words([seed])
-        for _ in range(2 * _TAIL):
-            if params.is_complete(tokens):
-                return tokens
-            (forward,) = await self.engine.forward([assignment.prompt], [(*tokens, params.stops[0])])
-            logits = forward.project(forward.hidden[-1:]).cpu()[:, : self.task.vocabulary]
-            position = torch.tensor([len(tokens)])
-            tokens = (*tokens, int(sampling.choose(logits, words, position, params.temperature, params.filters)))
-        return tokens if params.is_complete(tokens) else None
+    async def _continued(
+        self, mining_window: MiningWindow, rollout: Rollout, edit: Edit, assignment: Assignment
+    ) -> Generation:
+        """Return a rollout with an edit, and the tokens that the policy samples behind it."""
+        params, key = self.task.run.sampling.params(), self.sketch_key(mining_window)
+        tokens = (*rollout.tokens[: edit.position], edit.token)
+        # The state from which the edited token would be drawn depends on the tokens before it alone.
+        own_sketch = rollout.sketch[: sketch.BYTES_PER_TOKEN * len(tokens)]
+        if not params.is_complete(tokens):
+            request = Request(assignment.prompt + tokens, assignment.seeds[edit.rollout], key, len(tokens))
+            rest = replace(params, max_tokens=params.max_tokens - len(tokens))
+            (behind,) = await self.engine.generate([request], rest)
+            tokens += behind.tokens
+            own_sketch += self.sketches(mining_window, [behind])[0]
+        return Generation(tokens, torch.empty(len(tokens), 0), (), own_sketch)
 
     async def _is_plain(self, mining_window: MiningWindow, group: Group, statistic: StatisticName) -> bool:
         """Return whether one statistic of a group is far beyond what honest validators of any arithmetic accept."""
@@ -237,7 +229,7 @@ async def note_logprobs(
         randomness: of the round that opened the group's window.
     """
     rows, version = task.run.proof.table, engine.version
-    own = engine.checking_arithmetic
+    own = engine.arithmetic
     fitting = sorted((row for row in rows if row.miner == arithmetic), key=lambda row: row.validator != own)
     if group.version != version or not fitting or not any(own in row.pair for row in rows):
         return

@@ -36,7 +36,7 @@ def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
     """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer; in a LoRA run it
     has only adapters.
     """
-    return _SMALL_BYTES + _TRAINER_BYTES * _parameters(policy, lora)
+    return _SMALL_BYTES + _TRAINER_BYTES * parameters(policy, lora)
 
 
 def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, versions: int = 1) -> int:
@@ -51,7 +51,7 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, vers
     weights = 0
     if config.engine.kind == "vllm" and policy is not None:
         replicas = config.engine.replicas
-        weights = (replicas * _VLLM_BYTES + (versions + 2) * _WEIGHT_BYTES) * _parameters(policy)
+        weights = (replicas * _VLLM_BYTES + (versions + 2) * _WEIGHT_BYTES) * parameters(policy)
     return _SMALL_BYTES + base + sum(file.size for file in files) + weights
 
 
@@ -83,7 +83,7 @@ def check_disk(directory: Path, needed_bytes: int) -> None:
         )
 
 
-def _parameters(policy: Policy, lora: LoraSpec | None = None) -> int:
+def parameters(policy: Policy, lora: LoraSpec | None = None) -> int:
     """Return the number of weights that versions have."""
     shapes = models.build(policy, lora=lora).shapes
     return sum(math.prod(shape) for name, shape in shapes.items() if lora is None or name.endswith((DOWN, UP)))

@@ -23,7 +23,7 @@ from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.node.user_errors import explain, is_transient
+from grailnode.node.user_errors import explain, is_transient, with_repair_command
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
 """One for each space."""
@@ -46,7 +46,7 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
     """Run the body of a process under the lock of its state, and return the exit code."""
     process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
     telemetry = _telemetry(launch, process)
-    return await _report_failure(telemetry, partial(_run_body, launch, body, telemetry))
+    return await _report_failure(launch, telemetry, partial(_run_body, launch, body, telemetry))
 
 
 async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry) -> None:
@@ -85,10 +85,10 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
 async def _run_rank(launch: Launch, seat: Seat) -> int:
     """Follow rank 0, and return the exit code."""
     process = f"{launch.name}/{launch.kind}-{seat.rank}"
-    return await _report_failure(_telemetry(launch, process), partial(follow_rank_0, launch, seat))
+    return await _report_failure(launch, _telemetry(launch, process), partial(follow_rank_0, launch, seat))
 
 
-async def _report_failure(telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]) -> int:
+async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]) -> int:
     """Run a process's work, and return the exit code: of what fails, one line goes to the log."""
     try:
         await body()
@@ -96,7 +96,7 @@ async def _report_failure(telemetry: NodeTelemetry, body: Callable[[], Awaitable
         line = explain(error)
         if line is None:
             raise  # a bug: the traceback goes to standard error, and a restart may help
-        telemetry.event("failed", error=line)
+        telemetry.event("failed", error=with_repair_command(line, launch.config, launch.name))
         return EXIT_TRANSIENT if is_transient(error) else EXIT_PERMANENT
     return 0
 

@@ -19,6 +19,7 @@ from protocol.digest import Weights
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.policy.causal_model import CausalModel
+from roles.ports import EngineError
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BASE: Final = "base"
@@ -65,6 +66,28 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
             f"trainer.gpus: a trainer on several GPUs publishes BF16 weights, and those of this run are quantized "
             f"({run.precision}); set it to 1"
         )
+
+
+def reference_reader(config: Config) -> Callable[[], Weights] | None:
+    """Return a function that reads the weights of the loss's reference policy; None where that is version 0.
+
+    Raises:
+        ConfigError: the run trains adapters; or, by the function, the checkpoint is not one of the policy's shapes.
+    """
+    if config.trainer.reference is None:
+        return None
+    if config.trainer.adapters is not None:
+        raise ConfigError("trainer.reference: the reference of a run of LoRA adapters is version 0; drop it")
+    return partial(_read_reference, config.at(config.trainer.reference), policy_directory(config))
+
+
+def _read_reference(directory: Path, policy: Path) -> Weights:
+    weights = load_weights(directory)
+    try:
+        models.check_fit(models.build(Policy.load(policy)), weights)
+    except EngineError as error:
+        raise ConfigError(f"trainer.reference: {directory}: {error}") from error
+    return weights
 
 
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:

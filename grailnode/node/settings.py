@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from grailnode.config import Config, ConfigError, OuterMethod, OuterSection
+from grailnode.node.run_model import reference_reader
 from protocol.outer.round_records import RoundRules
 from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Kind, Method
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import RunManifest
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.learn.loss.surrogates import surrogate_of
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.site_settings import SiteSettings
@@ -43,8 +45,15 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
 
     Args:
         sampling: how the run samples rollouts; the learner computes probabilities in the same way.
+
+    Raises:
+        ConfigError: a loss of one's own cannot be imported, or the run cannot have the reference policy.
     """
     section = config.trainer
+    try:
+        surrogate_of(section)
+    except ValueError as error:
+        raise ConfigError(f"trainer.loss: {error}") from error
     return TrainerSettings(
         training=section,
         learner=LearnerSettings(
@@ -56,6 +65,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             logits_chunk=section.logits_chunk,
             loss=section,
             optimizer=section,
+            read_reference=reference_reader(config),
         ),
         replay=section,
         publisher=PublisherSettings(

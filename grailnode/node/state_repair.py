@@ -3,6 +3,8 @@
 All of it is rebuilt in memory first. If a part cannot be rebuilt, nothing is written.
 """
 
+from typing import Final
+
 import trio
 
 from grailnode.config import Config
@@ -26,6 +28,8 @@ from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.rewind_repair import LAST_CHANGES, repair_rewind
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
+
+_NAMED: Final = 4  # paths in the last line
 
 
 def repair_node(config: Config, name: str, say: LineReporter) -> None:
@@ -66,8 +70,18 @@ async def repair_state(node: Node, say: LineReporter) -> None:
     for path in damages:
         if path.startswith(REMAKEABLE):
             say(f"{path}: is made again")
+    written = draft.changed_paths()
     await draft.commit(last_changes)
-    say(f"{node.name}: its state is whole")
+    say(f"{node.name}: its state is whole{_summary(written)}")
+
+
+def _summary(written: list[str]) -> str:
+    """Say which objects a repair has written; nothing if the state was whole before."""
+    if not written:
+        return ""
+    more = f", and {len(written) - _NAMED} more" if len(written) > _NAMED else ""
+    count = f"{len(written)} objects" if len(written) > 1 else "1 object"
+    return f" now; {count} came from storage or what is left: {', '.join(written[:_NAMED])}{more}"
 
 
 async def _repair_authority(node: Node, lost_paths: set[str], say: LineReporter) -> None:

@@ -126,7 +126,7 @@ class Storage:
             state: the node's own durable storage.
         """
         section = self._config.store
-        own = self._place("store", section, self._writes)
+        own = self.own()
         if section.meeting is None:
             return own if section.kind == "local" else self._cached(own)
         stores = KnownStores(
@@ -146,6 +146,10 @@ class Storage:
             return self._space(url, is_stranger=owner not in authority_keys)
 
         return self._cached(RoutedStore(stores, directory, clock, open_space))
+
+    def own(self) -> ObjectStore:
+        """Open the place that this node writes to, without routes."""
+        return self._place("store", self._config.store, self._writes)
 
     def _cached(self, store: ObjectStore) -> ObjectStore:
         if not self._caches:

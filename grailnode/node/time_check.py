@@ -86,7 +86,7 @@ async def wait_for_time(
         report: takes a line for each new cause of the wait, and one at its end.
     """
     last_kind = ""
-    while (problem := await _find_problem(node, make_beacon, read_clock_error)) is not None:
+    while (problem := await find_problem(node, make_beacon, read_clock_error)) is not None:
         kind, text = problem
         if kind != last_kind:
             report(f"{text}; waiting, and nothing is pledged meanwhile (Ctrl-C ends this)")
@@ -96,7 +96,7 @@ async def wait_for_time(
         report("clock and beacon are right now")
 
 
-async def _find_problem(
+async def find_problem(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError
 ) -> tuple[str, str] | None:
     """Return why the node cannot start now; None if it can.

@@ -4,6 +4,7 @@ import errno
 from typing import Final
 
 from grailnode import UserError
+from grailnode.config import Config
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
 from roles.ports import RepairError, StateError, StoreError
@@ -17,6 +18,13 @@ class StateInUseError(UserError):
 _SHORTAGES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _ONE_LINE_ERRORS: Final = (UserError, ProtocolError, RepairError, StateError, StoreError, SandboxError, FencedError)
 """What rooms of this program call repairable, and the errors of protocol and roles, whose text is a line as well."""
+
+
+def with_repair_command(line: str, config: Config, name: str) -> str:
+    """Return a line in which the command that repairs a node's state is whole."""
+    file = config.at("run.toml")
+    command = f"grailnode repair --run {file if file.is_file() else 'RUN'} --name {name}"
+    return line.replace("`grailnode repair`", f"`{command}`")
 
 
 def is_transient(error: BaseException) -> bool:

@@ -1,8 +1,9 @@
 """Assembles each role from a node, an engine and its settings. The processes and the simulator both use it."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 import torch
 import trio
@@ -14,6 +15,7 @@ from grailnode.node.settings import TrainerSettings
 from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Environment, Sandbox
+from protocol.environments.mixture import mixed
 from protocol.errors import MalformedError, ProtocolError
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
@@ -53,19 +55,26 @@ def make_task(
     policy: Policy,
     data: bytes | None = None,
     sandbox: Sandbox | None = None,
-    plugin: Environment | None = None,
+    plugins: Mapping[str, Environment] = MappingProxyType({}),
 ) -> Task:
     """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox.
 
     Args:
-        plugin: the run's environment, if it is no built-in one.
+        plugins: the run's environments that are no built-in ones, by name.
     """
     try:
-        environment = plugin or environments.get(node.run.environment.name, data, sandbox)
+        members = [_member(spec.name, data, sandbox, plugins) for spec in node.run.tasks]
     except ProtocolError as error:
         raise MalformedError(str(error), "the run's data file") from error
+    shares = [member.ppm for member in node.run.environment]
+    environment = mixed(list(zip(shares, members, strict=True)))
     concurrency = min(_MAX_CONCURRENT_PROGRAMS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
     return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, concurrency)
+
+
+def _member(name: str, data: bytes | None, sandbox: Sandbox | None, plugins: Mapping[str, Environment]) -> Environment:
+    reads = name in environments.data_names
+    return plugins.get(name) or environments.get(name, data if reads else None, sandbox)
 
 
 def validator_versions(run: RunManifest) -> int:

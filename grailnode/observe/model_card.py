@@ -24,7 +24,7 @@ def model_card(
         ("version", str(version)),
         ("weights, BLAKE3", f"`{digest.hex()}`"),
         ("weights of version 0", f"`{run.model.genesis.hex()}`"),
-        ("task", _plain(run.environment.name)),
+        ("task", _plain(run.task_name)),
         ("rollouts", f"groups of {run.group_size}, up to {sampling.max_tokens} tokens"),
         ("sampling", f"temperature {sampling.temperature:g}, {filters}"),
     ]

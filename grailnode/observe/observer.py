@@ -1,18 +1,20 @@
 """Reads the state of a run (grailnode/observe/state.py) from public objects alone, and checks each of them."""
 
-from collections import Counter
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from grailnode.observe.round_history import RoundHistory
-from grailnode.observe.state import MinerKind, MinerRow, NetworkState, NodeRow, StratumRow, VersionRow, WindowRow
-from protocol import paths
+from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
+from grailnode.observe.window_history import MOST_WINDOWS, WindowHistory
+from protocol import limits, paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
-from protocol.encoding import REWARD_UNIT
 from protocol.errors import ExpiredError, ProtocolError
-from protocol.judging.ledger import SHARE, Evaluation, LedgerRow, Summary, pass_at_k
+from protocol.judging.ledger import LedgerRow, Summary
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
@@ -23,6 +25,7 @@ from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_envelope, fetch_record
 
 RECENT_WINDOWS = 50
+_MOST_ALARMS: Final = 200
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,16 @@ class Observer:
         self._chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
         self._started_at = node.clock.now()
         self._next_window = first_window
-        self._last_window = last_window
-        self._verdicts: dict[tuple[int, bytes], Verdict] = {}
-        self._summaries: dict[tuple[int, bytes], Summary] = {}
+        self._oldest = first_window
+        self.last_window = last_window
+        self._history = WindowHistory(node.run.evaluation.pass_at)
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
+        self._silent: list[str] = []
         self._rounds = RoundHistory(node)
-        self._alarms: list[str] = []
+        self._alarms: deque[str] = deque(maxlen=_MOST_ALARMS)
         self._storage_alarm = ""  # why storage could not be read at the last refresh
+        self._read_at: float | None = None
 
     async def refresh(self) -> None:
         """Read the objects that are new.
@@ -81,10 +86,11 @@ class Observer:
         self._storage_alarm = ""
         await self._try_read(self._read_chain)
         await self._try_read(self._read_names)
-        now = self._node.window() if self._last_window is None else min(self._node.window(), self._last_window)
+        await self._try_read(self._find_silent)
+        now = self._node.window() if self.last_window is None else min(self._node.window(), self.last_window)
         for validator in self._node.authority.validators:
             for window in range(self._next_window, now + 1):
-                if (window, validator) in self._summaries:
+                if self._history.has_summary(window, validator):
                     continue
                 if not await self._try_read(partial(self._read_window, window, validator)):
                     break  # a space that does not answer is read again at the next refresh
@@ -94,6 +100,26 @@ class Observer:
             await self._try_read(self._rounds.refresh)
         open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
         self._next_window = max(self._next_window, now - open_for)
+        self._history.close(self._next_window)
+        if not self._storage_alarm:
+            self._read_at = self._node.clock.now()
+
+    async def read_back(self, count: int) -> None:
+        """Read one summary, and no verdict, of each of `count` windows before those that were read, for curves."""
+        await self._try_read(partial(self._read_back, count))
+
+    async def _read_back(self, count: int) -> None:
+        windows = range(max(self._oldest - count, self._next_window - MOST_WINDOWS, 0), self._oldest)
+        for summary in await gather(self._read_old, windows):
+            if summary is not None:
+                self._history.add_old(summary)
+        self._oldest = windows.start
+
+    async def _read_old(self, window: int) -> Summary | None:
+        for validator in self._node.authority.validators:
+            with suppress(NotFoundError, TooLargeError, ProtocolError):
+                return (await fetch_record(self._node, Summary, paths.summary(validator, window))).record
+        return None
 
     async def _try_read(self, read: Callable[[], Awaitable[None]]) -> bool:
         """Read something; turn errors into alarms, and return whether storage answered."""
@@ -102,7 +128,7 @@ class Observer:
         except (NotFoundError, TooLargeError):
             return True
         except StoreError as error:
-            self._storage_alarm = self._storage_alarm or f"storage cannot be read now: {error}"
+            self._storage_alarm = self._storage_alarm or f"{STORAGE_ALARM}: {error}"
             return False
         except ProtocolError as error:
             self._alarm(str(error))
@@ -113,9 +139,16 @@ class Observer:
             self._alarms.append(line)
 
     async def _read_names(self) -> None:
+        if len(self._names) > 2 * limits.MAX_PARTICIPANTS:
+            self._names.clear()  # of miners that left long ago, as of the others
         for role in ("miner", "worker") if self._node.authority.workers else ("miner",):
             for announcement in await find_participants(self._node, role):
                 self._names[announcement.key] = announcement.name
+
+    async def _find_silent(self) -> None:
+        """Note which validators have no valid announcement."""
+        announced = {item.key for item in await find_participants(self._node, "validator")}
+        self._silent = [key.hex()[:8] for key in self._node.authority.validators if key not in announced]
 
     async def _read_chain(self) -> None:
         await refresh_authority(self._node)
@@ -132,20 +165,12 @@ class Observer:
 
     async def _read_window(self, window: int, validator: bytes) -> None:
         summary = (await fetch_record(self._node, Summary, paths.summary(validator, window))).record
-        rows = [row for row in summary.rows if row.verdict and not self._is_judged_whole(window, row)]
+        rows = [row for row in summary.rows if row.verdict and not self._history.is_judged_whole(window, row)]
         for verdict in await gather(partial(self._read_verdict, validator, window), rows):
-            place = window, verdict.miner
-            self._verdicts[place] = _with_judgements_of(self._verdicts.get(place, verdict), verdict)
-        self._summaries[window, validator] = summary
+            self._history.add_verdict(verdict)
+        self._history.add_summary(summary)
         for alarm in summary.alarms:
             self._alarm(alarm)
-
-    def _is_judged_whole(self, window: int, row: LedgerRow) -> bool:
-        """Whether another validator's verdict on a row brings nothing new: its groups were not dealt, or all judged."""
-        verdict = self._verdicts.get((window, row.miner))
-        if verdict is None:
-            return False
-        return not row.dealt or verdict.dealt == verdict.submitted or len(verdict.judgements) == verdict.submitted
 
     async def _read_verdict(self, validator: bytes, window: int, row: LedgerRow) -> Verdict:
         path = paths.verdict(validator, window, row.miner)
@@ -188,7 +213,11 @@ class Observer:
         window = node.window()
         manifests = tuple(self._chain.manifests())
         seconds = run.schedule.rounds * run.beacon.period_ms / 1000
-        judgements = [judgement for verdict in self._verdicts.values() for judgement in verdict.judgements]
+        names = {**self._names, **self._operator.names}
+        miners, recent = self._history.miner_rows(names, self._operator.kinds)
+        tokens = self._history.tokens()
+        head = self._chain.head
+        has_ended = head is not None and now * 1000 >= head.expires_ms
         return NetworkState(
             run_id=node.run_id.hex(),
             run_name=run.name,
@@ -200,14 +229,22 @@ class Observer:
             window_elapsed=max(0.0, now - run.opening_time(window)) if window >= 0 else 0.0,
             full_bytes=manifests[-1].weight_bytes if manifests else 0,
             versions=tuple(_version_row(manifest) for manifest in manifests),
-            windows=self._window_rows(),
-            miners=self._miner_rows(),
+            windows=self._history.window_rows(),
+            miners=miners,
+            recent=recent,
+            validators=self._history.validator_rows(node.authority.validators, names),
+            stages=self._stage_rows(window),
+            head=self._head_row(),
+            read_at=self._read_at,
             nodes=nodes,
             rounds=tuple(self._rounds.rows),
-            sites=self._rounds.site_rows({**self._names, **self._operator.names}),
-            tokens_generated=sum(judgement.tokens for judgement in judgements),
-            tokens_verified=sum(judgement.tokens for judgement in judgements if judgement.accepted),
-            check_rate=self._check_rate(),
+            sites=self._rounds.site_rows(names),
+            tokens_generated=tokens["generated"],
+            tokens_verified=tokens["verified"],
+            check_rate=self._history.check_rate(),
+            head_age=None if head is None else max(0.0, now - head.expires_ms / 1000 + run.head_ttl),
+            has_ended=has_ended,
+            silent=(*(["trainer"] if has_ended else []), *(f"validator {key}" for key in self._silent)),
             alarms=(*self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )
 
@@ -216,78 +253,40 @@ class Observer:
         manifests = list(self._chain.manifests())
         return manifests[-1].weights if manifests else b""
 
-    def _check_rate(self) -> float:
-        """Return the completion tokens that a validator checks in a second of checking; 0 before the first summary."""
-        tokens = sum(summary.verified_tokens for summary in self._summaries.values())
-        milliseconds = sum(summary.verify_ms for summary in self._summaries.values())
-        return 1000.0 * tokens / milliseconds if milliseconds else 0.0
+    def _head_row(self) -> HeadRow | None:
+        head, manifests = self._chain.head, list(self._chain.manifests())
+        if head is None or not manifests:
+            return None
+        return HeadRow(
+            version=manifests[-1].version,
+            made_at=self._node.run.beacon.round_time(manifests[-1].beacon_round),
+            signed_at=head.expires_ms / 1000 - self._node.run.head_ttl,
+            expires_at=head.expires_ms / 1000,
+            epoch=head.epoch,
+            revision=head.revision,
+            base=head.base,
+            oldest_patch=head.oldest_patch,
+            anchors=head.anchors,
+            weights=manifests[-1].weights.hex(),
+        )
 
-    def _first_summaries(self) -> dict[int, Summary]:
-        """Return one summary for each window: that of the first validator that revealed one."""
-        summaries: dict[int, Summary] = {}
-        for (window, _), summary in self._summaries.items():
-            summaries.setdefault(window, summary)
-        return summaries
-
-    def _window_rows(self) -> tuple[WindowRow, ...]:
-        rows = []
-        for window, summary in sorted(self._first_summaries().items()):
-            judgements = [j for (w, _), verdict in self._verdicts.items() if w == window for j in verdict.judgements]
-            rewards = [reward for judgement in judgements for reward in judgement.rewards]
-            accepted_groups = sum(judgement.accepted for judgement in judgements)
-            evaluation = summary.evaluation
-            rows.append(
-                WindowRow(
-                    window=window,
-                    version=summary.version,
-                    accepted=accepted_groups,
-                    rejected=sum(judgement.rejected for judgement in judgements),
-                    reward=sum(rewards) / (len(rewards) * REWARD_UNIT) if rewards else None,
-                    pass_at_1=evaluation.pass_at(1) if evaluation else None,
-                    pass_at_k=evaluation.pass_at(self._pass_at(evaluation)) if evaluation else None,
-                    strata=tuple(
-                        StratumRow(result.name, result.problems, pass_at_k(result.right, 1))
-                        for result in (evaluation.strata if evaluation else ())
-                    ),
-                )
-            )
+    def _stage_rows(self, current: int) -> tuple[StageRow, ...]:
+        """Return the windows that are not decided yet, the newest first; none of a run whose head has expired."""
+        run, now = self._node.run, self._node.clock.now()
+        if self._chain.head is None or self._chain.head.expires_ms <= 1000 * now:
+            return ()
+        schedule, rows = run.schedule, []
+        for window in range(current, max(-1, current - 1 - -(-schedule.verdict_rounds // schedule.rounds)), -1):
+            ends = {
+                "miners generate": schedule.deadline(window),
+                "work is committed": schedule.audit(window),
+                "validators judge": schedule.seal(window),
+                "validators reveal": schedule.verdict(window),
+            }
+            coming = [(name, time) for name, end in ends.items() if (time := run.beacon.round_time(end)) > now]
+            name, until = coming[0] if coming else ("decided", None)
+            rows.append(StageRow(window, name, until, len(self._history.revealed(window))))
         return tuple(rows)
-
-    def _pass_at(self, evaluation: Evaluation) -> int:
-        """Return k of the run's pass@k; less if a validator broke the rule and drew fewer completions."""
-        return min(self._node.run.evaluation.pass_at, len(evaluation.strata[0].right) - 1)
-
-    def _miner_rows(self) -> tuple[MinerRow, ...]:
-        by_miner: dict[bytes, list[Verdict]] = {}
-        for (_, key), verdict in sorted(self._verdicts.items()):
-            by_miner.setdefault(key, []).append(verdict)
-        firsts = self._first_summaries()
-        scores = dict(firsts[max(firsts)].scores) if firsts else {}
-        rows = []
-        for key, verdicts in by_miner.items():
-            judgements = [judgement for verdict in verdicts for judgement in verdict.judgements]
-            rejections = Counter(judgement.reason for judgement in judgements if judgement.rejected)
-            rows.append(
-                MinerRow(
-                    key=key.hex(),
-                    name=self._operator.names.get(key) or self._names.get(key) or key.hex()[:8],
-                    kind=self._operator.kinds.get(key, "unknown"),
-                    submitted=sum(verdict.submitted for verdict in verdicts),
-                    accepted=sum(judgement.accepted for judgement in judgements),
-                    rejected=dict(sorted(rejections.items())),
-                    score=scores.get(key, 0) / SHARE,
-                )
-            )
-        return tuple(sorted(rows, key=lambda row: row.name))
-
-
-def _with_judgements_of(verdict: Verdict, other: Verdict) -> Verdict:
-    """Return a verdict with another validator's judgements on the groups that it does not judge itself."""
-    if other.commitment != verdict.commitment or other.lapsed != verdict.lapsed:
-        return verdict
-    judged = {judgement.index for judgement in verdict.judgements}
-    more = tuple(judgement for judgement in other.judgements if judgement.index not in judged)
-    return verdict.model_copy(update={"judgements": (*verdict.judgements, *more)})
 
 
 def _version_row(manifest: Manifest) -> VersionRow:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from grailnode import UserError
@@ -30,6 +32,7 @@ class PublishedRollout:
     Attributes:
         miner: its public key; window, group, index: the rollout's place.
         completion: the text behind the prompt, of an episode with the environment's replies; tokens: of the policy.
+        turns: the same in turns, each with its speaker: 'policy' or 'environment'.
         reward: as a validator computed it; the miner's claim where no validator accepted the group.
         reasons: why validators rejected the group, each once; empty if none did.
     """
@@ -46,6 +49,7 @@ class PublishedRollout:
     reasons: tuple[str, ...]
     accepted: int
     judged: int
+    turns: tuple[tuple[str, str], ...] = ()
 
     @property
     def place(self) -> str:
@@ -145,6 +149,10 @@ async def _read_miner(node: Node, tokenizer: Tokenizer, window: int, miner: byte
                     ),
                     accepted=sum(judgement.accepted for judgement in judgements),
                     judged=len(judgements),
+                    turns=tuple(
+                        ("policy" if drawn else "environment", tokenizer.decode(tuple(token for token, _ in tokens)))
+                        for drawn, tokens in groupby(zip(rollout.sequence, rollout.drawn, strict=True), itemgetter(1))
+                    ),
                 )
             )
     return rollouts
@@ -179,7 +187,7 @@ async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
     """
     roster = await Rosters(node).get(window)
     draw = await node.randomness(node.run.schedule.audit(window))
-    exact = node.run.environment.exact
+    exact = node.run.exact_rewards
     verified: list[VerifiedGroup] = []
     for miner in sorted(await list_announced_keys(node)):
         with suppress(StoreError, ProtocolError):

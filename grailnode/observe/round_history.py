@@ -1,6 +1,6 @@
 """Reads the outer rounds of a run (docs/spec/outer-round.md) from public objects, and checks each round manifest."""
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,6 +15,7 @@ from roles.ports import NotFoundError, TooLargeError
 from roles.records import fetch_record
 
 _RECENT_ROUNDS: Final = 64
+_MOST_ROUNDS: Final = 4_096
 
 
 class RoundHistory:
@@ -27,7 +28,7 @@ class RoundHistory:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._newest: Signed[RoundManifest] | None = None
-        self.rows: list[RoundRow] = []
+        self.rows: deque[RoundRow] = deque(maxlen=_MOST_ROUNDS)
         self._work: dict[bytes, Counter[str]] = {}  # of each site, by field of SiteRow
         self._refused: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
 

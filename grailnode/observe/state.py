@@ -4,7 +4,8 @@ It is read from public objects alone (grailnode/observe/observer.py): every stra
 Rows of miners, rounds and sites stand in report.json as they are, so they are checked when one is read.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -14,6 +15,9 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 MinerKind = Literal["honest", "cheating", "unknown"]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+STORAGE_ALARM = "storage cannot be read now"
+"""The beginning of the alarm of storage that does not answer."""
+
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """A misspelt key must not pass silently, and JSON has no NaN."""
 
@@ -47,11 +51,12 @@ class VersionRow:
 
 @dataclass(frozen=True)
 class StratumRow:
-    """The held-out problems of one kind: its name (empty for none), how many there are, and pass@1 on them."""
+    """The held-out problems of one kind: its name (empty for none), their number, and pass@1 and pass@k on them."""
 
     name: str
     problems: int
     pass_at_1: float
+    pass_at_k: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,11 @@ class MinerRow:
         """Groups that were judged."""
         return self.accepted + self.rejections
 
+    @property
+    def unjudged(self) -> int:
+        """Groups that nobody judged; more may be judged than this view read commitments for."""
+        return max(0, self.submitted - self.judged)
+
 
 @checked_dataclass(frozen=True, config=STRICT)
 class RoundRow:
@@ -150,6 +160,73 @@ class SiteRow:
 
 
 @dataclass(frozen=True)
+class JudgedWindow:
+    """The groups of one miner in a window, or those that one validator judged."""
+
+    window: int
+    accepted: int
+    rejected: int
+
+
+@dataclass(frozen=True)
+class ValidatorRow:
+    """One validator of the run.
+
+    Attributes:
+        key: its public key, lower-case hex.
+        name: the operator's name for it, else the first eight digits of its key.
+        windows: how many of the windows that were read it has revealed; recent: its groups in the newest of them.
+        accepted, rejected: groups.
+        check_rate: completion tokens in a second of checking.
+    """
+
+    key: str
+    name: str
+    windows: int
+    accepted: int
+    rejected: int
+    check_rate: float
+    recent: tuple[JudgedWindow, ...]
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A window that is not decided yet.
+
+    Attributes:
+        stage: what happens now; until: the time at which it ends, in seconds since the Unix epoch, None for never.
+        revealed: validators that have revealed their summary.
+    """
+
+    window: int
+    stage: str
+    until: float | None
+    revealed: int
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """The head, as the trainer signed it (docs/spec/chain.md).
+
+    Attributes:
+        made_at: when its newest version was made, by the beacon; signed_at, expires_at: when the head was signed, and
+            when it ceases to be valid; all in seconds since the Unix epoch.
+        weights: digest of the newest version's weights, in hex.
+    """
+
+    version: int
+    made_at: float
+    signed_at: float
+    expires_at: float
+    epoch: int
+    revision: int
+    base: int
+    oldest_patch: int
+    anchors: tuple[int, ...]
+    weights: str
+
+
+@dataclass(frozen=True)
 class NodeRow:
     """One node that the demo runs: its name ('trainer', 'miner-1', ...), its policy version, and its newest event in
     words.
@@ -175,7 +252,13 @@ class NetworkState:
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
         unjudged: a line for each validator of this machine whose newest window was short of time.
+        head_age: seconds since the trainer signed the head, which it renews; None before the first one.
+        has_ended: whether the head has expired: the run has ended, or its trainer has stopped.
+        silent: trainer and validators who take part by the authority, and show no sign of it.
         alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
+        recent: the newest judged windows of each miner, by its key.
+        stages: the windows that are not decided yet, the newest first.
+        read_at: the last time at which all of storage answered, in seconds since the Unix epoch; None for never.
     """
 
     run_id: str
@@ -196,9 +279,17 @@ class NetworkState:
     tokens_verified: int = 0
     check_rate: float = 0.0
     alarms: tuple[str, ...] = ()
+    head_age: float | None = None
+    has_ended: bool = False
+    silent: tuple[str, ...] = ()
     pass_at: int = 1
     bottleneck: str = ""
     unjudged: tuple[str, ...] = ()
+    recent: Mapping[str, tuple[JudgedWindow, ...]] = field(default_factory=dict)
+    validators: tuple[ValidatorRow, ...] = ()
+    stages: tuple[StageRow, ...] = ()
+    head: HeadRow | None = None
+    read_at: float | None = None
 
     @property
     def generated_per_second(self) -> float:

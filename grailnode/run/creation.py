@@ -16,7 +16,7 @@ from grailnode.run.rules import Rules
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.digest import content_digest, digest_weights
-from protocol.environments.record import EnvironmentSpec
+from protocol.environments.record import EnvironmentSpec, MixtureSpec
 from protocol.errors import MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Authority
 from protocol.identity.signing import Signed, SigningKey, claimed_signers, open_signed, sign
@@ -76,7 +76,7 @@ def draft_manifest(
     chat: ChatSpec | None = None,
     lora: LoraStart | None = None,
     *,
-    environment: EnvironmentSpec | None = None,
+    environment: MixtureSpec = (),
     first_round: int = 1,
 ) -> RunManifest:
     """Return a run manifest for the policy in a directory.
@@ -88,7 +88,7 @@ def draft_manifest(
             same arithmetic.
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
-        environment: of a plug-in; None for the built-in one that the rules name.
+        environment: the members of the task; empty for the built-in ones that the rules name.
         first_round: the beacon round that opens window 0.
     """
     assert rules.title is not None and rules.max_tokens is not None
@@ -116,7 +116,7 @@ def draft_manifest(
         ),
         lora=None if lora is None else lora.spec,
         precision=rules.precision,
-        environment=environment or registry.built_in_spec(rules.environment),
+        environment=environment or registry.task_spec(rules.environment, rubric=rules.rubric),
         data=requirements.file_reference(rules.data),
         chat=chat,
         sampling=SamplingSpec(
@@ -215,14 +215,14 @@ async def fetch_data(node: Node, directory: Path) -> bytes | None:
     return None if node.run.data is None else await _fetch(node, node.run.data, directory)
 
 
-async def fetch_wheels(node: Node, directory: Path) -> list[Path]:
-    """Fetch the wheels of the run's environment, check them, and unpack each into a folder named by its digest.
+async def fetch_wheels(node: Node, environment: EnvironmentSpec, directory: Path) -> list[Path]:
+    """Fetch the wheels of an environment of the run, check them, and unpack each into a folder named by its digest.
 
     Returns:
         The folders.
     """
     folders: list[Path] = []
-    for ref in node.run.environment.code:
+    for ref in environment.code:
         folder = directory / ref.digest.hex()
         if not folder.is_dir():
             wheel = Wheel(ref, await fetch_run_file(node, ref, node.authority.trainers, str(ref)))

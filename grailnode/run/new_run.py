@@ -9,8 +9,8 @@ from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import creation, joining, key_files, run_toml, workspace
 from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, documents, parse_bucket
 from grailnode.run.files import NewFiles
-from grailnode.run.place import Place
 from grailnode.run.recipe import Recipe
+from grailnode.run.rules import Place
 from grailnode.run.workspace import MINERS, Workspace, WorkspaceError
 from protocol import paths
 from protocol.identity.signing import SigningKey

@@ -3,7 +3,8 @@
 They are checked before a run is created and before a node joins it; what is missing is reported in one line.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,15 +13,16 @@ from grailnode import UserError
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
-from grailnode.environments.registry import Plugin
-from grailnode.environments.wheels import PluginError
+from grailnode.environments.contract import example_data
+from grailnode.environments.wheels import PluginError, Wheel
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.digest import content_digest
-from protocol.environments import Environment, Requirements
+from protocol.environments import Environment, Problem, Requirements
 from protocol.environments.dataset import Dataset
-from protocol.environments.record import CodeRef, EnvironmentSpec
+from protocol.environments.mixture import drawn_member, mixed
+from protocol.environments.record import CodeRef, EnvironmentSpec, MixtureSpec
 from protocol.errors import ProtocolError
 from protocol.run import ChatSpec, EpisodeSpec, FileRef, RunManifest
 from roles.policy.assignment import encode_prompt
@@ -45,19 +47,34 @@ class CheckedTask:
     """An environment, its data and a policy that fit each other.
 
     Attributes:
-        problems: of the data file; None for an environment without one.
-        generated: the environment, if it generates its problems.
-        plugin: the environment with its wheels, if it is no built-in one.
+        members: the environments, as the run manifest names them.
+        problems: of the data file; None for a task without one.
+        generated: the environments that generate their problems, by name.
+        wheels: of all plug-ins.
         chat: how a problem becomes a conversation; None for bare prompts.
         notice: what whoever creates the run should know; empty for nothing.
     """
 
-    spec: EnvironmentSpec
+    members: MixtureSpec
     problems: Dataset | None
-    generated: Environment | None
-    plugin: Plugin | None
+    generated: Mapping[str, Environment]
+    wheels: tuple[Wheel, ...]
     chat: ChatSpec | None
     notice: str = ""
+
+    def problem(self, seed: bytes) -> Problem:
+        """Return the training problem of a seed."""
+        member = self.members[drawn_member([member.ppm for member in self.members], seed)]
+        source = self.generated.get(member.environment.name) or self.problems
+        assert source is not None
+        return source.problem(seed)
+
+    @property
+    def environment(self) -> Environment | None:
+        """The task's environment, if it generates its problems."""
+        if self.problems is not None:
+            return None
+        return mixed([(member.ppm, self.generated[member.environment.name]) for member in self.members])
 
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
@@ -68,24 +85,24 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             on it.
     """
     environment, data = rules.environment, rules.data
-    if find(environment).data != (data is not None):
+    needs = find(environment)
+    if needs.data and data is None:
         raise RequirementError(
-            f"environment {environment!r} "
-            + ("takes no data file: drop --data" if data else "takes its problems from a data file: --data FILE")
+            f"environment {environment!r} takes its problems from a data file: --data FILE; a packaged example is "
+            f"{example_data(needs)}"
         )
+    if data is not None and not needs.data:
+        raise RequirementError(f"environment {environment!r} takes no data file: drop --data")
     try:
-        problems = None if data is None else environments.dataset(environment, _read(data))
+        problems = None if data is None else environments.dataset(_reader(environment), _read(data))
     except ProtocolError as error:
         raise RequirementError(f"{data}: {error}") from error
-    plugin = None
-    if not registry.is_built_in(environment):
-        plugin = registry.open_plugin(environment, rules.environment_config)
-    elif registry.parse_config(rules.environment_config) != b"{}":
-        raise RequirementError(f"environment {environment!r} takes no configuration: drop --environment-config")
-    generated: Environment | None = None if plugin is None else plugin.environment
-    if problems is None and plugin is None:
-        generated = environments.get(environment)
-    prompts = _prompts(problems, generated)
+    plugins = {name: registry.open_plugin(name, config) for name, config in _configs(rules).items()}
+    generated = {name: plugin.environment for name, plugin in plugins.items()} | {
+        name: environments.get(name) for name in registry.parse_mixture(environment) if name in environments.names
+    }
+    members = registry.task_spec(environment, {name: plugin.spec for name, plugin in plugins.items()}, rules.rubric)
+    prompts = _prompts(problems, generated.values())
     chat, turns, notice = None, episode(rules), ""
     if rules.system is not None:
         template = ChatTemplate.read(policy.directory)
@@ -93,10 +110,28 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
         if turns is not None:
             chat, changes = template.with_turns(chat, [policy.tokenizer.decode((stop,)) for stop in policy.stops])
             notice = _CHANGED_PAST if changes else ""
+    if rules.rubric and turns is not None:
+        raise RequirementError(f"environment {environment!r} has episodes, which no rubric covers: drop --rubric")
     longest = completion_tokens(rules) if turns is None else turns.tokens
     _check_prompts(data or environment, prompts, policy, longest, chat)
-    spec = registry.built_in_spec(environment) if plugin is None else plugin.spec
-    return CheckedTask(spec, problems, generated, plugin, chat, notice)
+    wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}
+    return CheckedTask(members, problems, generated, tuple(wheels.values()), chat, notice)
+
+
+def _reader(environment: str) -> str:
+    """Return the member of a mixture that reads a data file."""
+    return next(name for name in registry.parse_mixture(environment) if name in environments.data_names)
+
+
+def _configs(rules: Rules) -> dict[str, str]:
+    """Return the configuration of each plug-in, as JSON. Of a mixture, the rule has them by the members' names."""
+    names = registry.parse_mixture(rules.environment)
+    plugins = [name for name in names if not registry.is_built_in(name)]
+    config = json.loads(registry.parse_config(rules.environment_config))
+    configs = config if len(names) > 1 else dict.fromkeys(names, config) if config else {}
+    if others := configs.keys() - set(plugins):
+        raise RequirementError(f"environment {min(others)!r} takes no configuration: change --environment-config")
+    return {name: json.dumps(configs.get(name, {})) for name in plugins}
 
 
 def completion_tokens(rules: Rules) -> int:
@@ -129,22 +164,36 @@ def episode(rules: Rules) -> EpisodeSpec | None:
 
 
 def find(environment: str) -> Requirements:
-    """Return what an environment requires.
+    """Return what an environment requires, or a mixture: for the longest completions of any member.
 
     Raises:
-        RequirementError: this program does not know it.
+        RequirementError: this program does not know one, or they do not fit each other.
     """
     try:
-        return registry.requirements(environment)
+        members = [registry.requirements(name) for name in registry.parse_mixture(environment)]
     except PluginError as error:
         raise RequirementError(str(error)) from error
+    if sum(needs.data for needs in members) > 1:
+        raise RequirementError(f"environment {environment!r}: several members read a data file, and a run has one")
+    pythons = {needs.python for needs in members} - {""}
+    if len(pythons) > 1:
+        raise RequirementError(f"environment {environment!r}: members need Python {' and '.join(sorted(pythons))}")
+    if len({needs.turns == 1 for needs in members}) > 1:
+        raise RequirementError(f"environment {environment!r}: some members have turns, and others have not")
+    return Requirements(
+        data=any(needs.data for needs in members),
+        python="".join(pythons),
+        tokens=max(needs.tokens for needs in members),
+        turns=min(needs.turns for needs in members),
+        reply_tokens=max(needs.reply_tokens for needs in members),
+    )
 
 
-def _prompts(problems: Dataset | None, generated: Environment | None) -> list[str]:
-    """Return the prompts of a file's problems, or some of those that an environment generates."""
-    if generated is None:
-        return [problem.prompt for problem in problems.problems] if problems else []
-    return [generated.problem(number.to_bytes(32, "little")).prompt for number in range(_GENERATED_PROMPTS)]
+def _prompts(problems: Dataset | None, generated: Iterable[Environment]) -> list[str]:
+    """Return the prompts of a file's problems, and some of those that environments generate."""
+    seeds = [number.to_bytes(32, "little") for number in range(_GENERATED_PROMPTS)]
+    drawn = [environment.problem(seed).prompt for environment in generated for seed in seeds]
+    return drawn + ([problem.prompt for problem in problems.problems] if problems else [])
 
 
 def _check_prompts(
@@ -188,10 +237,11 @@ def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = 
     Raises:
         RequirementError: one is missing, or not the file that the run names.
     """
-    if run.environment.is_plugin:
-        return _wheels_to_publish(run.environment, wheels)
+    files: dict[str, bytes] = {}
+    for spec in run.tasks:
+        files |= _wheels_to_publish(spec, wheels) if spec.is_plugin else {}
     if run.data is None:
-        return {}
+        return files
     if data is None:
         raise RequirementError("this run has a data file, and run.toml does not say where: set [trainer] data")
     content = _read(data)
@@ -200,7 +250,7 @@ def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = 
             f"{data}: not the data file of this run (SHA-256 {content_digest(content).hex()[:16]}, the run's is "
             f"{run.data.digest.hex()[:16]}): put the original back, or make another run with this one"
         )
-    return {run.data.name: content}
+    return files | {run.data.name: content}
 
 
 def _wheels_to_publish(environment: EnvironmentSpec, folder: Path | None) -> dict[str, bytes]:
@@ -230,8 +280,10 @@ def open_sandbox(run: RunManifest) -> BubblewrapSandbox | None:
         PluginError: this program has no code of the environment, or another.
         SandboxError: this machine cannot provide the sandbox.
     """
-    registry.check_code(run.environment)
-    return BubblewrapSandbox.open(run.environment.python) if run.environment.python else None
+    for spec in run.tasks:
+        registry.check_code(spec)
+    python = max(spec.python for spec in run.tasks)  # members that execute code do so with one version
+    return BubblewrapSandbox.open(python) if python else None
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The rules of a run: what all of its nodes must agree on, and `grailnode init` signs in the manifest.
+"""The rules of a run: what all of its nodes must agree on, and `grailnode init` signs in the manifest; and its place.
 
 A rule stands here once. The options of `init` and `calibrate`, the section [rules] of a recipe and
 docs/reference/config.md are made from these fields. This module imports no torch, so that help is printed at once.
@@ -9,20 +9,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from protocol.limits import (
-    MAX_COMPLETION_TOKENS,
-    MAX_EPISODE_TOKENS,
-    MAX_EVALUATION_PROBLEMS,
-    MAX_EVALUATION_SAMPLES,
-    MAX_GROUP_SIZE,
-    MAX_GROUPS,
-    MAX_KEYS,
-    MAX_LORA_ALPHA,
-    MAX_LORA_RANK,
-    MAX_REPLY_TOKENS,
-    MAX_TURNS,
-    MAX_WORKERS,
-)
+from protocol import limits
 from protocol.proof import CalibratedArithmetic
 from protocol.window import Schedule
 from roles.settings_base import Settings
@@ -104,24 +91,26 @@ class Rules(TimingRules):
     title: str | None = None
     """What the run is called. Default: the directory's name."""
     environment: str = "addition"
-    """The task: docs/spec/environments.md."""
+    """The task (docs/spec/environments.md), or several with shares in millionths: addition=700000,countdown=300000."""
     environment_config: str = "{}"
-    """The configuration of a plug-in's task: a JSON object."""
+    """The configuration of a plug-in's task: a JSON object. Of several tasks, an object of these by name."""
+    rubric: str = ""
+    """Parts of the reward with their weights: score=7/10,thinking=1/10,overlong:512=1. Default: the task's score."""
     data: Path | None = None
     """JSON Lines with the problems, for a task that reads them."""
     chat: bool = False
     """Put prompts into the chat template of the policy's tokenizer. Default: prompts as they are."""
     system_prompt: str = ""
     """With chat: what every conversation begins with."""
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_COMPLETION_TOKENS)
+    max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_COMPLETION_TOKENS)
     """The longest completion, of an episode in all turns together. Default: the task's."""
-    turns: int | None = Field(default=None, ge=2, le=MAX_TURNS)
+    turns: int | None = Field(default=None, ge=2, le=limits.MAX_TURNS)
     """Most turns of an episode. Default: the task's."""
-    turn_tokens: int | None = Field(default=None, ge=1, le=MAX_COMPLETION_TOKENS)
+    turn_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_COMPLETION_TOKENS)
     """The longest turn of an episode. Default: the task's."""
-    reply_tokens: int | None = Field(default=None, ge=1, le=MAX_REPLY_TOKENS)
+    reply_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_REPLY_TOKENS)
     """The longest reply in an episode, with the text around it. Default: the task's."""
-    episode_tokens: int | None = Field(default=None, ge=1, le=MAX_EPISODE_TOKENS)
+    episode_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_EPISODE_TOKENS)
     """The longest episode behind its prompt, with replies. Default: what turns and replies need."""
     temperature: float = Field(default=1.0, gt=0, le=100)
     """Of sampling: the divisor of the logits."""
@@ -131,23 +120,23 @@ class Rules(TimingRules):
     """Sample from a nucleus: the most likely tokens of this total probability."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Sample from tokens of at least this share of the largest probability."""
-    evaluation_problems: int = Field(default=256, ge=0, le=MAX_EVALUATION_PROBLEMS)
+    evaluation_problems: int = Field(default=256, ge=0, le=limits.MAX_EVALUATION_PROBLEMS)
     """Held-out problems that validators solve for every version; 0 for none."""
-    evaluation_samples: int = Field(default=0, ge=0, le=MAX_EVALUATION_SAMPLES)
+    evaluation_samples: int = Field(default=0, ge=0, le=limits.MAX_EVALUATION_SAMPLES)
     """Completions of each held-out problem, for pass@k; 0: the most likely one."""
     pass_at: int = Field(default=1, ge=1)
     """k of pass@k."""
-    group_size: int = Field(default=8, ge=2, le=MAX_GROUP_SIZE)
+    group_size: int = Field(default=8, ge=2, le=limits.MAX_GROUP_SIZE)
     """Rollouts of a prompt."""
-    groups: int = Field(default=16, ge=1, le=MAX_GROUPS)
+    groups: int = Field(default=16, ge=1, le=limits.MAX_GROUPS)
     """Most groups of a miner in a window."""
     deposit: float = Field(default=32.0, ge=0, le=1e9)
     """Groups that a key must have delivered before it earns and is trained on; 0 where keys are not to be had for
     nothing.
     """
-    lora_rank: int = Field(default=0, ge=0, le=MAX_LORA_RANK)
+    lora_rank: int = Field(default=0, ge=0, le=limits.MAX_LORA_RANK)
     """Train adapters of this rank instead of all weights; 0: all weights."""
-    lora_alpha: float = Field(default=0.0, ge=0, le=MAX_LORA_ALPHA)
+    lora_alpha: float = Field(default=0.0, ge=0, le=limits.MAX_LORA_ALPHA)
     """An adapter's product counts alpha / rank times; 0: alpha is twice the rank."""
     lora_targets: tuple[str, ...] = ()
     """Modules that get adapters, by the last parts of their names: q_proj,v_proj."""
@@ -163,7 +152,7 @@ class Rules(TimingRules):
     """Root keys; 3 for a real run."""
     threshold: int | None = Field(default=None, ge=1, le=16)
     """Root keys that must sign. Default: 2, or 1 of 1."""
-    trainers: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    trainers: int = Field(default=1, ge=1, le=limits.MAX_WORKERS)
     """Sites that train together (docs/guide/many-trainers.md)."""
     validators: int = Field(default=1, ge=0, le=16)
     """Keys of validators to make."""
@@ -171,7 +160,7 @@ class Rules(TimingRules):
     """The public key of a validator that somebody else runs."""
     quorum: int = Field(default=1, ge=1, le=16)
     """Validators that must accept a group."""
-    spares: int = Field(default=MAX_KEYS, ge=0, le=MAX_KEYS)
+    spares: int = Field(default=limits.MAX_KEYS, ge=0, le=limits.MAX_KEYS)
     """Deal each group to the quorum and to so many more validators. Default: every validator judges every group."""
     window: float | None = Field(default=None, ge=0.4, le=3600)
     """Seconds of a window. Default: 2, for one machine; with a public beacon 60."""
@@ -273,3 +262,26 @@ class Rules(TimingRules):
         """Return these rules with other values, which are known to be allowed."""
         assert values.keys() <= type(self).model_fields.keys(), values.keys()
         return self.model_copy(update=values)
+
+
+class Place(Settings):
+    """Where `init` puts a run, or a node of somebody else's run: in which bucket, and how others read it."""
+
+    bucket: str | None = None
+    """Keep the run in a bucket: NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX."""
+    provider: Literal["aws", "r2", "minio"] = "aws"
+    """Whose service the bucket is in."""
+    region: str = ""
+    """Of the bucket. Default: us-east-1; auto on R2."""
+    url: str = ""
+    """Where everybody reads the bucket. Default: the service's own URL; R2 has none."""
+    readers: tuple[str, ...] = ()
+    """A principal that may read; without any, everybody may."""
+    days: int = Field(default=7, ge=1)
+    """Days for which objects of closed windows are kept."""
+    join: str | None = None
+    """Take part in the run whose manifest is there, instead of making one."""
+    meeting: str | None = None
+    """With --join: the bucket in which participants announce themselves."""
+    name: str = "miner-1"
+    """With --join: the node's name."""

@@ -168,7 +168,7 @@ def create(
         workers=[public[name] for name in names.workers],
     )
     manifest = creation.draft_manifest(
-        rules, policy, chain, authority, thresholds, task.chat, lora, environment=task.spec, first_round=first_round
+        rules, policy, chain, authority, thresholds, task.chat, lora, environment=task.members, first_round=first_round
     )
     signers = [signing[name] for name in names.roots[: rules.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
@@ -181,7 +181,7 @@ def create(
         files.write(directory / "run.manifest", run.data)
         if rules.data is not None:
             files.write(directory / requirements.DATA, rules.data.read_bytes())
-        for wheel in task.plugin.wheels if task.plugin else ():
+        for wheel in task.wheels:
             files.write(directory / WHEELS / requirements.wheel_name(wheel.ref), wheel.data)
         if lora is not None:
             for name, data in adapter_files(lora.spec, lora.adapters).items():
@@ -248,7 +248,8 @@ def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_se
     sections: run_toml.Sections = recipe.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
     trainer = _merged(trainer, sections.get("trainer", {}))
     trainer["data"] = requirements.DATA if rules.data is not None else None
-    trainer["wheels"] = WHEELS if not registry.is_built_in(rules.environment) else None
+    names = registry.parse_mixture(rules.environment)
+    trainer["wheels"] = None if all(map(registry.is_built_in, names)) else WHEELS
     trainer["adapters"] = ADAPTERS if rules.lora_rank else None
     if policy != PACKAGED_POLICY:
         trainer["policy"] = str(policy.absolute())

@@ -240,7 +240,10 @@ def _find_interpreter(version: str) -> Interpreter:
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
     if path is None:
-        raise SandboxError(f"this run's programs are for Python {version}, and there is no python{version} on the PATH")
+        raise SandboxError(
+            f"this run's programs are for Python {version}, and there is no python{version} on the PATH: install it "
+            f"(apt-get install python{version}, or uv python install {version})"
+        )
     result = subprocess.run(
         (path, "-I", "-c", _DESCRIBE_INTERPRETER), capture_output=True, check=False, timeout=_PROBE_SECONDS
     )

@@ -3,7 +3,7 @@
 A fork is fresh: what foreign code or a hostile completion changes in it ends with it. Nothing in the sandbox can be
 written, /tmp included, so that no fork leaves anything to another. Calls and replies are plain values, of bounded size.
 
-A limit of time or memory says nothing about a completion, since machines differ: it is a SandboxError.
+A limit of time or memory says nothing about a completion, since machines differ: it is a SandboxLimitError.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from grailnode.sandbox import seccomp
 from grailnode.sandbox.bubblewrap import BubblewrapSandbox, isolation_arguments, memory_file
 from grailnode.sandbox.inside.plugin_host import MAX_CALL_BYTES, MAX_FACTS_BYTES, MAX_REPLY_BYTES
 from protocol import bounded_json
-from protocol.environments.base import SandboxError
+from protocol.environments.base import SandboxError, SandboxLimitError
 from protocol.errors import MalformedError
 
 _ENDLESS: Final = 1 << 30  # CPU seconds of the process that forks, in all its life
@@ -237,7 +237,8 @@ class Session:
 
         Raises:
             CallError: it raised an exception, or returned something else.
-            SandboxError: it reached a limit of time or memory, or the sandbox failed.
+            SandboxLimitError: it reached a limit of time or memory, or was ended by a signal.
+            SandboxError: the sandbox failed.
         """
         call = json.dumps([method, arguments]).encode()
         if len(call) > MAX_CALL_BYTES:
@@ -253,7 +254,7 @@ class Session:
             raise CallError("its answer is not JSON") from error
         if not isinstance(reply, dict) or "value" not in reply:
             if isinstance(reply, dict) and "limit" in reply:
-                raise SandboxError("the environment reached its limit of memory, so that nothing was judged")
+                raise SandboxLimitError("the environment reached its limit of memory, so that nothing was judged")
             raise CallError(_shown(reply))
         return reply["value"]
 
@@ -282,7 +283,7 @@ class Session:
         poll = select.poll()
         poll.register(descriptor, event)
         if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-            raise SandboxError(f"the environment took over {self._seconds:g} s, so that nothing was judged")
+            raise SandboxLimitError(f"the environment took over {self._seconds:g} s, so that nothing was judged")
 
     def _ended(self) -> Exception:
         """Return why the fork has ended: by its own code, or by a signal, which may be this machine's."""
@@ -290,7 +291,7 @@ class Session:
         status = self._host.status(self._fork)
         if os.WIFSIGNALED(status):
             signal = os.WTERMSIG(status)
-            return SandboxError(
+            return SandboxLimitError(
                 f"a process of the environment was ended by signal {signal}, so that nothing was judged"
             )
         return CallError("it ended its process")

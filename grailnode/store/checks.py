@@ -5,6 +5,7 @@ never from a peer: an invalid one is a bug, a ValueError. The pages of a listing
 keys, ignore the prefix, or never end.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -13,6 +14,8 @@ from roles.ports import ObjectInfo, StoreError, TooLargeError
 
 MAX_EMPTY_PAGES: Final = 8
 """Consecutive pages without a key below the prefix."""
+
+_content_range: Final = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 
 
 class PermanentError(StoreError):
@@ -76,6 +79,17 @@ def slice_object(data: bytes, path: str, max_bytes: int, offset: int, size: int 
     if end - offset > max_bytes:
         raise TooLargeError(f"{path}: {end - offset} bytes where at most {max_bytes} are allowed")
     return data[offset:end]
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's message, which names the endpoint and the cause, in one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def begins_at(content_range: str, offset: int) -> bool:
+    """Return whether the header Content-Range of a response says that its bytes begin at `offset`."""
+    match = _content_range.fullmatch(content_range)
+    return match is not None and int(match[1]) == offset
 
 
 class PageCheck:

@@ -16,6 +16,8 @@ def clean(text: str, cells: int = 48) -> str:
     Escape sequences, line ends and bidirectional overrides become U+FFFD. Combining marks are dropped, because
     terminals disagree about their width and a pile of them paints over the neighbouring rows.
     """
+    if text.isascii() and text.isprintable() and len(text) <= cells:
+        return text
     composed = unicodedata.normalize("NFC", text[: 4 * cells])
     characters = (char for char in composed if unicodedata.category(char) not in {"Mn", "Me"})
     printable = "".join(char if char.isprintable() else _REPLACEMENT for char in characters)

@@ -14,6 +14,7 @@ from grailnode.observe.state import STRICT, Count, Hex, MinerRow, NetworkState, 
 from grailnode.ui.formatting import percent_text
 from grailnode.ui.series import Change, Tally, mean, without_gaps
 
+_MUCH = 0.5  # share of its time from which on a trainer's wait has a reason beside it
 _FROZEN = ConfigDict(**STRICT, frozen=True)
 
 
@@ -50,8 +51,8 @@ class RunFacts(BaseModel):
     trainer_data_wait_fraction: Share
 
 
-class DemoReport(RunFacts):
-    """A whole report.json.
+class RunFigures(BaseModel):
+    """What follows from the public state of a run.
 
     Attributes:
         run_id: hex digest of the run manifest; run_name: its human name.
@@ -62,7 +63,10 @@ class DemoReport(RunFacts):
             re-anchorings).
         anchor_bytes: size of the newest anchor, 0 for none; full_bytes: of a full BF16 checkpoint.
         sites, rounds: of the sites that train together; both are missing where the trainer trains alone.
+        weights_digest: as in `RunFacts`; empty where no operator reports.
     """
+
+    model_config = _FROZEN
 
     run_id: Hex
     run_name: str
@@ -83,6 +87,7 @@ class DemoReport(RunFacts):
     tokens_per_second: TokensPerSecond
     sites: tuple[SiteRow, ...] = ()
     rounds: tuple[RoundRow, ...] = ()
+    weights_digest: dict[str, Hex] = {}
 
     @model_validator(mode="after")
     def _lists_match(self) -> Self:
@@ -97,11 +102,11 @@ class DemoReport(RunFacts):
         return self
 
     @classmethod
-    def of(cls, state: NetworkState, facts: RunFacts) -> Self:
-        """Return the report of a run that has ended in `state`."""
+    def of(cls, state: NetworkState, facts: RunFacts | None = None) -> Self:
+        """Return the figures of a run in `state`, with what its operator knows where the class has it."""
         anchors = [row.anchor_bytes for row in state.versions if row.anchor_bytes is not None]
         return cls(
-            **facts.model_dump(),
+            **(facts.model_dump() if facts else {}),
             run_id=state.run_id,
             run_name=state.run_name,
             seconds=max(state.seconds, 0.0),
@@ -122,6 +127,10 @@ class DemoReport(RunFacts):
             rounds=state.rounds,
             tokens_per_second=TokensPerSecond(generated=state.generated_per_second, verified=state.verified_per_second),
         )
+
+
+class DemoReport(RunFacts, RunFigures):
+    """A whole report.json: facts and figures of a run that has ended."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,7 @@ class Findings:
     nodes: int
 
     @classmethod
-    def of(cls, report: DemoReport) -> Self:
+    def of(cls, report: RunFigures) -> Self:
         """Compute the figures of a report."""
         patches = without_gaps(report.patch_bytes)
         reference = reference_digest(report)
@@ -164,7 +173,7 @@ class Findings:
         )
 
 
-def reference_digest(report: DemoReport) -> str | None:
+def reference_digest(report: RunFigures) -> str | None:
     """Return the digest that every node should hold: the trainer's, or the first in the report if the trainer reported
     none.
     """
@@ -185,6 +194,7 @@ def judgement_text(report: DemoReport, findings: Findings) -> str:
 
 
 def trainer_wait_text(report: DemoReport) -> str:
-    """Say which shares of its time the trainer waited: '0.3% for I/O, 31% for data'."""
+    """Say which shares of its time the trainer waited: '0.3% for I/O, 31% for data', and why if that is much."""
     io, data = percent_text(report.trainer_io_wait_fraction), percent_text(report.trainer_data_wait_fraction)
-    return f"{io} for I/O, {data} for data"
+    shared = "; trainer and miners share this machine's cores" if report.trainer_data_wait_fraction >= _MUCH else ""
+    return f"{io} for I/O, {data} for data{shared}"

@@ -4,6 +4,7 @@ import functools
 from typing import Final
 
 from protocol.environments.base import Problem
+from protocol.environments.final_number import ends_with_number
 from protocol.environments.seeded_rng import SeededRng, is_held_out
 
 _LOW: Final = 10
@@ -32,7 +33,7 @@ def _test_set() -> tuple[Problem, ...]:
 
 
 class Addition:
-    """Two-digit addition. The reward is 1.0 for the sum in plain decimal digits and 0.0 for any other text."""
+    """Two-digit addition. The reward is 1.0 for a text whose last number is the sum, and 0.0 for any other."""
 
     name = "addition"
     exact = True
@@ -53,4 +54,4 @@ class Addition:
         return len(_test_set())
 
     def reward(self, problem: Problem, completion: str) -> float:
-        return 1.0 if completion == problem.reference else 0.0
+        return 1.0 if ends_with_number(completion, problem.reference) else 0.0

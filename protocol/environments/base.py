@@ -72,6 +72,12 @@ class SandboxError(Exception):
     """The sandbox cannot run untrusted code safely, so nothing was judged. The node must not continue without it."""
 
 
+class SandboxLimitError(SandboxError):
+    """A call into the sandbox reached a limit that other machines may not reach: of time or memory, or it was ended by
+    a signal. This one call says nothing; the sandbox works.
+    """
+
+
 @dataclass(frozen=True)
 class ProgramLimits:
     """The resource limits of untrusted programs. They affect rewards, so they are the same on all nodes

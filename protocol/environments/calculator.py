@@ -2,13 +2,14 @@
 (docs/spec/environments.md).
 
 A turn that ends with '=' asks for the value of the expression before it, and the reply is the value: '57*68=' gives
-'3876>'. Any other turn is the answer and ends the episode.
+'3876>'. Any other turn ends the episode, and its last number is the answer.
 """
 
 from typing import Final
 
 from protocol.environments.base import Problem
 from protocol.environments.countdown import Expression, NoExpressionError
+from protocol.environments.final_number import ends_with_number
 from protocol.environments.seeded_rng import DrawnProblems, SeededRng
 
 _LOW: Final = 10
@@ -28,7 +29,7 @@ class CalculatorEpisode:
     def step(self, text: str) -> str | None:
         if text.endswith("="):
             return _value(text[:-1])
-        self._is_right = text == self._right_answer
+        self._is_right = ends_with_number(text, self._right_answer)
         return None
 
     def reward(self) -> float:
@@ -47,7 +48,7 @@ def _value(question: str) -> str:
 
 
 class Calculator(DrawnProblems):
-    """A product and a sum of two-digit numbers. The reward is 1.0 for the value as the last turn, else 0.0."""
+    """A product and a sum of two-digit numbers. The reward is 1.0 for the value as the answer, else 0.0."""
 
     name = "calculator"
     turns = 4

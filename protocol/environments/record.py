@@ -1,4 +1,4 @@
-"""How a run manifest names its environment: code, version of Python and configuration (docs/spec/environments.md)."""
+"""How a run manifest names its environments: code, version of Python and configuration (docs/spec/environments.md)."""
 
 import json
 from typing import Annotated, ClassVar, Final
@@ -7,11 +7,15 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol import bounded_json, limits
 from protocol.encoding import Record
+from protocol.environments.rubric import Rubric
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest
 
 OWN_DISTRIBUTION: Final = "grailnode"
 """The distribution of the built-in environments."""
+
+SHARES: Final = 1_000_000
+"""The sum of the shares of a mixture."""
 
 
 def canonical_config(value: object) -> bytes:
@@ -54,13 +58,14 @@ class CodeRef(Record):
 
 
 class EnvironmentSpec(Record):
-    """The task of a run.
+    """An environment of a run.
 
     Attributes:
         code: the wheels of a plug-in with all that it imports; of a built-in environment, its modules alone.
         python: the version of Python that executes foreign code, such as '3.11'; empty if there is none.
         config: what the environment is created with, as `canonical_config` returns it.
         exact: whether every machine computes the same rewards.
+        rubric: the parts of the reward; empty for the environment's own score alone.
     """
 
     kind: ClassVar[str] = "environment"
@@ -69,6 +74,7 @@ class EnvironmentSpec(Record):
     python: Annotated[str, Field(pattern=r"^(3\.[1-9][0-9]?)?$")]
     config: Annotated[bytes, Field(max_length=limits.MAX_CONFIG_BYTES), AfterValidator(_check_config)]
     exact: bool
+    rubric: Rubric = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> "EnvironmentSpec":
@@ -83,3 +89,30 @@ class EnvironmentSpec(Record):
     def is_plugin(self) -> bool:
         """Whether the code is that of wheels, which the run brings along."""
         return len(self.code) > 1 or self.code[0].size > 0
+
+
+class EnvironmentShare(Record):
+    """A member of a mixture, with its share of all training problems in millionths."""
+
+    kind: ClassVar[str] = "environment-share"
+    ppm: Annotated[int, Field(ge=1, le=SHARES)]
+    environment: EnvironmentSpec
+
+
+def _check_mixture(members: tuple[EnvironmentShare, ...]) -> tuple[EnvironmentShare, ...]:
+    names = [member.environment.name for member in members]
+    if names != sorted(set(names)):
+        raise ValueError("environments whose names do not strictly ascend")
+    if sum(member.ppm for member in members) != SHARES:
+        raise ValueError(f"shares that do not add up to {SHARES}")
+    if len({member.environment.python for member in members} - {""}) > 1:
+        raise ValueError("environments for several versions of Python")
+    return members
+
+
+MixtureSpec = Annotated[
+    tuple[EnvironmentShare, ...],
+    Field(min_length=1, max_length=limits.MAX_MIXTURE_MEMBERS),
+    AfterValidator(_check_mixture),
+]
+"""The task of a run: one environment, or several, one of which each group seed draws."""

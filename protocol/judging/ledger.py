@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import comb
 from typing import Annotated, ClassVar, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits, paths
 from protocol.digest import content_digest
@@ -30,12 +30,15 @@ SHARE: Final = 1_000_000_000
 
 Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
 Score = Annotated[int, Field(ge=1, le=SHARE)]
-OptionalDigest = Annotated[bytes, Field(max_length=32)]
 
 
-def _empty_or_digest(data: bytes, what: str) -> None:
+def _empty_or_digest(data: bytes) -> bytes:
     if len(data) not in (0, 32):
-        raise ValueError(f"{what} is a digest or empty")
+        raise ValueError("a digest or empty")
+    return data
+
+
+OptionalDigest = Annotated[bytes, Field(max_length=32), AfterValidator(_empty_or_digest)]
 
 
 class LedgerRow(Record):
@@ -63,7 +66,6 @@ class LedgerRow(Record):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        _empty_or_digest(self.verdict, "verdict")
         if not self.accepted + self.rejected == self.audited <= self.dealt <= self.submitted <= self.pledged:
             raise ValueError("accepted + rejected = audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
@@ -225,7 +227,6 @@ class Summary(PublishedRecord):
 
     @model_validator(mode="after")
     def _once_each(self) -> Self:
-        _empty_or_digest(self.previous, "previous")
         if list(self.roster) != sorted(set(self.roster)) or self.validator not in self.roster:
             raise ValueError("validators of the roster must ascend, this one among them")
         if self.judges > len(self.roster):
@@ -233,8 +234,6 @@ class Summary(PublishedRecord):
         miners = [row.miner for row in self.rows]
         if miners != sorted(set(miners)):
             raise ValueError("rows must ascend by miner, one row for each")
-        for amendment in self.amendments:
-            _empty_or_digest(amendment.verdict, "verdict")
         if any(amendment.window >= self.window for amendment in self.amendments):
             raise ValueError("an amendment must be of an earlier window")
         return self

@@ -30,6 +30,7 @@ class Reason(enum.StrEnum):
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise determine
     STOP = "wrong-stop"  # ends where this policy would not end, or goes on where it would end
     TURN = "wrong-turn"  # not the replies of the environment, or an end where it would go on
+    UNREPRODUCED = "unreproduced"  # the environment reached a limit of this validator's machine: nobody's fault
     REWARD = "wrong-reward"  # not the reward that the environment computes
     LUCK = "chosen-reward"  # tokens that nearly tie were chosen for their reward
     WINDOW = "improbable-window"  # honest work would not give these windows, whatever this group shows
@@ -55,7 +56,8 @@ class Judgement(Record):
     Attributes:
         index: the group's number.
         digest: SHA-256 of the group's frame.
-        reason: empty if the group was accepted, else a Reason. LAPSED is no rejection: the group counts for nothing.
+        reason: empty if the group was accepted, else a Reason. LAPSED and UNREPRODUCED are no rejections: the group
+            counts for nothing.
         tokens: completion tokens of the group.
         counts: of its statistics (protocol/judging/evidence.py); without steps if the check ended before them.
         rewards: the recomputed reward of each rollout, in millionths; empty if the group was rejected.
@@ -76,6 +78,8 @@ class Judgement(Record):
     def _consistent(self) -> "Judgement":
         if self.reason and (self.rewards or self.logprobs):
             raise ValueError("rewards or log-probabilities of a rejected group")
+        if self.reason == Reason.UNREPRODUCED and self.counts.computed:
+            raise ValueError("counts of a group that was not judged")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
         if max(getattr(self.counts, name).trials for name in STATISTICS) > SHARE_UNIT * self.tokens:
@@ -90,7 +94,7 @@ class Judgement(Record):
     @property
     def rejected(self) -> bool:
         """Whether the group counts against its miner."""
-        return self.reason not in ("", Reason.LAPSED)
+        return self.reason not in ("", Reason.LAPSED, Reason.UNREPRODUCED)
 
 
 class Verdict(PublishedRecord):

@@ -106,8 +106,7 @@ def _add_scaled(_typing: Any, factor: Any, vector: Any, offset: Any, sums: Any, 
         new = _load(context, builder, signature.args[1], args[1], args[2])
         before = _load(context, builder, signature.args[3], args[3], args[4])
         pointer = _pointer(context, builder, signature.args[3], args[3], args[4])
-        store = builder.store(_fused(builder, _broadcast(builder, args[0], _floats), new, before), pointer)
-        store.align = 4
+        builder.store(_fused(builder, _broadcast(builder, args[0], _floats), new, before), pointer, align=4)
         return context.get_dummy_value()
 
     return types.none(types.float32, vector, types.int64, sums, types.int64), generate

@@ -48,9 +48,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: An
 
 
 def _load(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
-    vector = builder.load(_pointer(context, builder, array_type, array, offset))
-    vector.align = 4
-    return vector
+    return builder.load(_pointer(context, builder, array_type, array, offset), align=4)
 
 
 def _fused(builder: Any, factor: Any, other: Any, addend: Any) -> Any:
@@ -101,11 +99,9 @@ def take_maxima(_typing: Any, logits: Any, offset: Any, maxima: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = _pointer(context, builder, signature.args[2], args[2], ir.Constant(_long, 0))
-        before = builder.load(place)
-        before.align = 4
+        before = builder.load(place, align=4)
         new = _load(context, builder, signature.args[0], args[0], args[1])
-        store = builder.store(builder.select(builder.fcmp_ordered(">", new, before), new, before), place)
-        store.align = 4
+        builder.store(builder.select(builder.fcmp_ordered(">", new, before), new, before), place, align=4)
         return context.get_dummy_value()
 
     return types.none(logits, types.uint64, maxima), generate
@@ -131,10 +127,8 @@ def add_exponentials(_typing: Any, logits: Any, offset: Any, largest: Any, sums:
         # 2**power: the integer in the lowest bits, plus the bias, is moved to a float's exponent.
         scale = builder.shl(builder.add(builder.bitcast(shifted_power, _words), _word(127)), _word(23))
         place = _pointer(context, builder, signature.args[3], args[3], ir.Constant(_long, 0))
-        before = builder.load(place)
-        before.align = 4
-        store = builder.store(_fused(builder, series, builder.bitcast(scale, _floats), before), place)
-        store.align = 4
+        before = builder.load(place, align=4)
+        builder.store(_fused(builder, series, builder.bitcast(scale, _floats), before), place, align=4)
         return context.get_dummy_value()
 
     return types.none(logits, types.uint64, types.float32, sums), generate

@@ -39,9 +39,9 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: An
 
 def _load(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
     element = ir.IntType(array_type.dtype.bitwidth)
-    vector = builder.load(_pointer(context, builder, array_type, array, offset, element))
-    vector.align = array_type.dtype.bitwidth // 8
-    return vector
+    return builder.load(
+        _pointer(context, builder, array_type, array, offset, element), align=array_type.dtype.bitwidth // 8
+    )
 
 
 def _broadcast(builder: Any, number: Any, element: Any) -> Any:
@@ -159,16 +159,13 @@ def add_squares(_typing: Any, values: Any, offset: Any, sums: Any) -> Any:
         data = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
         lanes = context.make_array(signature.args[2])(context, builder, args[2]).data
         target = builder.bitcast(lanes, wide.as_pointer())
-        total = builder.load(target)
-        total.align = 8
+        total = builder.load(target, align=8)
         for begin in range(0, VECTOR_SIZE, 8):
             place = builder.bitcast(builder.gep(data, [ir.Constant(_word, begin)]), eight.as_pointer())
-            vector = builder.load(place)
-            vector.align = 4
+            vector = builder.load(place, align=4)
             number = builder.fpext(vector, wide)
             total = builder.fadd(total, builder.fmul(number, number))
-        store = builder.store(total, target)
-        store.align = 8
+        builder.store(total, target, align=8)
         return context.get_dummy_value()
 
     return types.none(values, types.uint64, sums), generate
@@ -200,8 +197,9 @@ def copy(_typing: Any, source: Any, target: Any, offset: Any) -> Any:
         kind = signature.args[1]
         vector = _load(context, builder, signature.args[0], args[0], args[2])
         element = ir.IntType(kind.dtype.bitwidth)
-        store = builder.store(vector, _pointer(context, builder, kind, args[1], args[2], element))
-        store.align = kind.dtype.bitwidth // 8
+        builder.store(
+            vector, _pointer(context, builder, kind, args[1], args[2], element), align=kind.dtype.bitwidth // 8
+        )
         return context.get_dummy_value()
 
     return types.none(source, target, types.uint64), generate
@@ -233,8 +231,7 @@ def count_classes(
         above = builder.sub(builder.select(builder.icmp_unsigned(">", exponents, least), exponents, least), least)
         own = builder.select(builder.icmp_unsigned("<", above, most), above, most)
         zero = ir.Constant(_word, 0)
-        store = builder.store(own, _pointer(context, builder, signature.args[6], args[6], zero, _byte))
-        store.align = 1
+        builder.store(own, _pointer(context, builder, signature.args[6], args[6], zero, _byte), align=1)
         data = context.make_array(signature.args[7])(context, builder, args[7]).data
         negative = zero
         for number in range(MAX_CLASSES):

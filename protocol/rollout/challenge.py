@@ -94,9 +94,6 @@ def deal_order(
     return tuple(
         sorted(
             validators,
-            key=lambda validator: (
-                _derive("deal", (run, window, randomness, miner, group, validator), 16),
-                validator,
-            ),
+            key=lambda validator: (_derive("deal", (run, window, randomness, miner, group, validator), 16), validator),
         )
     )

@@ -16,6 +16,7 @@ from protocol import limits
 from protocol.rollout import sampling, sketch
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey
+from protocol.rollout.token_choice import best_rivals
 
 _LOGITS_BYTES: Final = 32 * limits.MIB
 """Bytes of one piece of logits: 54 tokens with a vocabulary of 150,000. Filters need a few copies of it."""
@@ -28,12 +29,14 @@ class CheckRules:
     Attributes:
         params: with which the completions were sampled.
         slack, limit, cap: see `sampling.batch_margins`.
+        rivals: whether the best other token is computed at each position, too.
     """
 
     params: SamplingParams
     slack: float = 0.0
     limit: float = 0.0
     cap: float = 0.0
+    rivals: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,17 +63,19 @@ class Check:
         margins: float32 [N], the sampling shortfall of each.
         stops: bool [N], where a stop token is taken or drawn.
         logprobs: float32 [N].
+        rivals: float32 [N, 2], the token with the best score of all others, and by how much this falls short of the
+            score of the own one; [N, 0] if the rules do not ask for it.
     """
 
     sketch: Tensor
     margins: Tensor
     stops: Tensor
     logprobs: Tensor
+    rivals: Tensor
 
     def split(self, lengths: Sequence[int]) -> list["Check"]:
         """Return the checks of completions of these lengths, whose sum is N."""
-        columns = (self.sketch, self.margins, self.stops, self.logprobs)
-        parts = zip(*(torch.split(column, list(lengths)) for column in columns), strict=True)
+        parts = zip(*(torch.split(column, list(lengths)) for column in self._columns), strict=True)
         return [Check(*part) for part in parts]
 
     @classmethod
@@ -78,9 +83,12 @@ class Check:
         """Return the check of several completions, one behind another."""
         if not checks:
             nothing = torch.empty(0)
-            return cls(torch.empty(0, sketch.BYTES_PER_TOKEN), nothing, nothing.bool(), nothing)
-        columns = [(check.sketch, check.margins, check.stops, check.logprobs) for check in checks]
-        return cls(*map(torch.cat, zip(*columns, strict=True)))
+            return cls(torch.empty(0, sketch.BYTES_PER_TOKEN), nothing, nothing.bool(), nothing, nothing)
+        return cls(*map(torch.cat, zip(*(check._columns for check in checks), strict=True)))
+
+    @property
+    def _columns(self) -> tuple[Tensor, ...]:
+        return self.sketch, self.margins, self.stops, self.logprobs, self.rivals
 
 
 def check_completions(
@@ -116,7 +124,10 @@ def check_completions(
         margins = sampling.batch_margins(logits, own, *places, params.filters, *bounds, first=before)
         stops = sampling.drawn_stops(logits, own, margins, *places, params.stops, first=before)
         likely = sampling.log_probabilities(logits, own, params.temperature, params.filters)
-        parts.append(Check(values[piece].to(logits.device), margins, stops, likely))
+        rivals = logits[:, :0]
+        if rules.rivals:
+            rivals = best_rivals(logits, own, *places, first=before)
+        parts.append(Check(values[piece].to(logits.device), margins, stops, likely, rivals))
         begin = piece.stop
     return Check.join(parts)
 

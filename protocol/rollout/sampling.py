@@ -97,10 +97,10 @@ def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         seeds, positions: see `noise`.
         tokens: int64 [V], token ids.
     """
-    return _hash_pairs(seeds[..., None, :], positions[..., None], tokens)
+    return hash_pairs(seeds[..., None, :], positions[..., None], tokens)
 
 
-def _hash_pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+def hash_pairs(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Hash tokens, each with a seed and a position of its own, as `hash_words`: int64 of the broadcast shape."""
     key, other = noise_keys(seeds, positions)
     return _mix(_mix((tokens & _WORD) ^ key) ^ other)
@@ -131,11 +131,6 @@ def gumbel(words: Tensor) -> Tensor:
     low_units, high_units = table[high, index], table[high, index + 1]
     units = low_units + (((high_units - low_units) * fraction) >> _INTERPOLATION_BITS)
     return units.to(torch.float32) * NOISE_UNIT
-
-
-def has_triton(device: torch.device) -> bool:
-    """Return whether Triton can draw tokens on a GPU; see `triton_fault`."""
-    return not triton_fault(device)
 
 
 @functools.cache
@@ -278,21 +273,26 @@ def drawn_stops(
     rows = torch.nonzero((margins > 0) & ~is_stop).squeeze(-1)
     if not len(rows):
         return is_stop
-    words, positions = _places(seeds, lengths, first, logits.device)
+    words, positions = token_places(seed_words(list(seeds), logits.device), lengths, first)
     scaled, words, positions = logits[rows] / temperature, words[rows], positions[rows]
-    own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, tokens[rows]))
+    own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, tokens[rows]))
     of_stops = scaled[:, ids] + gumbel(hash_words(words, positions, ids))
     drawn = of_stops.amax(dim=-1) - own >= margins[rows] - _BORDER
     return is_stop.index_put((rows,), drawn)
 
 
-def _places(seeds: Sequence[bytes], lengths: Sequence[int], first: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N]; see `batch_margins`."""
-    counts = torch.tensor(lengths, dtype=torch.int64, device=device)
+def token_places(words: Tensor, lengths: Sequence[int], first: int) -> tuple[Tensor, Tensor]:
+    """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N].
+
+    Args:
+        words: int64 [C, 4], the seed of each completion.
+        lengths, first: see `batch_margins`.
+    """
+    counts = torch.tensor(lengths, dtype=torch.int64, device=words.device)
     begins = counts.cumsum(0) - counts
     begins[:1] -= first
-    words = seed_words(list(seeds), device).repeat_interleave(counts, dim=0)
-    return words, torch.arange(len(words), device=device) - begins.repeat_interleave(counts)
+    words = words.repeat_interleave(counts, dim=0)
+    return words, torch.arange(len(words), device=words.device) - begins.repeat_interleave(counts)
 
 
 def _scores(
@@ -306,12 +306,8 @@ def _scores(
         words: int64 [C, 4], the seed of each completion.
         tokens, lengths, first: see `batch_margins`.
     """
-    counts = torch.tensor(lengths, dtype=torch.int64, device=contenders.device)
-    words = words.repeat_interleave(counts, dim=0)
-    begins = counts.cumsum(0) - counts
-    begins[:1] -= first
-    positions = torch.arange(len(words), device=counts.device) - begins.repeat_interleave(counts)
-    own = token_logits + gumbel(_hash_pairs(words, positions, tokens))
+    words, positions = token_places(words, lengths, first)
+    own = token_logits + gumbel(hash_pairs(words, positions, tokens))
     return own, _best(contenders, own, words, positions)
 
 
@@ -324,9 +320,9 @@ def best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tens
 
 def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
     """Return the best score of each row, at least `own`: float32 [N]. A logit that is no number has no score."""
-    if contenders.is_cuda and has_triton(contenders.device):
+    if contenders.is_cuda and not triton_fault(contenders.device):
         winners = best_tokens_on_gpu(contenders.contiguous(), words, positions)
-        scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(_hash_pairs(words, positions, winners))
+        scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, winners))
         return torch.maximum(own, scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf))
     best = own.clone()
     rows = max(1, SCORES_AT_ONCE // contenders.shape[-1])

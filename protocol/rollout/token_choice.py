@@ -6,6 +6,7 @@ best score, and on a GPU by protocol/rollout/gumbel_triton.py.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,14 +17,18 @@ from protocol.rollout.sampling import (
     best_tokens_on_gpu,
     choose,
     exponential_sums,
-    has_triton,
+    gumbel,
+    hash_pairs,
     log_probabilities,
     noise_table,
+    seed_words,
+    token_places,
+    triton_fault,
 )
 
 
 def choose_with_log_probabilities(
-    logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
+    logits: Tensor, seeds: Tensor | None, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
 ) -> tuple[Tensor, Tensor]:
     """Choose the next token of each row, and compute its log-probability under the distribution that is sampled from.
 
@@ -31,17 +36,17 @@ def choose_with_log_probabilities(
 
     Args:
         logits: float32 [B, V].
-        seeds: int64 [B, 4] from `seed_words`.
+        seeds: int64 [B, 4] from `seed_words`; None for the most likely tokens.
         positions: int64 [B], index of the token in its completion.
 
     Returns:
         int64 [B], token ids, and float32 [B].
     """
     compiled = logits.dtype == torch.float32 and (
-        logits.device.type == "cpu" or (logits.is_cuda and has_triton(logits.device))
+        logits.device.type == "cpu" or (logits.is_cuda and not triton_fault(logits.device))
     )
-    if not compiled:
-        tokens = choose(logits, seeds, positions, temperature, filters)
+    if seeds is None or not compiled:
+        tokens = choose(logits, seeds, positions, temperature, filters) if seeds is not None else logits.argmax(-1)
         return tokens, log_probabilities(logits, tokens, temperature, filters)
     scaled = logits if temperature == 1.0 else logits / temperature
     if filters.active:
@@ -57,10 +62,24 @@ def choose_with_log_probabilities(
     return tokens, scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - log_sums
 
 
-def greedy_with_log_probabilities(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most likely token of each row and its log-probability: int64 [B] and float32 [B] of logits [B, V]."""
-    tokens = logits.argmax(dim=-1)
-    return tokens, log_probabilities(logits, tokens, 1.0)
+def best_rivals(
+    logits: Tensor,
+    tokens: Tensor,
+    seeds: Sequence[bytes],
+    lengths: Sequence[int],
+    temperature: float,
+    *,
+    first: int = 0,
+) -> Tensor:
+    """Return the token with the best score at each position but the own one, without filters, and by how much its score
+    falls short: float32 [N, 2]; the arguments are those of `sampling.batch_margins`.
+    """
+    words, positions = token_places(seed_words(list(seeds), logits.device), lengths, first)
+    others = logits.scatter(-1, tokens[:, None], -math.inf)
+    rivals, _ = choose_with_log_probabilities(others, words, positions, temperature)
+    both = torch.stack([tokens, rivals], dim=1)
+    scores = logits.gather(-1, both) / temperature + gumbel(hash_pairs(words[:, None], positions[:, None], both))
+    return torch.stack([rivals.to(torch.float32), scores[:, 0] - scores[:, 1]], dim=1)
 
 
 def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:

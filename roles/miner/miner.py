@@ -6,10 +6,12 @@ before its first pledge, and pledges no more than it has been able to do.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 
 from protocol import paths
+from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Group, assemble
@@ -71,7 +73,7 @@ class Miner:
         pledge = groups, self._version_to_pledge(self._node.window() + 1)
         if pledge != (self._pledged_groups, self._pledged_version) or trio.current_time() >= self._renewal_time:
             run = self._node.run
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.generating_arithmetic)
+            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.arithmetic)
             renewal = _RENEWAL_WINDOWS * run.schedule.rounds * run.beacon.period_ms / 1000
             self._pledged_groups, self._pledged_version = pledge
             self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)
@@ -134,7 +136,8 @@ class Miner:
         chunk = min(self._settings.chunk, node.run.groups)
         for _ in range(2):
             start = trio.current_time()
-            await self._producer.produce(mining_window, range(chunk))
+            with suppress(SandboxLimitError):
+                await self._producer.produce(mining_window, range(chunk))
         seconds = trio.current_time() - start
         self._group_seconds = seconds / chunk
         node.telemetry.event("warmed-up", version=weights.version, chunk_seconds=seconds)
@@ -149,7 +152,7 @@ class Miner:
             version = self._pledged_version
             await serve(node, self._engine, await self._follower.rebuild(version))
             groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged_groups)
-        except (StoreError, BeaconError, ProtocolError, EngineError) as error:
+        except (StoreError, BeaconError, ProtocolError, EngineError, SandboxLimitError) as error:
             node.telemetry.event("window-skipped", window=window, error=str(error))
             return False
         return await self._deliver(window, groups)
@@ -164,7 +167,13 @@ class Miner:
         while len(groups) < pledged_groups and (not groups or clock.now() + size * self._group_seconds < stop):
             chunk = range(len(groups), min(pledged_groups, len(groups) + size))
             start = trio.current_time()
-            groups += await self._producer.produce(mining_window, chunk)
+            try:
+                groups += await self._producer.produce(mining_window, chunk)
+            except SandboxLimitError as error:  # groups count from 0 without gaps, so none behind it can be delivered
+                if not groups:
+                    raise
+                self._node.telemetry.event("groups-left-out", window=mining_window.window, error=str(error))
+                break
             if len(chunk) == size or not chunk.start:  # the short last chunk of a pledge is no measure of a whole one
                 self._group_seconds = max((trio.current_time() - start) / len(chunk), 0.8 * self._group_seconds)
         return groups
@@ -172,7 +181,7 @@ class Miner:
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:
         """Upload the batch, then the commitment that makes it count; return False if the deadline came first."""
         node = self._node
-        batch, commitment = assemble(groups, self._engine.generating_arithmetic)
+        batch, commitment = assemble(groups, self._engine.arithmetic)
         with trio.move_on_after(max(0.0, node.run.deadline_time(window) - node.clock.now())) as scope:
             await node.publish(paths.batch(node.key.public, window, commitment.batch), batch)
             await node.publish(paths.commitment(node.key.public, window), sign(commitment, node.key))

@@ -15,4 +15,4 @@ class MinerSettings(Settings):
     share: float = Field(default=0.8, gt=0, le=1)
     """The part of the time to the deadline that generating may take; the rest is for the upload."""
     poll_seconds: float = Field(default=0.2, gt=0)
-    """How often to look for a newer version."""
+    """Seconds between two looks for a newer version; a 40th of a window where that is longer."""

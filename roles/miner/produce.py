@@ -43,7 +43,7 @@ class HonestProducer:
 
     async def generate(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[list[Generation]]:
         """Generate one completion for every seed of every assignment."""
-        key = self._sketch_key(mining_window)
+        key = self.sketch_key(mining_window)
         requests = [Request(item.prompt, seed, key) for item in assignments for seed in item.seeds]
         generations = await self.engine.generate(requests, self.task.run.sampling.params())
         size = self.task.run.group_size
@@ -62,10 +62,11 @@ class HonestProducer:
 
     def sketches(self, mining_window: MiningWindow, generations: Sequence[Generation]) -> list[bytes]:
         """Return the sketch of each generation."""
-        key = self._sketch_key(mining_window)
+        key = self.sketch_key(mining_window)
         return [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
 
-    def _sketch_key(self, mining_window: MiningWindow) -> SketchKey:
+    def sketch_key(self, mining_window: MiningWindow) -> SketchKey:
+        """Return what determines the sketches of a window."""
         seed = challenge.sketch_seed(self.task.run_id, mining_window.window, mining_window.randomness)
         return SketchKey(self.task.run.proof.sketch, seed)
 
@@ -101,7 +102,7 @@ class HonestProducer:
             for item in assignments
         ]
         episodes = [episode for group in played for episode in group]
-        await play(self.task, self.engine, episodes, self._sketch_key(mining_window))
+        await play(self.task, self.engine, episodes, self.sketch_key(mining_window))
         return [
             self.group(mining_window, assignment, self.episode_rollouts(mining_window, group))
             for assignment, group in zip(assignments, played, strict=True)

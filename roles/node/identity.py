@@ -18,6 +18,9 @@ from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, 
 _ANNOUNCEMENT_CHECKS = 8  # whether storage still shows an announcement, before the next replaces it
 _RETRY_SECONDS = 0.25
 _CLOCK_POLL_SECONDS = 1.0  # between two looks at a clock that an operator may set
+LOOKS = 40
+"""Looks at storage in a window: at windows of 60 s, what is new is seen 0.75 s later on average."""
+_LOOKS_BEFORE_EXPIRY = 8
 _MAX_PUTS = 8  # of one object that the store acknowledges and does not show
 _READ_BACKS = 3  # tries to get an answer
 _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
@@ -77,6 +80,14 @@ class Node:
         """Report a dishonest participant: in this node's log at once, and in its next summary if it is a validator."""
         if self.alarms.add(line):
             self.telemetry.event("alarm", error=line)
+
+    def pace(self, least: float, looks: int = LOOKS) -> float:
+        """Return how many seconds to wait between two looks at storage, of which each costs a request: so many looks
+        in a window, but no shorter than `least`, and several before a head expires.
+        """
+        run = self.run
+        window = run.schedule.rounds * run.beacon.period_ms / 1000
+        return max(least, min(window / looks, run.head_ttl / _LOOKS_BEFORE_EXPIRY))
 
     def window(self) -> int:
         """Return the current window; negative before window 0 opens."""

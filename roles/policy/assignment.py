@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import trio
 
 from protocol.encoding import REWARD_UNIT
-from protocol.environments import Environment, Problem
+from protocol.environments import Environment, Problem, rubric
 from protocol.environments.base import SandboxError
 from protocol.rollout import challenge
 from protocol.run import ChatSpec, RunManifest
@@ -83,22 +83,32 @@ class Task:
         return encode_prompt(self.tokenizer, self.run.chat, problem.prompt)
 
     async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the environment's rewards, in millionths, for completions (token ids) of one problem, in order."""
-        return await self.rewards_for_attempts([(problem, completion) for completion in completions])
+        """Return the rewards, in millionths and by the rubric, for completions (token ids) of one problem, in order."""
+        attempts = [(problem, completion) for completion in completions]
+        return await self._rewards_of(attempts, with_rubric=True)
 
-    async def rewards_for_attempts(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[int, ...]:
-        """Return the environment's rewards, in millionths, for completions (token ids) of several problems."""
+    async def scores(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> tuple[int, ...]:
+        """Return the environment's own scores, in millionths, for completions (token ids) of several problems."""
+        return await self._rewards_of(attempts, with_rubric=False)
+
+    async def _rewards_of(
+        self, attempts: Sequence[tuple[Problem, tuple[int, ...]]], *, with_rubric: bool
+    ) -> tuple[int, ...]:
         # A reward that takes microseconds is not worth a change of threads of its own.
         size = max(1, len(attempts)) if self.at_once == 1 else 1
         parts = [attempts[start : start + size] for start in range(0, len(attempts), size)]
         rewards: list[list[int]] = await gather(
-            partial(self.run_sync, self._rewards), parts, at_once=self.at_once, errors=(SandboxError,)
+            partial(self.run_sync, self._rewards, with_rubric), parts, at_once=self.at_once, errors=(SandboxError,)
         )
         return tuple(reward for part in rewards for reward in part)
 
-    def _rewards(self, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[int]:
-        decode, params = self.tokenizer.decode, self.run.sampling.params()
-        return [
-            round(self.environment.reward(problem, decode(params.without_stop(tokens))) * REWARD_UNIT)
-            for problem, tokens in attempts
-        ]
+    def _rewards(self, with_rubric: bool, attempts: Sequence[tuple[Problem, tuple[int, ...]]]) -> list[int]:
+        return [self._reward(problem, tokens, with_rubric) for problem, tokens in attempts]
+
+    def _reward(self, problem: Problem, tokens: tuple[int, ...], with_rubric: bool) -> int:
+        text = self.tokenizer.decode(self.run.sampling.params().without_stop(tokens))
+        score = self.environment.reward(problem, text)
+        parts = self.run.rubric(problem.stratum) if with_rubric else ()
+        if not parts:
+            return round(score * REWARD_UNIT)
+        return rubric.reward(parts, score, text, tokens, self.run.sampling.max_tokens)

@@ -130,12 +130,7 @@ class PlayedEpisode:
 
 
 async def play(
-    task: Task,
-    engine: Engine,
-    episodes: Sequence[PlayedEpisode],
-    key: SketchKey | None = None,
-    *,
-    greedy: bool = False,
+    task: Task, engine: Engine, episodes: Sequence[PlayedEpisode], key: SketchKey | None = None, *, greedy: bool = False
 ) -> None:
     """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
 

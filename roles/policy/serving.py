@@ -53,6 +53,9 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
     """Refresh a follower for ever, and fetch the next patches beside that: a download that hangs hides no newer head.
 
     A failure is reported once, and again when it changes.
+
+    Args:
+        poll_seconds: between two looks, or more where windows are long.
     """
     send_refreshed, receive_refreshed = trio.open_memory_channel[None](1)
 
@@ -69,7 +72,7 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
             await follower.rebuild(follower.version_for(max(0, node.window())))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_repeat, node, refresh, partial(trio.sleep, poll_seconds))
+        nursery.start_soon(_repeat, node, refresh, partial(trio.sleep, node.pace(poll_seconds)))
         nursery.start_soon(_repeat, node, prefetch, receive_refreshed.receive)
 
 

@@ -126,15 +126,17 @@ class ExternalTraining:
             self._check()
             await trio.sleep(_POLL_SECONDS)
 
-    async def groups(self, min_count: int = 1) -> list[VerifiedGroup]:
-        """Return the verified groups that have come since the last call, at least so many; this waits for them."""
+    async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[VerifiedGroup]:
+        """Return verified groups that were not given out before, of which this waits for at least `min_count`: at most
+        `max_count`, or all that have come.
+        """
         while True:
             await self._read_inbox()
             if len(self._waiting) >= min_count:
                 break
             self._check()
             await trio.sleep(_POLL_SECONDS)
-        groups, self._waiting = self._waiting, []
+        groups, self._waiting = self._waiting[:max_count], [] if max_count is None else self._waiting[max_count:]
         self._given |= {group.digest for group in groups}
         return groups
 

@@ -97,10 +97,10 @@ class Auditor:
 
         if not is_known:
             await judge_more(audit_groups[:1])
-        if all(judgement.accepted for judgement in judgements):
+        if not any(judgement.rejected for judgement in judgements):
             await judge_more(audit_groups if is_known else audit_groups[1:])
         refusal = joint_rejection(judgements, evidence, thresholds)
-        if is_known and (refusal or not all(judgement.accepted for judgement in judgements)):
+        if is_known and (refusal or any(judgement.rejected for judgement in judgements)):
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 await judge_more([index for index in dealt if index not in audit_groups])
             refusal = refusal or joint_rejection(judgements, evidence, thresholds)

@@ -50,7 +50,7 @@ async def _rewards(
     else:
         completions = await engine.greedy(prompts, params)
     attempts = [problem for problem in problems for _ in range(rule.completions)]
-    return await task.rewards_for_attempts(list(zip(attempts, completions, strict=True)))
+    return await task.scores(list(zip(attempts, completions, strict=True)))
 
 
 async def _episode_rewards(

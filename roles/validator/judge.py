@@ -7,10 +7,12 @@ make the true policy write whatever it likes, so no environment sees a turn befo
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from protocol.environments.base import SandboxLimitError
 from protocol.judging.evidence import NO_COUNTS, Counts, count_group, count_luck, repeated_positions, whole_margins
 from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
@@ -52,7 +54,7 @@ class Judge:
         self._window = window
         self._randomness = randomness
         self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
-        self.arithmetic = engine.checking_arithmetic
+        self.arithmetic = engine.arithmetic
 
     async def judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
         """Judge groups, some thousands of tokens at a time, and return the judgements in order.
@@ -81,14 +83,15 @@ class Judge:
         is_episode = self._task.run.episode is not None
         requests = [
             CheckRequest(
-                assignments[index].prompt,
+                assignment.prompt,
                 rollout.sequence,
                 seed,
                 self._sketch,
                 tuple(rollout.drawn) if is_episode else None,
             )
             for index in sound
-            for rollout, seed in zip(groups[index][0].rollouts, assignments[index].seeds, strict=True)
+            if (assignment := assignments[index]) is not None
+            for rollout, seed in zip(groups[index][0].rollouts, assignment.seeds, strict=True)
         ]
         checks = [GroupCheck(reason) for reason in reasons]
         if sound:
@@ -104,20 +107,33 @@ class Judge:
                 ]
 
             for index, check in zip(sound, await self._task.run_sync(check_positions), strict=True):
-                group, assignment = groups[index][0], assignments[index]
-                checks[index] = await self._check_rewards(group, assignment, check, thresholds)
+                group, own = groups[index][0], assignments[index]
+                assert own is not None
+                try:
+                    checks[index] = await self._check_rewards(group, own, check, thresholds)
+                except SandboxLimitError:
+                    checks[index] = GroupCheck(Reason.UNREPRODUCED)
         return [
             _judgement(group.index, digest, _token_count(group), check)
             for (group, digest), check in zip(groups, checks, strict=True)
         ]
 
-    def _check_forms(self, groups: Sequence[tuple[Group, bytes]]) -> tuple[list[Assignment], list[Reason | None]]:
+    def _check_forms(
+        self, groups: Sequence[tuple[Group, bytes]]
+    ) -> tuple[list[Assignment | None], list[Reason | None]]:
         """Return the assignment of each group, and the reason to reject it that needs no engine, if there is one."""
-        task = self._task
-        assignments = [task.assign(self._window, self._randomness, group.miner, group.index) for group, _ in groups]
+        assignments = [self._assign(group) for group, _ in groups]
         return assignments, [self._check_form(group, assignments[place]) for place, (group, _) in enumerate(groups)]
 
-    def _check_form(self, group: Group, assignment: Assignment) -> Reason | None:
+    def _assign(self, group: Group) -> Assignment | None:
+        """Return the assignment of a group; None if the environment reached a limit."""
+        with suppress(SandboxLimitError):
+            return self._task.assign(self._window, self._randomness, group.miner, group.index)
+        return None
+
+    def _check_form(self, group: Group, assignment: Assignment | None) -> Reason | None:
+        if assignment is None:
+            return Reason.UNREPRODUCED
         if len(group.rollouts) != self._task.run.group_size:
             return Reason.QUOTA
         if group.prompt_tokens != assignment.prompt:

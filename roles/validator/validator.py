@@ -8,6 +8,7 @@ round after which nobody waits for a verdict. Results are sealed first and revea
 
 import trio
 
+from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
 from protocol.judging.roster import Roster
@@ -176,7 +177,10 @@ class Validator:
         if count == 0 or (self._evaluation is not None and self._evaluation.version == weights.version):
             return
         await serve(self._node, self._engine, weights)
-        self._evaluation = await evaluate(self._task, self._engine, weights.version)
+        try:
+            self._evaluation = await evaluate(self._task, self._engine, weights.version)
+        except SandboxLimitError as error:
+            self._node.telemetry.event("not-evaluated", version=weights.version, error=str(error))
 
     async def _record(
         self, cases: WindowCases, weights: VerifiedWeights, roster: Roster, verdicts: list[Verdict], seconds: float
@@ -200,7 +204,7 @@ class Validator:
             weights=weights.digest,
             roster=roster.validators,
             judges=min(roster.judges, len(roster.validators)),
-            arithmetic=self._engine.checking_arithmetic,
+            arithmetic=self._engine.arithmetic,
             rows=tuple(sorted(rows, key=lambda row: row.miner)),
             amendments=self._reaudit.take_amendments(),
             scores=(),

@@ -11,4 +11,4 @@ class ValidatorSettings(Settings):
     evaluate: bool = True
     """Evaluate every version that serves on the held-out problems, by the run's rule."""
     poll_seconds: float = Field(default=0.2, gt=0)
-    """How often to look for a newer version."""
+    """Seconds between two looks for a newer version; a 40th of a window where that is longer."""

@@ -65,7 +65,7 @@ async def judge(testbed: AttackedValidator, versions: ServingVersions, newest: i
     (case,) = (await read_window_cases(node, WINDOW, {MINER.public: pledge})).cases
     queue = CaseQueue(node, await Ledger.open(MemoryStore(), node.run), bytes(32))
     chain: Any = Chain(newest)
-    engine: Any = SimpleNamespace(checking_arithmetic="torch-float32")
+    engine: Any = SimpleNamespace(arithmetic="torch-float32")
     judge: Any = SimpleNamespace(arithmetic="torch-float32")
     auditor = AcceptingAuditor(node, judge, Roster((node.key.public,), 1), bytes(32), {})
     scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, versions)

@@ -12,9 +12,7 @@ from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
-from roles.trainer.spool import OUTCOMES
-from roles.trainer.verified_batch import WindowOutcomes
-from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, AttackedTrainer, read_outcomes
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
@@ -69,14 +67,8 @@ async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
 async def test_a_group_of_two_commitments_is_used_once():
     groups = AttackedTrainer().groups
     testbed = await deliver_in_turn(groups[:1], groups)
-    window_outcomes = [
-        WindowOutcomes.from_bytes(await testbed.state.get(i.path, 1 << 20)) async for i in testbed.state.list(OUTCOMES)
-    ]
-    assert [item.status for window in window_outcomes for item in window.outcomes] == [
-        "used",
-        "commitment-changed",
-        "commitment-changed",
-    ]
+    statuses = [item.status for window in await read_outcomes(testbed.state) for item in window.outcomes]
+    assert statuses == ["used", "commitment-changed", "commitment-changed"]
 
 
 # Storage and miners that try to make `verify --rollout` contradict an honest validator

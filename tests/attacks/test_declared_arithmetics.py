@@ -225,7 +225,7 @@ def test_a_miner_in_bfloat16_is_accepted_if_it_says_so(harness: TrialHarness) ->
         engine = TorchEngine(harness.model(), dtype=torch.bfloat16, run_sync=inline)
         await engine.stage(0, load_weights(PACKAGED_POLICY))
         await engine.commit()
-        assert (engine.generating_arithmetic, engine.checking_arithmetic) == ("torch-bfloat16", "torch-bfloat16")
+        assert engine.arithmetic == "torch-bfloat16"
         declaring = replace(harness, declaration=declared)
         return await declaring.trial(HonestProducer(declaring.task, engine), window)
 

@@ -216,6 +216,8 @@ def test_of_two_validators_that_say_different_things_neither_counts() -> None:
     refused = decision(TRUE, HALF)
     assert refused.reason == LOGPROBS_DISAGREE
     assert len(refused.dissenting) == 1
+    assert decision(TRUE, HALF, outstanding=1).pending  # a third one decides
+    assert decision(TRUE, noisy(), HALF, HALF).reason == LOGPROBS_DISAGREE  # two quorums
 
 
 def test_a_liar_among_three_is_left_out_and_named() -> None:
@@ -227,24 +229,11 @@ def test_a_liar_among_three_is_left_out_and_named() -> None:
         assert len(accepted.accepting) == 2
 
 
-def test_a_third_validator_is_awaited_when_two_disagree() -> None:
-    assert decision(TRUE, HALF, outstanding=1).pending
-
-
-def test_two_quorums_that_contradict_each_other_are_refused() -> None:
-    assert decision(TRUE, noisy(), HALF, HALF).reason == LOGPROBS_DISAGREE
-
-
-def test_honest_noise_is_no_disagreement() -> None:
+def test_honest_noise_is_no_disagreement_and_those_that_count_all_agree_with_each_other() -> None:
     accepted = decision(TRUE, noisy(), noisy(-0.004))
-    assert not accepted.reason
-    assert len(accepted.accepting) == 3
-
-
-def test_those_that_count_agree_with_each_other_and_not_only_with_one_between_them() -> None:
-    accepted = decision(TRUE, noisy(0.009), noisy(-0.009))
-    assert len(accepted.accepting) == 2
-    assert len(accepted.dissenting) == 1
+    assert (accepted.reason, len(accepted.accepting)) == ("", 3)
+    accepted = decision(TRUE, noisy(0.009), noisy(-0.009))  # the first one lies between the others
+    assert (len(accepted.accepting), len(accepted.dissenting)) == (2, 1)
     assert decision(TRUE, noisy(0.009), noisy(-0.009), quorum=3).reason == LOGPROBS_DISAGREE
 
 

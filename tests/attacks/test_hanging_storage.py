@@ -1,6 +1,7 @@
 """Storage, miners and validators that hang, or answer with as many bytes as they may: they cost only themselves."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,6 @@ from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Reason
 from roles.authority_updates import poll_authority
 from roles.policy.serving import keep_fresh
-from roles.ports import StoreError
 from roles.trainer.spool import OUTCOMES
 from roles.validator.judge import reject_group
 from tests.attacks.hanging_store import HangingStore, follow_chain_on, make_follower_on
@@ -34,6 +34,7 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.virtual_clock import running, simulated
 
 
@@ -115,17 +116,6 @@ async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
 # Validators, miners and storage that make the trainer wait: a space that hangs costs only its owner
 
 
-class StoreWithoutReports(SilentStore):
-    """A store that refuses the trainer's reports while it is full, and takes everything else."""
-
-    full = True
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.full and path.startswith(paths.kind_prefix(TRAINER.public, "reports")):
-            raise StoreError(f"{path}: quota exceeded")
-        await super().put(path, data)
-
-
 @pytest.mark.parametrize(("seconds", "before"), [(0.5, 1.0), (5.0, 3.0)])
 @simulated
 async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
@@ -185,7 +175,8 @@ async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
 
 @simulated
 async def test_a_report_that_storage_refuses_delays_nothing():
-    store, later = StoreWithoutReports(), WINDOW + 4
+    reports, later = paths.kind_prefix(TRAINER.public, "reports"), WINDOW + 4
+    store: Any = UnreachableStore(SilentStore(), reports, operations=("put",), seconds=0.0)
     testbed = AttackedTrainer(store=store)
     await testbed.deliver()
     await testbed.publish_records(FIRST, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH))
@@ -196,7 +187,7 @@ async def test_a_report_that_storage_refuses_delays_nothing():
         await testbed.publish_records(SECOND, window=later)
         await testbed.clock.sleep_until(closing_time(testbed, later) + 5)
         assert await collected_windows(testbed) == {WINDOW, later}
-        store.full = False
+        store.is_away = False
         await trio.sleep(5)
     data = await store.get(paths.report(TRAINER.public, WINDOW), ValidatorReport.max_bytes)
     assert len(open_signed(data, ValidatorReport, [TRAINER.public]).record.disagreements) == 1

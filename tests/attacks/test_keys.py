@@ -8,7 +8,6 @@ import trio
 
 from protocol import limits, paths
 from protocol.chain.verifier import Trust
-from protocol.errors import ProtocolError
 from protocol.identity.admission import Invite, do_work
 from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import POLL_SECONDS, poll_authority, refresh_authority
@@ -195,13 +194,3 @@ async def test_keys_refused_junk_is_not_fetched_again_at_once():
     await trio.sleep(11.0)
     await testbed.participants()
     assert len(testbed.log.named("announcement-refused")) == 2 * len(junk)
-
-
-@simulated
-async def test_keys_a_stolen_trainer_key_cannot_sign_for_another_run():
-    testbed = await follow_chain()
-    changes: dict[str, Any] = {"run": samples.digest("the thief's run")}
-    await testbed.put_head(testbed.head(**changes))
-    await testbed.assert_refuses("a head of another run")
-    with pytest.raises(ProtocolError):
-        testbed.node.revisions.check(1, sign(testbed.head(), TRAINER))

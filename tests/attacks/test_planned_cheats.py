@@ -9,15 +9,7 @@ from protocol.judging.evidence import NO_EVIDENCE, exceeded, is_improbable
 from protocol.judging.ledger import GROUP, SHARE, evidence_of
 from roles.trainer.collect.quorum import BELOW_DEPOSIT, LogprobRule, decide
 from roles.trainer.verified_batch import USED
-from tests.support.adversaries.planned_cheats import (
-    PLANS,
-    PlannedCheat,
-    bias,
-    free_bias,
-    gain,
-    largest_share,
-    worth,
-)
+from tests.support.adversaries.planned_cheats import PLANS, PlannedCheat, bias, free_bias, gain, largest_share, worth
 from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import proof_of

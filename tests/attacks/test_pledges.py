@@ -32,14 +32,6 @@ async def test_a_pledge_counts_if_it_is_the_miners_own(announcement: dict[str, A
 
 
 @simulated
-async def test_oversized_pledge():
-    testbed = AttackedValidator()
-    await testbed.announce(STRANGER)
-    await testbed.store.put(paths.participant(MINER.public), bytes(1 << 20))
-    assert await testbed.pledged_groups() == {STRANGER.public: 2}
-
-
-@simulated
 async def test_duplicated_pledge_under_another_key():
     testbed = AttackedValidator()
     await testbed.announce()

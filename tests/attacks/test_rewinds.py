@@ -1,24 +1,21 @@
 """Rewinds after a theft: a node that followed the thief goes back to the honest chain when it learns of it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.chain.manifest import Manifest
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import SigningKey, sign
-from protocol.proof import Arithmetic
-from protocol.rollout.checking import Check, CheckRules
-from protocol.rollout.sampling import SamplingParams
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
-from roles.ports import CheckRequest, EngineError, Forward, Generation, Request, StoreError
+from roles.ports import StoreError
 from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
@@ -47,47 +44,15 @@ async def rewind(testbed: AttackedFollower, version: int, successor: SigningKey)
 class PlainEngine:
     """An engine without a model that only stores the weights that it serves."""
 
-    def __init__(self) -> None:
-        self.version: int | None = None
-        self.weights: Weights = {}
-        self._staged: tuple[int, Weights] = (0, {})
-
-    @property
-    def takes_patches(self) -> bool:
-        return False
-
-    @property
-    def generating_arithmetic(self) -> Arithmetic:
-        return "torch-float32"
-
-    @property
-    def checking_arithmetic(self) -> Arithmetic:
-        return "torch-float32"
+    version: int | None = None
+    weights: Weights
+    takes_patches = False
 
     async def stage(self, version: int, weights: Weights) -> None:
-        await trio.lowlevel.checkpoint()
         self._staged = version, weights
 
-    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        raise EngineError("whole weights are needed")
-
     async def commit(self) -> None:
-        await trio.lowlevel.checkpoint()
         self.version, self.weights = self._staged
-
-    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        raise EngineError("no model")
-
-    async def greedy(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
-        raise EngineError("no model")
-
-    async def forward(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> list[Forward]:
-        raise EngineError("no model")
-
-    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
-        raise EngineError("no model")
 
 
 async def hang(store: HangingStore, *hanging_paths: str) -> None:
@@ -121,9 +86,7 @@ async def test_a_node_that_learns_of_two_rewinds_at_once():
     late_node, testbed.node = testbed.node, testbed.new_node(state=MemoryStore())
     await refresh_authority(testbed.node)  # the author of the second revision knows the first
     await testbed.revise(
-        trainers=(SECOND.public,),
-        revoked=tuple(sorted((TRAINER.public, SUCCESSOR.public))),
-        rewind=point(testbed, 5),
+        trainers=(SECOND.public,), revoked=tuple(sorted((TRAINER.public, SUCCESSOR.public))), rewind=point(testbed, 5)
     )
     testbed.node = late_node
     await testbed.mirror(SECOND, epoch=1, revision=2)
@@ -147,7 +110,7 @@ async def test_a_rewind_to_a_version_newer_than_the_followed_fork():
 async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that_version():
     testbed = await follow_chain()
     await testbed.publish()  # the thief's
-    engine = PlainEngine()
+    engine: Any = PlainEngine()
     await testbed.follow()
     await serve(testbed.node, engine, await testbed.follower.rebuild(4))
     await honest_from(testbed, 3, 4)

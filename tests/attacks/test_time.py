@@ -1,7 +1,5 @@
 """Records that are too new, always the same, or old (fast-forward, freeze, rollback), and true ones in wrong places."""
 
-from dataclasses import replace
-
 import pytest
 import trio
 
@@ -20,10 +18,8 @@ from tests.support.attacked_nodes.follower import (
     STRANGER,
     SUCCESSOR,
     VALIDATOR,
-    AttackedFollower,
     follow_chain,
 )
-from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, equal
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
@@ -115,15 +111,6 @@ async def test_freeze_of_a_revocation_at_the_meeting_point():
 
 
 @simulated
-async def test_freeze_of_a_revocation_by_the_revoked_trainer():
-    testbed = await follow_chain()
-    await testbed.revise(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await testbed.store.put(paths.revision_copy(TRAINER.public, 1), b"nothing new here")
-    await refresh_authority(testbed.node)
-    assert testbed.node.authority.revoked == (TRAINER.public,)
-
-
-@simulated
 async def test_freeze_of_a_revision_that_the_head_names():
     testbed = await follow_chain()
     await testbed.publish(head=False)
@@ -194,16 +181,6 @@ async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
         await load_authority(testbed.new_node())
 
 
-@simulated
-async def test_rollback_to_an_announcement_that_has_expired():
-    testbed = AttackedFollower()
-    await testbed.node.announce("miner", 60.0)
-    assert await testbed.participants() == [MINER.public]
-    await trio.sleep(61.0)
-    assert await testbed.participants() == []
-    assert "expired" in testbed.logged_error("announcement-refused")
-
-
 # Malicious mirrors and mix-and-match: spaces that lie, each in its own way, and true records in wrong combinations
 
 
@@ -225,18 +202,6 @@ async def test_mirror_one_of_two_trainers_spaces(lie: str) -> None:
         async for item in testbed.store.list(TRAINER.public.hex()):
             await testbed.store.delete(item.path)
     await testbed.assert_follows()
-
-
-@simulated
-async def test_mirror_that_alternates_between_good_and_old_heads():
-    testbed = await follow_chain()
-    for _ in range(3):
-        await testbed.publish()
-        good = await testbed.store.get(paths.head(TRAINER.public), 1 << 20)
-        await testbed.put_head(testbed.head(0))
-        await testbed.assert_refuses("version 0 behind")
-        await testbed.store.put(paths.head(TRAINER.public), good)
-        await testbed.assert_follows()
 
 
 @simulated
@@ -280,17 +245,6 @@ async def test_mirror_a_miner_passes_nothing_on():
 
 
 @simulated
-async def test_mix_two_manifests_in_each_others_places():
-    testbed = await follow_chain()
-    await testbed.restart_without_state()
-    first_path, second_path = testbed.manifest_path(1), testbed.manifest_path(2)
-    first, second = await testbed.store.get(first_path, 1 << 20), await testbed.store.get(second_path, 1 << 20)
-    await testbed.store.put(first_path, second)
-    await testbed.store.put(second_path, first)
-    await testbed.assert_refuses("not the one that the head lists")
-
-
-@simulated
 async def test_mix_two_heads_for_one_version_is_an_alarm():
     testbed = await follow_chain()
     fork = open_announced(
@@ -303,25 +257,6 @@ async def test_mix_two_heads_for_one_version_is_an_alarm():
     assert f"trainer {TRAINER.public.hex()[:16]} signed two histories" in line
     assert testbed.node.alarms.drain() == ()  # one alarm only
     assert testbed.log.named("alarm")
-
-
-@simulated
-async def test_mix_an_announcement_at_another_participants_path():
-    testbed = AttackedFollower()
-    await testbed.node.announce("miner", 60.0)
-    data = await testbed.store.get(paths.participant(MINER.public), 1 << 16)
-    await testbed.store.put(paths.participant(STRANGER.public), data)
-    assert await testbed.participants() == [MINER.public]
-    assert "not signed by keys that may sign it" in testbed.logged_error("announcement-refused")
-
-
-@simulated
-async def test_mix_an_announcement_of_another_run():
-    testbed = AttackedFollower()
-    other = replace(testbed.new_node(), run_id=samples.digest("another run"))
-    await other.announce("miner", 60.0)
-    assert await testbed.participants() == []
-    assert "of another run" in testbed.logged_error("announcement-refused")
 
 
 @simulated

@@ -2,8 +2,6 @@
 (docs/spec/ledger.md).
 """
 
-import math
-
 import pytest
 import trio
 
@@ -15,7 +13,6 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.ledger import Seal, Witness
 from roles.node.identity import Node
-from roles.ports import StoreError
 from roles.validator.ledger_state import Ledger
 from roles.validator.reveal import Revealer
 from tests.support.attacked_nodes.trainer import (
@@ -29,6 +26,8 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import simulated
@@ -50,24 +49,17 @@ def ignored_validators(testbed: AttackedTrainer) -> list[tuple[str, str]]:
     return [(validator, reason.partition(":")[0]) for validator, reason in exclusions.of_window(WINDOW)]
 
 
+@pytest.mark.parametrize("has_both", [False, True], ids=["one seal", "both seals"])
 @pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["read first", "read last"])
 @simulated
-async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey) -> None:
+async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey, has_both: bool) -> None:
     testbed = await make_honest_testbed(2)
-    await testbed.attest(FIRST if liar is SECOND else SECOND, WINDOW, seal_of(testbed, liar))
+    first_seal = await testbed.store.get(paths.seal(liar.public, WINDOW), 512)
+    witness = FIRST if liar is SECOND else SECOND
+    await testbed.attest(witness, WINDOW, seal_of(testbed, liar), *([first_seal] if has_both else []))
     await testbed.collect()
     assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
     assert ignored_validators(testbed) == [(liar.public.hex()[:8], SEALED_TWICE)]
-
-
-@simulated
-async def test_two_seals_in_one_witness_disqualify_their_validator():
-    testbed = await make_honest_testbed(2)
-    first_seal = await testbed.store.get(paths.seal(SECOND.public, WINDOW), 512)
-    await testbed.attest(FIRST, WINDOW, seal_of(testbed, SECOND), first_seal)
-    await testbed.collect()
-    assert await testbed.outcomes() <= {"no-quorum"}  # no entry if only one summary counted
-    assert ignored_validators(testbed) == [(SECOND.public.hex()[:8], SEALED_TWICE)]
 
 
 @simulated
@@ -169,21 +161,11 @@ async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count()
     assert ignored_validators(testbed) == [(SECOND.public.hex()[:8], "not sealed in time")]
 
 
-class CrashAtSummary(MemoryStore):
-    """Storage that kills its writer when it puts a summary."""
-
-    writer: trio.CancelScope | None = None
-
-    async def put(self, path: str, data: bytes) -> None:
-        if self.writer is not None and "/summaries/" in path:
-            self.writer.cancel()
-        await super().put(path, data)
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["before the seal round", "after the seal round"])
 @simulated
 async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
-    testbed, store, state = AttackedTrainer(quorum=2), CrashAtSummary(), MemoryStore()
+    trigger = CrashTrigger(lambda operation, path: operation == "put" and "/summaries/" in path, 0, after=False)
+    testbed, store, state = AttackedTrainer(quorum=2), CrashingStore(MemoryStore(), trigger), MemoryStore()
 
     def node() -> Node:
         return make_node(testbed.run_id, testbed.run, store, state, Log("v"), FIRST, clock=testbed.clock)
@@ -199,9 +181,9 @@ async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
     revealer = Revealer(node(), ledger)
     await revealer.store_verdicts(WINDOW, [verdict])
     await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
-    with trio.CancelScope() as store.writer:
+    with trio.CancelScope() as scope:
+        trigger.crash = cancelling(scope)
         await revealer.run()
-    store.writer = None
     assert await witness() == (seal,)
     await store.put(paths.seal(SECOND.public, WINDOW), sign(testbed.summary(SECOND), SECOND))
     if late:
@@ -213,20 +195,10 @@ async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
     assert [item.path async for item in state.list("witness/")] == []
 
 
-class Full(MemoryStore):
-    """State that takes no witness while it is full."""
-
-    full = True
-
-    async def put(self, path: str, data: bytes) -> None:
-        if path.startswith("witness/") and self.full:
-            raise StoreError(f"{path}: no space left on device")
-        await super().put(path, data)
-
-
 @simulated
 async def test_nothing_is_revealed_before_the_witness_is_stored():
-    testbed, disk = AttackedTrainer(quorum=2), Full()
+    testbed = AttackedTrainer(quorum=2)
+    disk = UnreachableStore(MemoryStore(), "witness/", operations=("put",), seconds=0.0)
     state = WaitingState(disk, Log("v"))
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
     verdict = testbed.verdict(FIRST)
@@ -239,32 +211,17 @@ async def test_nothing_is_revealed_before_the_witness_is_stored():
     with trio.move_on_after(2.5):
         await revealer.run()
     assert paths.witness(FIRST.public, WINDOW) not in {item.path async for item in testbed.store.list("")}
-    disk.full = False
+    disk.is_away = False
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
     assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in testbed.store.list("")}
 
 
-class CrashAtDelete(MemoryStore):
-    """State that kills its owner after some deletes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.remaining_deletes = math.inf
-        self.owner = trio.CancelScope()
-
-    async def delete(self, path: str) -> None:
-        self.remaining_deletes -= 1
-        if self.remaining_deletes < 0:
-            self.owner.cancel()
-            await trio.lowlevel.checkpoint()
-        await super().delete(path)
-
-
 @pytest.mark.parametrize("deletes", range(4))
 @simulated
 async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes: int) -> None:
-    testbed, state = AttackedTrainer(quorum=2), CrashAtDelete()
+    trigger = CrashTrigger(lambda operation, path: operation == "delete", deletes, after=False)
+    testbed, state = AttackedTrainer(quorum=2), CrashingStore(MemoryStore(), trigger)
     node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
     seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
@@ -272,11 +229,10 @@ async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(de
     ledger = await Ledger.open(state, testbed.run)
     await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
     await ledger.record(testbed.summary(FIRST, verdict))
-    state.remaining_deletes = deletes
-    with state.owner, trio.move_on_after(5.0):
+    with trio.move_on_after(5.0) as scope:
+        trigger.crash = cancelling(scope)
         await Revealer(node, ledger).run()
     await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
-    state.remaining_deletes, state.owner = math.inf, trio.CancelScope()
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
     data = await testbed.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)

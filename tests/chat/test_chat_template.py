@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grailnode.chat.chat_template import ChatTemplate, ChatTemplateError
 from grailnode.chat.inside import rendering
-from grailnode.engine.policy import Policy
+from grailnode.engine.policy import Policy, PolicyError
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.requirements import RequirementError
@@ -154,11 +154,11 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ChatTemplateError, match="the tokenizer has no chat template"):
         ChatTemplate.read(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ChatTemplateError, match=r"tokenizer_config\.json: not JSON"):
+    with pytest.raises(PolicyError, match=r"tokenizer_config\.json: not JSON"):
         ChatTemplate.read(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja: not UTF-8"):
+    with pytest.raises(PolicyError, match=r"chat_template\.jinja: cannot be read"):
         ChatTemplate.read(tmp_path)
 
 

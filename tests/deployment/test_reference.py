@@ -7,8 +7,7 @@ import pytest
 
 from grailnode.cli.main import cli
 from grailnode.config import Config, section_of
-from grailnode.run.place import Place
-from grailnode.run.rules import Rules
+from grailnode.run.rules import Place, Rules
 from roles.settings_base import Settings
 from tests.deployment.reference import REFERENCE, cli_page, config_page
 

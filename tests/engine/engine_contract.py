@@ -18,7 +18,8 @@ from protocol.patch import encode
 from protocol.rollout import sketch
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.filters import Filters
-from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from protocol.rollout.sampling import SamplingParams, batch_margins, seed_words
+from protocol.rollout.sampling import noise as sampling_noise
 from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
 from roles.ports import CheckRequest, Engine, EngineError, Generation, Request
@@ -73,7 +74,7 @@ def changed(weights: Weights, seed: int, share: float = 0.05) -> dict[str, torch
 
 
 FILTERED = SamplingParams(temperature=5.0, max_tokens=20, stops=(1, 9), filters=Filters(top_k=9, top_p=0.9, min_p=0.01))
-RULES = (CheckRules(PARAMS), CheckRules(FILTERED, slack=0.02, limit=0.05, cap=0.03))
+RULES = (CheckRules(PARAMS), CheckRules(FILTERED, slack=0.02, limit=0.05, cap=0.03), CheckRules(PARAMS, rivals=True))
 KEYS = (SketchKey("projection", bytes(32)), SketchKey("topk", bytes(range(32))))
 SKETCH_NOISE = 1.0  # in its units, of which rounding shows one
 
@@ -93,6 +94,7 @@ def assert_checks_agree(checks: Sequence[Check], others: Sequence[Check], noise:
         torch.testing.assert_close(check.margins, other.margins, rtol=0, atol=noise)
         torch.testing.assert_close(check.logprobs, other.logprobs, rtol=0, atol=noise)
         torch.testing.assert_close(check.sketch, other.sketch, rtol=0, atol=SKETCH_NOISE)
+        torch.testing.assert_close(check.rivals, other.rivals, rtol=0, atol=noise)
 
 
 class EngineContract:
@@ -110,21 +112,7 @@ class EngineContract:
     async def engine(self, model: CausalModel, new_engine: NewEngine) -> Engine:
         return await serving(new_engine, random_weights(model))
 
-    async def test_a_prefill_agrees_with_generation(self, model: CausalModel, engine: Engine) -> None:
-        requests = requests_of_many_lengths()
-        generations = await engine.generate(requests, PARAMS)
-        checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
-        for request, generation, result in zip(requests, generations, checked, strict=True):
-            tokens = torch.tensor(generation.tokens)
-            margins = batch_margins(result.logits, tokens, [request.seed], [len(tokens)], PARAMS.temperature)
-            assert margins.max() < self.noise
-            assert result.logits.shape == (len(tokens), model.vocabulary)
-            assert result.logits.dtype == result.hidden.dtype == generation.hidden.dtype == torch.float32
-            torch.testing.assert_close(generation.hidden, result.hidden, rtol=0, atol=self.noise)
-            likely = log_probabilities(result.logits, tokens, PARAMS.temperature)
-            torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=self.noise)
-
-    @pytest.mark.parametrize("rules", RULES, ids=["plain", "filters"])
+    @pytest.mark.parametrize("rules", RULES, ids=["plain", "filters", "rivals"])
     async def test_a_check_agrees_with_the_torch_engine(
         self, model: CausalModel, engine: Engine, rules: CheckRules
     ) -> None:
@@ -148,14 +136,31 @@ class EngineContract:
             values = sketch.values_of(item.sketch.kind, generation.hidden, item.sketch.seed)
             torch.testing.assert_close(check.sketch, values, rtol=0, atol=SKETCH_NOISE)
             torch.testing.assert_close(torch.tensor(generation.logprobs), check.logprobs, rtol=0, atol=self.noise)
+            assert len(check.margins) == len(generation.tokens)
+            assert check.margins.max() < self.noise
+            assert generation.hidden.dtype == torch.float32
 
-    async def test_only_the_tokens_that_the_policy_drew_are_checked(self, engine: Engine) -> None:
+    async def test_rivals_are_the_best_other_tokens(self, model: CausalModel, engine: Engine) -> None:
+        requests = requests_of_many_lengths(8)
+        completions = [generation.tokens for generation in await engine.generate(requests, PARAMS)]
+        checks = await engine.check(check_requests(requests, completions), RULES[2])
+        reference = await engine_of(model, random_weights(model))
+        forwards = await reference.forward([request.prompt for request in requests], completions)
+        for request, tokens, check, forward in zip(requests, completions, checks, forwards, strict=True):
+            words, places = seed_words([request.seed]), torch.arange(len(tokens))
+            scores = forward.logits / PARAMS.temperature + sampling_noise(words, places, model.vocabulary)
+            best, others = scores.topk(2).values.unbind(1)
+            torch.testing.assert_close(check.rivals[:, 1], best - others, rtol=0, atol=2 * self.noise)
+            assert check.rivals[:, 0].tolist() == scores.topk(2).indices[:, 1].tolist()
+
+    async def test_only_the_tokens_that_the_policy_drew_are_checked(self, model: CausalModel, engine: Engine) -> None:
         requests = requests_of_many_lengths()
         completions = [tuple(range(2, 3 + place)) for place in range(len(requests))]
         whole = check_requests(requests, completions)
         parts = [replace(item, drawn=tuple(token % 3 == 0 for token in item.completion)) for item in whole]
         checks = await engine.check(parts, RULES[0])
-        forwards = await engine.forward([item.prompt for item in whole], completions)
+        reference = await engine_of(model, random_weights(model))
+        forwards = await reference.forward([item.prompt for item in whole], completions)
         for item, check, all_of_it, forward in zip(
             parts, checks, await engine.check(whole, RULES[0]), forwards, strict=True
         ):
@@ -173,10 +178,9 @@ class EngineContract:
             (alone,) = await engine.generate([request], PARAMS)
             assert alone.tokens == generation.tokens
             torch.testing.assert_close(alone.hidden, generation.hidden, rtol=0, atol=self.noise)
-        whole = await engine.forward([r.prompt for r in requests], [g.tokens for g in together])
-        for request, generation, result in zip(requests, together, whole, strict=True):
-            (single,) = await engine.forward([request.prompt], [generation.tokens])
-            torch.testing.assert_close(single.logits, result.logits, rtol=0, atol=self.noise)
+        items = check_requests(requests, [generation.tokens for generation in together])
+        for item, check in zip(items, await engine.check(items, RULES[0]), strict=True):
+            assert_checks_agree(await engine.check([item], RULES[0]), [check], self.noise)
 
     async def test_completions_end_at_their_first_stop_token_or_at_the_limit(self, engine: Engine) -> None:
         hot = SamplingParams(temperature=20.0, max_tokens=40, stops=(1,))  # nearly uniform: it comes after about 30
@@ -221,35 +225,34 @@ class EngineContract:
         count = self.samples
         seeds = [index.to_bytes(16, "little") for index in range(count)]
         samples = await engine.generate([Request((5, 6, 7), seed) for seed in seeds], one)
-        (result,) = await engine.forward([(5, 6, 7)], [(0,)])
+        (result,) = await (await engine_of(model, random_weights(model))).forward([(5, 6, 7)], [(0,)])
         probabilities = torch.softmax(result.logits[0] / one.temperature, dim=-1)
         frequencies = torch.bincount(torch.tensor([g.tokens[0] for g in samples]), minlength=model.vocabulary) / count
         # four standard deviations of a frequency of one half
         assert (frequencies - probabilities).abs().max() < 2 / count**0.5
 
-    async def test_filtered_tokens_are_never_sampled(self, engine: Engine) -> None:
+    async def test_filtered_tokens_are_never_sampled(self, model: CausalModel, engine: Engine) -> None:
         """Only the two most likely tokens occur, even at a high temperature."""
         params = SamplingParams(temperature=20.0, max_tokens=4, stops=(1,), filters=Filters(top_k=2))
         requests = requests_of_many_lengths()
         generations = await engine.generate(requests, params)
-        checked = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
+        reference = await engine_of(model, random_weights(model))
+        checked = await reference.forward([r.prompt for r in requests], [g.tokens for g in generations])
         for generation, result in zip(generations, checked, strict=True):
             sampled_logits = result.logits.gather(-1, torch.tensor(generation.tokens)[:, None])
             assert (sampled_logits >= result.logits.topk(2, dim=-1).values[:, -1:] - self.noise).all()
 
-    async def test_greedy_takes_the_most_likely(self, engine: Engine) -> None:
+    async def test_greedy_takes_the_most_likely(self, model: CausalModel, engine: Engine) -> None:
         prompts = [request.prompt for request in requests_of_many_lengths(8)]
-        for prompt, tokens in zip(prompts, await engine.greedy(prompts, PARAMS), strict=True):
-            (result,) = await engine.forward([prompt], [tokens])
+        completions = await engine.greedy(prompts, PARAMS)
+        forwards = await (await engine_of(model, random_weights(model))).forward(prompts, completions)
+        for tokens, result in zip(completions, forwards, strict=True):
             best = result.logits.max(dim=-1).values
             greedy_logits = result.logits.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1)
             assert (best - greedy_logits).max() < self.noise
 
-    async def test_no_requests_and_an_empty_completion(self, model: CausalModel, engine: Engine) -> None:
+    async def test_no_requests_and_an_empty_completion(self, engine: Engine) -> None:
         assert await engine.generate([], PARAMS) == []
-        assert await engine.forward([], []) == []
-        (empty,) = await engine.forward([(5, 6)], [()])
-        assert empty.logits.shape == (0, model.vocabulary)
         assert await engine.check([], RULES[0]) == []
         requests = [CheckRequest((5, 6), (), bytes(16), KEYS[0]), CheckRequest((5,), (6, 7), bytes(16), KEYS[0])]
         nothing, something = await engine.check(requests, RULES[0])
@@ -336,8 +339,6 @@ class EngineContract:
     async def test_invalid_prompts_are_refused(self, engine: Engine, bad: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"token"):
             await engine.generate([Request(bad, bytes(16))], PARAMS)
-        with pytest.raises(ValueError, match=r"token"):
-            await engine.forward([bad], [(1,)])
         for prompt, completion in ((bad, (1,)), *([((5,), (6, *bad))] if bad else [])):
             with pytest.raises(ValueError, match=r"token"):
                 await engine.check([CheckRequest(prompt, completion, bytes(16), KEYS[0])], RULES[0])

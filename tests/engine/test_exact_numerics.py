@@ -15,14 +15,14 @@ from torch import Tensor
 from grailnode.engine import torch_engine
 from grailnode.engine.exact_qwen3 import ExactQwen3, _rotation
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.torch_engine import Forward, TorchEngine
 from protocol.digest import content_digest
 from protocol.rollout import sketch
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words
 from protocol.rollout.sketch import SketchKey
 from protocol.rollout.token_choice import choose_with_log_probabilities
-from roles.ports import CheckRequest, Forward, Generation, Request
+from roles.ports import CheckRequest, Generation, Request
 from tests.support.builders.policies import RECIPE, engine_of, run_without_waiting
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import trio
@@ -15,9 +16,9 @@ import trio.testing
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.engine_calls import GenerationCall
-from grailnode.engine.vllm.inside.prefill_checks import STATISTICS, checked
+from grailnode.engine.vllm.inside.hidden_taps import WIDTHS, checked
 from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, RequestArguments, RequestRecords
-from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
@@ -68,7 +69,8 @@ def test_an_answer_of_other_tokens_is_refused(answer: list[int], drawn: tuple[in
 def draw_at(records: RequestRecords, *positions: int) -> None:
     for position in positions:
         records.sampled_states = torch.full((1, 2), float(position))
-        draw(torch.randn(1, 50), [SampledRow(0, position, RequestArguments("a", SEED))], records)
+        rows = DrawnRows([(0, RequestArguments("a", SEED))], torch.device("cpu"))
+        rows.draw(torch.randn(1, 50), np.array([position]), records)
 
 
 def test_a_step_that_comes_after_its_record_was_taken_leaves_nothing_behind() -> None:
@@ -94,13 +96,13 @@ def test_a_request_that_is_computed_again_continues_where_it_was_preempted() -> 
 
 def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:
     records = RequestRecords()
-    states = torch.arange(12.0).view(6, 2)
+    results = torch.arange(12.0).view(6, 2)
     for pieces in ([(2, 4), (4, 5)], [(2, 3), (3, 6)]):
         for begin, end in pieces:
-            records.record("a").write_prefill(begin, 1, states[begin:end])
+            records.record("a").write_prefill(begin, 1, results[begin:end])
     record = records.take("a")
     assert record is not None
-    assert record["states"].tolist() == states[2:].tolist()
+    assert record["checked"].tolist() == results[2:].tolist()
 
 
 @pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4)])
@@ -109,13 +111,13 @@ def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, in
     states, head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
     tokens = (5, 6, GIVEN, 7, 1, GIVEN, GIVEN, 8, 9, 10, 11)
     rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)))
-    arguments = CheckArguments(tokens, SEED, SketchKey("projection", bytes(32)), rules)
+    arguments = CheckArguments(0, tokens, SEED, SketchKey("projection", bytes(32)), rules)
     passes = zip((0, *cuts), (*cuts, 11), strict=True)
     whole, *parts = (
         checked(arguments, begin, states[begin:end], lambda hidden: hidden @ head.T, 30)
         for begin, end in [(0, 11), *passes]
     )
-    assert whole.shape == (8, STATISTICS)
+    assert whole.shape == (8, sum(WIDTHS))
     torch.testing.assert_close(torch.cat(parts), whole)
 
 

@@ -20,7 +20,14 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from tests.engine.engine_contract import changed, check_tokens, serve
+from tests.engine.engine_contract import (
+    RULES,
+    assert_checks_agree,
+    changed,
+    check_requests,
+    check_tokens,
+    serve,
+)
 from tests.engine.vllm_site import (
     SHORT_MEMORY,
     BendableServer,
@@ -98,10 +105,10 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(engine: Vl
         pairs = await check_tokens(engine, model, target, params)
         for expected, generation in pairs:
             torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
-    prompts, completions = [r.prompt for r in requests_of_many_lengths()], [g.tokens for g, _ in pairs]
-    forwards = await (await engine_of(model, target)).forward(prompts, completions)
-    for expected_forward, forward in zip(forwards, await engine.forward(prompts, completions), strict=True):
-        torch.testing.assert_close(forward.hidden, expected_forward.hidden, rtol=0, atol=NOISE)
+    reference = await engine_of(model, target)
+    for rules in RULES:
+        items = check_requests(requests_of_many_lengths(), [g.tokens for g, _ in pairs])
+        assert_checks_agree(await engine.check(items, rules), await reference.check(items, rules))
 
 
 async def test_requests_that_runner_v2_computes_again_are_those_of_torch(

@@ -193,14 +193,13 @@ def refuse_restarts(event: str, **fields: Any) -> None:
 
 
 async def check_preempted(engine: VllmEngine, server: BendableServer, model: CausalModel, count: int) -> None:
-    """Check that completions, prefills and checks are those of torch, although a server with SHORT_MEMORY preempts some
-    of them and computes them again; the engine serves `random_weights(model)`.
+    """Check that completions and checks are those of torch, although a server with SHORT_MEMORY preempts some of them
+    and computes them again; the engine serves `random_weights(model)`.
     """
     requests = requests_of_many_lengths(count)
     reference = await engine_of(model, random_weights(model))
     expected = await reference.generate(requests, LONG)
-    prompts, completions = [request.prompt for request in requests], [g.tokens for g in expected]
-    prefills = await reference.forward(prompts, completions)
+    completions = [generation.tokens for generation in expected]
     rules, items = CheckRules(LONG), check_requests(requests, completions)
     checks = await reference.check(items, rules)
 
@@ -210,21 +209,17 @@ async def check_preempted(engine: VllmEngine, server: BendableServer, model: Cau
         torch.testing.assert_close(generation.hidden, expected[place].hidden, rtol=0, atol=NOISE)
         torch.testing.assert_close(generation.logprobs, expected[place].logprobs, rtol=0, atol=NOISE)
 
-    async def forward(place: int) -> None:
-        (prefill,) = await engine.forward([prompts[place]], [completions[place]])
-        torch.testing.assert_close(prefill.hidden, prefills[place].hidden, rtol=0, atol=NOISE)
-
     async def check(place: int) -> None:
         assert_checks_agree(await engine.check([items[place]], rules), [checks[place]])
 
     before = await server.preemptions()
     # A server that gets its requests slowly, on a busy machine, may need another round.
     for _ in range(5):
-        # Each call alone and in any order, so that prefills lie among the completions.
+        # Each call alone and in any order, so that checks lie among the completions.
         async with trio.open_nursery() as nursery:
             for place in range(count):
                 nursery.start_soon(generate, place)
-                nursery.start_soon(check if place % 2 else forward, place)
+                nursery.start_soon(check, place)
         assert await server.records() == 0
         if await server.preemptions() > before:
             return

@@ -88,7 +88,8 @@ def test_the_calculator(question: str, reply: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reward"), [("3888", 1.0), ("3888 ", 0.0), ("03888", 0.0), ("", 0.0), ("3876", 0.0)]
+    ("answer", "reward"),
+    [("3888", 1.0), ("It is 3888.", 1.0), ("3888 3876", 0.0), ("03888", 0.0), ("", 0.0), ("3876", 0.0)],
 )
 def test_any_other_turn_is_the_answer(answer: str, reward: float) -> None:
     episode = Calculator().begin(SUM, SEED)

@@ -17,7 +17,7 @@ from grailnode.environments.wheels import PluginError, Wheel, pack, unpack
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.sandbox.plugin_sandbox import PluginLimits, PluginSandbox
 from protocol.digest import content_digest
-from protocol.environments.base import Problem, SandboxError
+from protocol.environments.base import Problem, SandboxError, SandboxLimitError
 from protocol.environments.record import CodeRef, EnvironmentSpec
 from protocol.errors import LimitError, MalformedError
 from tests.support.builders.plugins import files_of, files_of_page, install
@@ -137,7 +137,7 @@ def test_code_in_an_answer_gains_nothing_and_harms_nobody(short: PluginEnvironme
     ],
 )
 def test_a_limit_decides_no_reward(short: PluginEnvironment, completion: str, reason: str) -> None:
-    with pytest.raises(SandboxError, match=reason):
+    with pytest.raises(SandboxLimitError, match=reason):
         short.reward(PROBLEM, completion)
     assert short.reward(PROBLEM, "1") == 1.0
 

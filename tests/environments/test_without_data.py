@@ -58,13 +58,17 @@ REWARDS_OF_FORMULA = [
     ("００１０", 0.0),  # full-width digits are none
     ("", 0.0),
 ]
-WRONG_SUMS = ("", "115", "0125", " 125", "125 ", "+125", "125<eos>", "١٢٥", "1 25", "125\n")
+RIGHT_SUMS = ("125", " 125\n", "125<eos>", "57+68=125", "57 + 68 = 125.", "The sum is **125**!", "**Answer:** $125$")
+WRONG_SUMS = (
+    *("", "115", "0125", "+125", "-125", "57-125", "1 25", "١٢٥", "125.0", "1,125", "1.125"),
+    *("125 or 126", "123, 124, 125, 126", "124,125", "57+68=125=57+68", " ".join(map(str, range(20, 199)))),
+)
 
 
 @pytest.mark.parametrize(
     ("environment", "problem", "completion", "reward"),
     [
-        (ADDITION, SUM, "125", 1.0),
+        *((ADDITION, SUM, completion, 1.0) for completion in RIGHT_SUMS),
         *((ADDITION, SUM, completion, 0.0) for completion in WRONG_SUMS),
         *((COUNTDOWN, NUMBERS, *row) for row in REWARDS_OF_NUMBERS),
         (COUNTDOWN, Problem("1 3 9>3=", "1 3 9>3"), "1/3*9", 1.0),  # division is exact

@@ -16,8 +16,9 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.loss.loss_settings import LossName, LossSettings
-from roles.trainer.learn.loss.policy_loss import LOSSES, advantages, policy_loss
+from roles.trainer.learn.loss.loss_settings import LOSSES, LossName, LossSettings
+from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
+from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
@@ -124,18 +125,12 @@ def test_replies_are_read_and_not_learned(model: CausalModel) -> None:
         drawn = [place for place in range(len(sequence)) if not 1 <= place <= len(reply)]
         settings = learner._settings.loss
         place = torch.zeros(len(drawn), dtype=torch.int64)
-        loss = (
-            loss
-            + policy_loss(
-                log_probs[drawn],
-                torch.from_numpy(behaviour.copy()),
-                advantage.expand(len(drawn)),
-                place,
-                torch.full((len(drawn),), 1 / 7),
-                settings,
-                None,
-            ).value
+        own = log_probs[drawn]
+        zeros = torch.zeros(len(drawn))
+        tokens = Tokens(
+            own, torch.from_numpy(behaviour.copy()), own.detach(), advantage.expand(len(drawn)), place, zeros
         )
+        loss = loss + policy_loss(tokens, torch.full((len(drawn),), 1 / 7), settings).value
     loss.backward()  # type: ignore[no-untyped-call]
     true_gradients = _gradients(new_learner(model), [one])
     for name, gradient in true_gradients.items():
@@ -163,7 +158,13 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
     assert report.grad_norm == 0.0
 
 
-EVERY_LOSS = [LossSettings(), *(LossSettings(loss=name, kl_coefficient=0.01) for name in LOSSES)]
+def _extended(name: LossName) -> LossSettings:
+    """Return a loss with a divergence, an entropy and a correction."""
+    return LossSettings(loss=name, kl_coefficient=0.01, entropy_coefficient=0.01, correction="truncated")
+
+
+RL_LOSSES = [name for name in LOSSES if name != "distillation"]
+EVERY_LOSS = [LossSettings(), *(_extended(name) for name in RL_LOSSES)]
 
 
 @pytest.mark.parametrize("loss", EVERY_LOSS, ids=str)
@@ -187,10 +188,10 @@ class WidthRecorder(WrappedModel):
         return self._model.logits(weights, hidden)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", RL_LOSSES)
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_p=0.9)], ids=["all", "top-p"])
 def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName, filters: Filters) -> None:
-    loss, groups, results = LossSettings(loss=name, kl_coefficient=0.01), _groups(model), []
+    loss, groups, results = _extended(name), _groups(model), []
     for chunk in (3, 8192):
         recorder = WidthRecorder(model)
         learner = new_learner(recorder, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
@@ -219,6 +220,33 @@ def test_recomputed_layers_give_the_same_bits(tmp_path: Path, family: str) -> No
         views.append(read(learner.state_source()))
     assert views[0].keys() == views[1].keys()
     assert all(torch.equal(tensor, views[1][name]) for name, tensor in views[0].items())
+
+
+def test_an_entropy_coefficient_holds_the_entropy_up(model: CausalModel) -> None:
+    groups, last = _groups(model), []
+    for coefficient in (0.0, 1.0):
+        learner = new_learner(model, loss=LossSettings(entropy_coefficient=coefficient))
+        last.append([learner.step(groups).entropy for _ in range(5)][-1])
+    assert last[1] > last[0]
+
+
+def test_distillation_comes_near_its_teacher(model: CausalModel) -> None:
+    teacher = {name: tensor * 1.5 for name, tensor in random_weights(model).items()}
+    loss = LossSettings(loss="distillation", reference=Path("teacher"))
+    learner = new_learner(model, loss=loss, read_reference=lambda: teacher)
+    divergences = []
+    for _ in range(6):
+        view = learner.view()
+        fresh = [_with_logprobs(one, _log_probs(model, view, one)) for one in _groups(model)]
+        divergences.append(learner.step(fresh).divergence)
+    assert divergences[-1] < divergences[0]
+
+
+def test_a_supervised_step_raises_what_was_rewarded_alone(model: CausalModel) -> None:
+    (one, _) = _groups(model)
+    learner = new_learner(model, loss=LossSettings(loss="supervised"))
+    gradients = learner.gradients([one])
+    assert gradients.figures.loss == pytest.approx(-float(one.completion_logprobs[0].sum()) / 9, rel=1e-4)
 
 
 def test_the_divergence_grows_from_zero_and_is_held_back_by_its_coefficient(model: CausalModel) -> None:

@@ -28,7 +28,7 @@ GROUPS, GROUP_SIZE, STEPS, TOKENS = 24, 8, 60, 18
 def task() -> Task:
     policy = Policy.load(PACKAGED_POLICY)
     run = samples.run_manifest(
-        environment=samples.environment(name="wordle"),
+        environment=samples.task(name="wordle"),
         sampling=SamplingSpec(temperature=1.0, max_tokens=TOKENS, stops=policy.stops),
         episode=EpisodeSpec(turns=6, turn_tokens=3, reply_tokens=8, tokens=58),
     )

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.run import creation, requirements
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
+from grailnode.sandbox.plugin_sandbox import PluginLimits, PluginSandbox
 from protocol import environments, paths
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
@@ -24,6 +26,7 @@ from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
 from roles.ports import StoreError
+from tests.support.builders.plugins import files_of, install
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN, open_sandbox
@@ -106,6 +109,22 @@ async def test_sat(tmp_path: Path) -> None:
     rewards = {reward for _, reward in await check_rewards(network)}
     assert rewards == {0.0, 0.1, 1.0}
     assert network.events("trainer/training", "step")
+
+
+@simulated
+async def test_a_mixture() -> None:
+    mixture = "addition=600000,countdown=400000"
+    network = Network(demo_rules(environment=mixture, groups=4, group_size=4, max_tokens=8, evaluation_problems=6))
+    await run_with_liar(network, 6)
+    assert {reward for _, reward in await check_rewards(network)} >= {0.0, 1.0}
+    prompts = [
+        network.policy.tokenizer.decode(group.prompt_tokens)
+        for group, _ in await judged_groups(network, "miner-1", range(6))
+    ]
+    assert {">" in prompt for prompt in prompts} == {True, False}  # problems of countdown, and of addition
+    entries = await summaries(network, "validator-0", range(6))
+    for evaluation in (entry.evaluation for entry in entries if entry.evaluation is not None):
+        assert {stratum.name: stratum.problems for stratum in evaluation.strata} == {"addition": 3, "countdown": 3}
 
 
 ANSWERS = ("3", "4", "5")
@@ -250,3 +269,48 @@ async def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ig
     assert rewards.pop(RIGHT) == {1.0}
     assert {text: rewards.pop(text) for text in hostile if text in rewards} == {text: {0.2} for text in hostile}
     assert all(values == {0.0} for values in rewards.values())
+
+
+HANGING = """
+class Task:
+    exact = True
+    held_out_size = 4
+    def __init__(self, config):
+        pass
+    def problem(self, seed):
+        number = 10 + seed[0] % 40
+        return {"prompt": f"{number}+{number}=", "reference": number}
+    def held_out_problem(self, index):
+        return {"prompt": f"{51 + index}+10=", "reference": 1}
+    def reward(self, problem, completion):
+        while problem["reference"] % 2:
+            pass
+        return float(completion == str(2 * problem["reference"]))
+"""
+
+
+@simulated
+async def test_a_plugin_that_hangs_breaks_the_judging_of_its_group_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = install(files_of("hanging", HANGING), tmp_path)
+    limits = PluginLimits(call_seconds=0.5)
+    plugin = PluginEnvironment("hanging", PluginSandbox(open_sandbox(), [site], "hanging", b"{}", limits))
+    monkeypatch.setitem(environments._GENERATED, "hanging", plugin)
+    monkeypatch.setattr(environments, "names", (*environments.names, "hanging"))
+    network = Network(demo_rules(environment="hanging", groups=2, group_size=4, max_tokens=8, evaluation_problems=1))
+    await run_with_liar(network, 5)
+    plugin.close()
+    task = network.task(network.node("checker"))
+    reasons: dict[bool, set[str]] = {True: set(), False: set()}
+    for name in ("liar", "miner-1"):
+        for group, judgement in await judged_groups(network, name, range(5)):
+            hangs = int(network.policy.tokenizer.decode(group.prompt_tokens)[:2]) % 2 == 1
+            reasons[hangs].add(judgement.reason)
+            assert not (hangs and (judgement.rejected or judgement.accepted))
+    assert task.environment is plugin
+    assert reasons[True] == {"unreproduced"}
+    assert reasons[False] & {"", "wrong-reward"}
+    assert network.events("validator-0", "not-evaluated")
+    entries = await summaries(network, "validator-0", range(5))
+    assert entries and not any(entry.evaluation for entry in entries)

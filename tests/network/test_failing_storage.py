@@ -13,8 +13,7 @@ from protocol.identity.signing import open_signed
 from protocol.judging.ledger import Seal
 from roles.node.identity import Node
 from roles.ports import ObjectStore, StoreError
-from roles.trainer.spool import OUTCOMES
-from roles.trainer.verified_batch import WindowOutcomes
+from tests.support.attacked_nodes.trainer import read_outcomes
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network, key
@@ -24,12 +23,14 @@ from tests.support.simulation.virtual_clock import running, simulated
 
 
 class FlakyStore(DecoratedStore):
-    """A store that fails below one prefix: two of three reads of each part are false, or every other one fails."""
+    """A store that fails below one prefix: two of three reads of each part are false, every other one fails, or the
+    first one hangs.
+    """
 
-    def __init__(self, inner: MemoryStore, prefix: str, is_false: bool) -> None:
+    def __init__(self, inner: MemoryStore, prefix: str, how: str) -> None:
         super().__init__(inner)
         self._prefix = prefix
-        self._is_false = is_false
+        self._how = how
         self.reads: Counter[tuple[str, int]] = Counter()
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -38,11 +39,13 @@ class FlakyStore(DecoratedStore):
             return data
         self.reads[path, offset] += 1
         reads = self.reads[path, offset]
-        if reads % (3 if self._is_false else 2) == 0:
-            return data
-        if not self._is_false:
+        if self._how == "false" and reads % 3:
+            return data[:-1] + bytes([data[-1] ^ 1 << reads % 8])
+        if self._how == "no answer" and reads % 2:
             raise StoreError(f"{path}: the connection was reset")
-        return data[:-1] + bytes([data[-1] ^ 1 << reads % 8])
+        if self._how == "hangs once" and reads == 1:
+            await trio.sleep(60.0)
+        return data
 
 
 @simulated
@@ -60,21 +63,21 @@ async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in
     assert sum(event["used"] for event in reachable) >= 4 * 4
     assert not any(event["used"] for event in collected_events.get(key("miner-1").public.hex()[:8], []))
     assert (await network.head()).version >= 4  # the trainer goes on learning
-    outcomes = {}
-    async for info in network.states["trainer"].list(OUTCOMES):
-        window_outcomes = WindowOutcomes.from_bytes(await network.states["trainer"].get(info.path, 1 << 20))
-        if window_outcomes.miner == key("miner-1").public:
-            outcomes[window_outcomes.window] = {item.status for item in window_outcomes.outcomes}
+    outcomes = {
+        record.window: {item.status for item in record.outcomes}
+        for record in await read_outcomes(network.states["trainer"])
+        if record.miner == key("miner-1").public
+    }
     assert {1, 2} <= outcomes.keys()
     assert set.union(*outcomes.values()) == {"unreachable"}
 
 
-@pytest.mark.parametrize("is_false", [True, False], ids=["false", "no answer"])
+@pytest.mark.parametrize("how", ["false", "no answer", "hangs once"])
 @simulated
-async def test_failures_of_storage_cost_a_miner_no_rejection(is_false: bool):
+async def test_failures_of_storage_cost_a_miner_no_rejection(how: str):
     network = Network(RULES)
     prefix = paths.kind_prefix(key("miner-1").public, "batches")
-    network.mediums["validator-0"] = flaky_store = FlakyStore(network.store, prefix, is_false)
+    network.mediums["validator-0"] = flaky_store = FlakyStore(network.store, prefix, how)
     async with run_nodes(network):
         await network.until_window(6)
     assert flaky_store.reads.total() >= 4 * 2 * 3

@@ -55,33 +55,6 @@ async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: boo
     assert {item.reason for verdict in verdicts_by_window.values() for item in verdict.judgements} == {Reason.MISSING}
 
 
-class HangsOnce(DecoratedStore):
-    """A store that hangs at the first read of each part of each object below a prefix."""
-
-    def __init__(self, inner: MemoryStore, prefix: str) -> None:
-        super().__init__(inner)
-        self.prefix = prefix
-        self.parts: set[tuple[str, int]] = set()
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path.startswith(self.prefix) and (path, offset) not in self.parts:
-            self.parts.add((path, offset))
-            await trio.sleep(60.0)
-        return await self.inner.get(path, max_bytes, offset=offset, size=size)
-
-
-@simulated
-async def test_a_request_that_hangs_once_is_repeated_and_costs_no_miner_a_rejection():
-    network = Network(RULES)
-    network.mediums["validator-0"] = store = HangsOnce(
-        network.store, paths.kind_prefix(key("miner-1").public, "batches")
-    )
-    async with run_nodes(network, miners=2):
-        await network.until_window(8)
-    await check_accepted(network, "miner-1", range(8), at_least=5)
-    assert store.parts
-
-
 class StallingStore(DecoratedStore):
     """A store whose batches answer for the first group, and then nobody for some seconds, once in each window."""
 
@@ -160,12 +133,7 @@ async def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
             await trio.sleep(1.0)
 
     slot = EngineSlot(used.__getitem__)
-    cases = [
-        (Reputation.STRANGER, 4),
-        (Reputation.STRANGER, 5),
-        (Reputation.STRANGER, 4),
-        (Reputation.REJECTED, 5),
-    ]
+    cases = [(Reputation.STRANGER, 4), (Reputation.STRANGER, 5), (Reputation.STRANGER, 4), (Reputation.REJECTED, 5)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(use, slot, Reputation.STRANGER, 4)
         await trio.sleep(0.1)

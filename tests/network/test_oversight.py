@@ -240,21 +240,24 @@ async def trainer_reports(network: Network) -> list[ValidatorReport]:
     return [(await fetch_record(node, ValidatorReport, item.path)).record async for item in listing]
 
 
+async def run_lenient_validator(network: Network, factor: float = 1.0) -> None:
+    """Run validator-1, which accepts everything, and computes log-probabilities at another temperature by a factor."""
+    node = network.node("validator-1")
+    sampling = node.run.sampling.model_copy(update={"temperature": factor * node.run.sampling.temperature})
+    proof = with_thresholds(node.run.proof, **LENIENT)
+    lenient = replace(node, run=node.run.model_copy(update={"proof": proof, "sampling": sampling}))
+    settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
+    await run_validator(lenient, network.task(lenient), network.compute, settings)
+
+
 @simulated
 async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
     network = Network(RULES, validators=2, quorum=1)
     network.validators = ["validator-0"]
     canary = canary_key(key("trainer"), 0)
 
-    async def run_lenient_validator() -> None:
-        node = network.node("validator-1")
-        lenient_run = node.run.model_copy(update={"proof": with_thresholds(node.run.proof, **LENIENT)})
-        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
-        lenient_node = replace(node, run=lenient_run)
-        await run_validator(lenient_node, network.task(lenient_node), network.compute, settings)
-
     async with run_nodes(network, miners=1, canaries=1) as nursery:
-        nursery.start_soon(run_lenient_validator)
+        nursery.start_soon(run_lenient_validator, network)
         nursery.start_soon(network.run_canary)
         await network.until_window(10)
     events = network.events("trainer/download", "canary-failure")
@@ -285,14 +288,6 @@ async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_au
     network = Network(RULES, validators=2, quorum=1)
     network.validators = ["validator-0"]
 
-    async def run_liar() -> None:
-        node = network.node("validator-1")
-        sampling = node.run.sampling.model_copy(update={"temperature": 0.9 * node.run.sampling.temperature})
-        proof = with_thresholds(node.run.proof, **LENIENT)
-        liar = replace(node, run=node.run.model_copy(update={"proof": proof, "sampling": sampling}))
-        settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
-        await run_validator(liar, network.task(liar), network.compute, settings)
-
     async def run_auditor() -> None:
         node, state = network.node("auditor"), network.node("trainer").state
         task = network.task(node)
@@ -303,7 +298,7 @@ async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_au
         await run_miner(node, task, network.compute, miner_settings(groups=1, chunk=1), beside=audit)
 
     async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(run_liar)
+        nursery.start_soon(run_lenient_validator, network, 0.9)
         nursery.start_soon(run_auditor)
         await network.until_window(8)
     distrusted = [item.path async for item in network.states["trainer"].list("distrusted/")]

@@ -49,10 +49,10 @@ def machines(tmp_path: Path, founder: workspace.Workspace) -> Iterator[Machines]
 
 def test_a_run_keeps_the_wheels_that_it_names(founder: workspace.Workspace) -> None:
     run = creation.open_run((founder.directory / "run.manifest").read_bytes()).record
-    assert run.environment.config == b'{"most":99}'
+    assert run.tasks[0].config == b'{"most":99}'
     folder = founder.directory / "wheels"
     (wheel,) = requirements.files_to_publish(run, None, folder).values()
-    (ref,) = run.environment.code
+    (ref,) = run.tasks[0].code
     assert len(wheel) == ref.size
     with pytest.raises(RequirementError, match=r"set \[trainer\] wheels$"):
         requirements.files_to_publish(run, None)
@@ -76,6 +76,42 @@ def test_a_plugin_that_is_not_installed_or_in_place_is_refused(tmp_path: Path, m
         workspace.create(tmp_path / "run", demo_recipe(**RULES))
 
 
+MIXTURE = "addition=250000,doubled-digits=750000"
+
+
+def test_a_plugin_can_be_a_member_of_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_sandbox()
+    monkeypatch.syspath_prepend(install(files_of_page(), tmp_path / "plugin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rules = RULES | {"environment": MIXTURE, "environment_config": '{"doubled-digits": {"most": 99}}'}
+    directory = workspace.create(tmp_path / "run", demo_recipe(**rules)).directory
+    run = creation.open_run((directory / "run.manifest").read_bytes()).record
+    assert run.task_name == MIXTURE
+    assert [spec.config for spec in run.tasks] == [b"{}", b'{"most":99}']
+    assert len(requirements.files_to_publish(run, None, directory / "wheels")) == 1
+    refused = {"addition": "takes no configuration", "sat": "takes no configuration"}
+    for name, reason in refused.items():
+        with pytest.raises(RequirementError, match=reason):
+            workspace.create(tmp_path / "no", demo_recipe(**(rules | {"environment_config": f'{{"{name}": {{}}}}'})))
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ("addition=1,sat=1", "add up to 1000000"),
+        ("addition=500000,addition=500000", "different environments"),
+        ("addition=1000000,", "a mixture is NAME=SHARE"),
+        ("addition=01000000", "a mixture is NAME=SHARE"),
+        ("addition=999999,chess=1", "unknown environment 'chess'"),
+        ("math=999999,code-3.11=1", "several members read a data file"),
+        ("addition=999999,wordle=1", "some members have turns"),
+    ],
+)
+def test_what_is_no_mixture_is_refused_in_one_line(environment: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises((RequirementError, PluginError), match=reason):
+        workspace.create(tmp_path / "run", demo_recipe(environment=environment))
+
+
 @pytest.mark.slow
 def test_strangers_join_a_run_of_a_plugin(machines: Machines) -> None:
     for name in ROLES:
@@ -85,7 +121,7 @@ def test_strangers_join_a_run_of_a_plugin(machines: Machines) -> None:
     except AssertionError:
         pytest.fail(machines.terminal_output())
     run = creation.open_run((machines.workspace.directory / "run.manifest").read_bytes()).record
-    (ref,) = run.environment.code
+    (ref,) = run.tasks[0].code
     key = machines.workspace.keys["trainer"]
     assert (machines.directory / "buckets" / "trainer" / paths.file(key, ref.digest)).is_file()
     for name in ("validator", "miner-1"):

@@ -1,5 +1,6 @@
 """Backup, damage, repair and restore of a real trainer: it ends with one line, and goes on after a repair."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -71,10 +72,13 @@ def site(trained: Site, tmp_path: Path) -> Site:
 def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: Site, path: str):
     file = max(site.objects.glob(path))  # a kill may leave the weights of an older version beside the newest
     bend(0)(file)
-    lines = [line for line in site.refusal().splitlines() if "`grailnode repair`" in line]
+    command = f"`grailnode repair --run {site.directory / 'run.toml'} --name trainer`"
+    lines = [line for line in site.refusal().splitlines() if command in line]
     assert len(lines) == 1
     assert str(file) in lines[0]
 
+    last_line = site.succeed("repair").splitlines()[-1]
+    assert re.search(r"trainer: its state is whole now; \d+ objects? came from storage or what is left", last_line)
     assert site.succeed("repair").splitlines()[-1] == "trainer: its state is whole"
     StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
 

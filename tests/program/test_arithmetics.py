@@ -11,7 +11,7 @@ from grailnode.calibration.proof_file import ProofFile, ProofFileError
 from grailnode.config import ConfigError
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
-from grailnode.node.role_processes import check_start
+from grailnode.node.role_checks import check_start
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config

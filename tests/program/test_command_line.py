@@ -1,5 +1,6 @@
 """The command line: wrong options, missing files, keys of other runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,9 @@ def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
         assert error.startswith("grailnode: ")
         assert "head: this run has published no version yet; start its trainer" in error
     assert run_command("status", "--run", str(run_file)).returncode == 0
+    state = json.loads(succeed("status", "--run", str(run_file), "--json"))
+    assert state["run_name"] == run_file.parent.name
+    assert state["versions"] == []
 
 
 def test_only_keys_of_the_run_may_train_or_validate(run_file: Path):

@@ -26,7 +26,7 @@ from grailnode.engine.vllm.installation import (
 )
 from grailnode.engine.vllm.server_supervisor import SUPPORTED
 from grailnode.engine.vllm.verify_requests import Verification, serve_verifications
-from grailnode.node.role_processes import _check_engine
+from grailnode.node.role_checks import check_engine
 from roles.ports import EngineError
 from tests.support.processes.command_line import CommandResult, fail, run_command, succeed
 
@@ -156,13 +156,13 @@ def test_the_miners_of_a_demo_share_the_device_of_vllm(tmp_path: Path, device: D
 def test_a_node_with_vllm_finds_it(run: Path, user_data: Path) -> None:
     config = load(run, ["engine.kind=vllm"])
     with pytest.raises(InstallationError) as refusal:
-        _check_engine(config, "miner")
+        check_engine(config, "miner")
     directory = user_data / "grailnode" / "vllm"
     assert str(refusal.value) == (
         f"no vLLM in {directory}: run `grailnode engine install`, or name an interpreter that has vLLM by engine.python"
     )
     python = environment_with_vllm(directory)
-    _check_engine(config, "miner")
+    check_engine(config, "miner")
     assert config.vllm_python == python
     assert load(run, ["engine.kind=vllm", "engine.python=own/python"]).vllm_python == run.parent / "own" / "python"
     assert load(run, ["engine.kind=vllm", "engine.url='http://127.0.0.1:1'"]).vllm_python is None

@@ -14,7 +14,7 @@ from grailnode.config import Config, ConfigError, load
 from grailnode.engine.lora_model import LoraModel, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
-from grailnode.node.role_processes import check_start
+from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import check_run_settings, genesis_reader, trainer_model
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run

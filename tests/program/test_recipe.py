@@ -3,13 +3,18 @@
 import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from grailnode.config import ConfigError, load
-from grailnode.node.settings import trainer_settings
+from grailnode.config import ConfigError, TrainerSection, load
+from grailnode.engine.policy import PACKAGED_POLICY, load_weights
+from grailnode.node.settings import TrainerSettings, trainer_settings
+from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.recipe import read_recipe
+from tests.support.builders.policies import write_policy
+from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import run_command, succeed
 
 PAPER = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-1.5b-math.toml"
@@ -138,6 +143,30 @@ def test_more_rounds_than_milliseconds_are_refused(tmp_path: Path):
     result = run_command("init", str(tmp_path / "run"), "--recipe", str(recipe))
     assert result.stderr == ("grailnode: 5000 rounds in a window of this length: lower rounds, or raise --window\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_cannot_be_computed_is_refused_with_its_key(tmp_path: Path) -> None:
+    workspace.create(tmp_path / "run", demo_recipe())
+    run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
+
+    def settings(trainer: dict[str, Any]) -> TrainerSettings:
+        config = load(tmp_path / "run")
+        section = TrainerSection.model_validate(config.trainer.model_dump(exclude_unset=True) | trainer)
+        return trainer_settings(config.model_copy(update={"trainer": section}), run.sampling.params())
+
+    with pytest.raises(ConfigError, match=r"^trainer\.loss: no_module:loss cannot be imported"):
+        settings({"loss": "no_module:loss"})
+    read = settings({"kl_coefficient": 0.1, "reference": PACKAGED_POLICY}).learner.read_reference
+    assert read is not None
+    assert read().keys() == load_weights(PACKAGED_POLICY).keys()
+    other = settings(
+        {"kl_coefficient": 0.1, "reference": write_policy(tmp_path / "other").directory}
+    ).learner.read_reference
+    assert other is not None
+    with pytest.raises(ConfigError, match=r"^trainer\.reference: "):
+        other()
+    with pytest.raises(ConfigError, match=r"^trainer\.reference: the reference of a run of LoRA adapters"):
+        settings({"reference": PACKAGED_POLICY, "adapters": tmp_path})
 
 
 def test_a_new_run_says_which_loss_it_has(tmp_path: Path):

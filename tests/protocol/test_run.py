@@ -7,7 +7,9 @@ from pydantic import ValidationError
 
 from protocol import environments, limits
 from protocol.chain.verifier import ChainVerifier
-from protocol.errors import ChainError
+from protocol.encoding import pack, unpack
+from protocol.environments.record import EnvironmentShare
+from protocol.errors import ChainError, MalformedError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed, sign
 from protocol.lora import LoraSpec
@@ -88,18 +90,68 @@ DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX
 
 def test_a_run_has_a_data_file_if_its_environment_reads_one() -> None:
     for name in environments.data_names:
-        task = environment(name=name)
+        task = samples.task(name=name)
         assert RunManifest.from_bytes(run_manifest(environment=task, data=DATA).to_bytes()).data == DATA
         with pytest.raises(ValidationError, match="no data file for one that does"):
             run_manifest(environment=task)
     for name in environments.names:
         with pytest.raises(ValidationError, match="does not read"):
-            run_manifest(environment=environment(name=name), data=DATA)
+            run_manifest(environment=samples.task(name=name), data=DATA)
 
 
 @pytest.mark.parametrize("data", [None, DATA])
 def test_an_unsupported_environment_is_not_checked(data: FileRef | None) -> None:
-    assert run_manifest(environment=environment(name="chess"), data=data).data == data
+    assert run_manifest(environment=samples.task(name="chess"), data=data).data == data
+
+
+def mixture(*members: tuple[int, str], **changes: Any) -> tuple[EnvironmentShare, ...]:
+    return tuple(EnvironmentShare(ppm=ppm, environment=environment(name=name, **changes)) for ppm, name in members)
+
+
+def test_a_mixture_has_one_data_file_and_counts_as_exact_if_every_member_does() -> None:
+    task = mixture((300_000, "addition"), (700_000, "math"))
+    run = run_manifest(environment=task, data=DATA)
+    assert RunManifest.from_bytes(run.to_bytes()).environment == task
+    assert run.task_name == "addition=300000,math=700000"
+    assert run.exact_rewards
+    inexact = mixture((1, "code-3.11"), exact=False)
+    assert not run_manifest(environment=(*mixture((999_999, "addition")), *inexact), data=DATA).exact_rewards
+    with pytest.raises(ValidationError, match="no data file for one that does"):
+        run_manifest(environment=task)
+    with pytest.raises(ValidationError, match="several environments that read a data file"):
+        run_manifest(environment=mixture((300_000, "code-3.11"), (700_000, "math")), data=DATA)
+    with pytest.raises(ValidationError, match="an episode that the environment does not play"):
+        run_manifest(environment=mixture((300_000, "addition"), (700_000, "wordle")))
+
+
+HOSTILE_MIXTURES = {
+    "shares of less": (mixture((1, "addition"), (999_998, "sat")), "add up to 1000000"),
+    "shares of more": (mixture((1_000_000, "addition"), (1, "sat")), "add up to 1000000"),
+    "unordered": (mixture((1, "sat"), (999_999, "addition")), "strictly ascend"),
+    "one twice": (mixture((1, "sat"), (999_999, "sat")), "strictly ascend"),
+    "none": ((), "at least 1 item"),
+    "too many": (mixture(*((62_500 - (n == 16) * 62_499, f"a{n:02}") for n in range(17))), "at most 16 items"),
+    "two Pythons": (
+        (*mixture((1, "a"), python="3.11"), *mixture((999_999, "b"), python="3.12")),
+        "several versions of Python",
+    ),
+}
+
+
+@pytest.mark.parametrize(("task", "reason"), HOSTILE_MIXTURES.values(), ids=HOSTILE_MIXTURES)
+def test_a_hostile_mixture_is_refused(task: tuple[EnvironmentShare, ...], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        run_manifest(environment=task)
+
+
+def test_a_mixture_of_mixtures_and_shares_out_of_range_are_refused_as_bytes() -> None:
+    body = unpack(run_manifest(environment=mixture((999_999, "addition"), (1, "sat"))).to_bytes())
+    (first, second) = body["environment"]
+    changes = [[first, {**second, "environment": [second]}], [first, {**second, "environment": first}], [second] * 2]
+    changes += [[{**first, "ppm": ppm}, second] for ppm in (0, -1, 1_000_001, 0.5, True, None)]
+    for change in changes:
+        with pytest.raises(MalformedError):
+            RunManifest.from_bytes(pack(body | {"environment": change}))
 
 
 def test_sampling_parameters() -> None:

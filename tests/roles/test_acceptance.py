@@ -9,6 +9,7 @@ import torch
 import trio
 
 from grailnode.store.memory import MemoryStore
+from grailnode.store.state.waiting_state import WaitingState
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError
@@ -22,7 +23,7 @@ from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES, PUBLISHED_WEIGHTS, newest_weights, weights_folder
 from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
-from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, WindowOutcomes, verified_group
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, verified_group
 from tests.support.attacked_nodes.follower import ROOTS
 from tests.support.attacked_nodes.trainer import (
     FIRST,
@@ -34,6 +35,7 @@ from tests.support.attacked_nodes.trainer import (
     collected_windows,
     group_with_other_prompt,
     make_honest_testbed,
+    read_outcomes,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
@@ -41,6 +43,7 @@ from tests.support.builders.samples import rejected, revision
 from tests.support.builders.snapshots import put_snapshot
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.faulty_network import WrongClock
+from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running, simulated
 
 
@@ -91,7 +94,8 @@ class ScheduledBeacon:
 def make_testbed_with_full_disk() -> tuple[AttackedTrainer, Any]:
     """Return a testbed whose trainer cannot write its outcome log, and its disk."""
     disk: Any = UnreachableStore(MemoryStore(), OUTCOMES, operations=("put",), seconds=0.0)
-    return AttackedTrainer(state=disk), disk
+    state: Any = WaitingState(disk, Log("trainer"))
+    return AttackedTrainer(state=state), disk
 
 
 def revise(testbed: AttackedTrainer, **changes: Any) -> None:
@@ -186,10 +190,8 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
     assert await collected_windows(testbed) == {later}
     testbed.store.silent_prefixes = ()
     await testbed.collect(timeout + 10.0)
-    records = [
-        WindowOutcomes.from_bytes(await testbed.state.get(i.path, 1 << 20)) async for i in testbed.state.list(OUTCOMES)
-    ]
-    assert {item.status for record in records if record.window == WINDOW for item in record.outcomes} == {"used"}
+    records = [record for record in await read_outcomes(testbed.state) if record.window == WINDOW]
+    assert {item.status for record in records for item in record.outcomes} == {"used"}
 
 
 @simulated

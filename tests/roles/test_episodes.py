@@ -29,7 +29,7 @@ TOKENIZER = POLICY.tokenizer
 def new_task(*, samples_of_problem: int = 0, **episode: int) -> Task:
     fields = {"turns": 6, "turn_tokens": 3, "reply_tokens": 8, "tokens": 60, **episode}
     run = samples.run_manifest(
-        environment=samples.environment(name="dice"),
+        environment=samples.task(name="dice"),
         sampling=SamplingSpec(temperature=5.0, max_tokens=10, stops=POLICY.stops),
         episode=EpisodeSpec(**fields),
         evaluation=EvaluationSpec(problems=4, samples=samples_of_problem, pass_at=1),

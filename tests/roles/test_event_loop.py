@@ -80,10 +80,7 @@ class Site:
         logprobs = [torch.full((2,), -1.0)] * 2
         buffer.add(make_group(bytes(32), 0, (5, 6, 7), ((3, 1), (4, 1)), logprobs, (1.0, 0.0)))
         settings = TrainingSettings(
-            groups_per_step=1,
-            steps_per_version=1,
-            training_steps=VERSIONS,
-            checkpoint_versions=1,
+            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1
         )
         training = Training(node, learner, buffer, lambda: self.weights, settings, shard_bytes=1 << 23)
         await _until(training.run, lambda: _has_snapshots(node))
@@ -183,7 +180,4 @@ def test_long_steps_are_one_event_a_minute_with_the_longest_of_them():
         now[0] = moment
         report(task, seconds)
     reports = [fields for name, fields in log.events if name == "event-loop-blocked"]
-    assert reports == [
-        {"task": "a", "seconds": 0.03, "steps": 1},
-        {"task": "b", "seconds": 0.05, "steps": 3},
-    ]
+    assert reports == [{"task": "a", "seconds": 0.03, "steps": 1}, {"task": "b", "seconds": 0.05, "steps": 3}]

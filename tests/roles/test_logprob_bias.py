@@ -50,8 +50,7 @@ def test_who_calls_every_open_token_more_or_less_likely_is_found_within_three_wi
 
 
 @pytest.mark.parametrize(
-    ("offset", "windows"),
-    [(0, 500), (-BIAS, 500), (BIAS, 500), pytest.param(BIAS, 10_000, marks=pytest.mark.slow)],
+    ("offset", "windows"), [(0, 500), (-BIAS, 500), (BIAS, 500), pytest.param(BIAS, 10_000, marks=pytest.mark.slow)]
 )
 def test_honest_noise_is_not_found_whatever_its_allowed_bias(offset: int, windows: int) -> None:
     values = differences(windows * GROUPS, 0.0, seed=windows) + offset * TOKENS
@@ -75,14 +74,17 @@ def test_a_pair_that_was_found_stays_found() -> None:
     assert add_groups(found, groups_of(np.zeros(40, np.int64)), PROOF, NODES).biased == found.biased != bytes(4)
 
 
-def test_nodes_that_give_other_numbers_of_tokens_are_not_compared() -> None:
-    groups = [{ONE: ("torch-float32", 10**9, TOKENS), OTHER: ("torch-float32", 0, TOKENS - 1)}] * 99
-    assert not any(add_groups(NOTHING, groups, PROOF, NODES).biased)
-
-
-def test_groups_of_one_node_or_of_none_are_no_evidence() -> None:
-    groups: list[GroupSums] = [{}, {ONE: ("torch-float32", 10**9, TOKENS)}]
-    assert not any(add_groups(NOTHING, groups * 99, PROOF, NODES).biased)
+@pytest.mark.parametrize(
+    "group",
+    [
+        {ONE: ("torch-float32", 10**9, TOKENS), OTHER: ("torch-float32", 0, TOKENS - 1)},
+        {ONE: ("torch-float32", 10**9, TOKENS)},
+        {},
+    ],
+    ids=["other numbers of tokens", "one node", "no node"],
+)
+def test_groups_that_two_nodes_do_not_judge_alike_are_no_evidence(group: GroupSums) -> None:
+    assert not any(add_groups(NOTHING, [group] * 99, PROOF, NODES).biased)
 
 
 @simulated

@@ -22,7 +22,7 @@ from roles.trainer.publish.fencing import FencedError
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.version_build import VersionBuild
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, killed_at, published
-from tests.support.builders.chains import TRAINER, version_weights
+from tests.support.builders.chains import TRAINER, small_weights, version_weights
 from tests.support.measuring import store_listing
 from tests.support.measuring.store_listing import copy_objects, names_below
 from tests.support.simulation.network import Log
@@ -48,17 +48,6 @@ async def test_a_new_key_takes_over_the_chain():
         await testbed.store.delete(item.path)
     for who in ((node, follower), None):
         await testbed.assert_followed(6, follower=who)
-
-
-@simulated
-async def test_an_interrupted_migration_goes_on():
-    testbed = await published(4)
-    await testbed.revise(trainers=(SUCCESSOR.public,))
-    await testbed.snapshot(4)
-    for _ in range(4):
-        await testbed.publish(seconds=0.0, key=SUCCESSOR)  # killed at its first wait
-    await testbed.publish(key=SUCCESSOR)
-    await testbed.assert_followed(4)
 
 
 @simulated
@@ -150,6 +139,28 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
     node, follower = await testbed.follower()
     await testbed.assert_followed(newest_version, follower=(node, follower))
     assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[newest_version])
+
+
+@simulated
+async def test_a_version_has_an_anchor_as_soon_as_the_patches_since_the_last_one_are_larger():
+    testbed = PublisherTestbed()
+    testbed.weights = [small_weights(version) for version in range(12)]  # every element changes
+    settings = replace(SETTINGS, anchor_interval=100, keep_patches=100, keep_anchors=1)
+    for version in range(12):  # one at a time: an anchor that is being uploaded delays the next one
+        await testbed.publish(version, settings=settings)
+    node, follower = await testbed.follower()
+    await testbed.assert_followed(11, follower=(node, follower))
+    manifests = [follower.chain.manifest(version) for version in range(12)]
+    sizes = [manifest.patch.size for manifest in manifests if manifest.patch]
+    nbytes = sum(tensor.nbytes for tensor in testbed.weights[0].values())
+    expected, since = [], 0
+    for version, size in enumerate(sizes, start=1):
+        since += size
+        if since >= nbytes:
+            expected.append(version)
+            since = 0
+    assert len(expected) > 2
+    assert [version for version, manifest in enumerate(manifests) if manifest.anchor] == [0, *expected]
 
 
 @pytest.mark.parametrize("profile", patch.PROFILES)

@@ -72,16 +72,6 @@ async def test_an_old_head_does_not_stop_its_trainer():
 # Kills
 
 
-@simulated
-async def test_killed_before_older_weights_are_deleted():
-    testbed = await published(2)
-    await testbed.snapshot(2)
-    await publish_until_killed(testbed, "delete", "chain/weights/")
-    assert len(await names_below(testbed.state, "chain/weights/")) == 2
-    await testbed.publish(3, 4)
-    assert await names_below(testbed.state, "chain/weights/") == ["0000000004"]
-
-
 @pytest.mark.parametrize("newest_version", [0, 2])
 @simulated
 async def test_killed_between_a_head_and_its_mark_it_never_shows_an_older_head(newest_version: int):

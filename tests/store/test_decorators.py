@@ -43,17 +43,6 @@ class TestRetrying:
         await retrying.put("a", b"x")
         assert 3.5 <= trio.current_time() <= 7.0  # 1 + 2 + 4 seconds, each cut to 50 to 100 percent
 
-    async def test_pauses_are_deterministic(self, memory, autojump_clock):
-        async def seconds(seed: int) -> float:
-            faulty, start = FaultyStore(memory, random.Random(0)), trio.current_time()
-            for _ in range(3):
-                faulty.plan("get", Fault.ERROR)
-            with pytest.raises(NotFoundError):
-                await RetryingStore(faulty, random.Random(seed)).get("a", 1)
-            return round(trio.current_time() - start, 9)
-
-        assert await seconds(1) == await seconds(1) != await seconds(2)
-
     async def test_a_permanent_failure_is_raised_with_its_cause(self, faulty, retrying, autojump_clock):
         faulty.link = Link.NO_REQUESTS
         with pytest.raises(StoreError, match=r"a: no connection.*\(tried 4 times\)") as error_info:

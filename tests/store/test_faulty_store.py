@@ -138,13 +138,6 @@ async def test_a_cut_link_loses_requests_or_responses(memory, faulty, autojump_c
     assert await read(faulty, "a") == b"x"
 
 
-async def test_a_hanging_operation_can_be_cancelled(faulty, autojump_clock):
-    faulty.plan("get", Fault.HANG)
-    with trio.move_on_after(5) as scope:
-        await faulty.get("a", 1)
-    assert scope.cancelled_caught
-
-
 def test_a_fault_that_cannot_affect_an_operation_is_refused(faulty):
     with pytest.raises(ValueError, match="cannot affect"):
         faulty.plan("put", Fault.TRUNCATION)

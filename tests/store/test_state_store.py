@@ -184,8 +184,9 @@ def test_a_state_without_its_list_of_names_is_refused_until_repaired(file: Path,
 
 
 def test_a_repair_touches_neither_the_state_of_another_run_nor_one_that_it_may_not_read(file: Path, tmp_path: Path):
-    with pytest.raises(IntactStateError, match="of another run"):
-        StateStore(tmp_path, OTHER_RUN, inline=True, repairing=True)
+    for repairing in (False, True):
+        with pytest.raises(IntactStateError, match="of another run"):
+            StateStore(tmp_path, OTHER_RUN, inline=True, repairing=repairing)
     (tmp_path / NAME).unlink()
     with pytest.raises(IntactStateError, match="is of another run"):
         trio.run(StateStore(tmp_path, OTHER_RUN, inline=True, repairing=True).scan)
@@ -203,11 +204,6 @@ def test_a_file_that_this_user_may_not_read_is_refused(file: Path, tmp_path: Pat
     for read in (partial(store(tmp_path).get, "ledger/5", 1000), StateStore(tmp_path, RUN, repairing=True).scan):
         with pytest.raises(IntactStateError, match=f"{file}: permission denied; give it to the user who runs the node"):
             trio.run(read)
-
-
-def test_the_list_of_names_of_another_run_is_refused(file: Path, tmp_path: Path):
-    with pytest.raises(StateError, match="of another run"):
-        StateStore(tmp_path, OTHER_RUN, inline=True)
 
 
 async def test_the_list_of_names_stays_short(tmp_path: Path):

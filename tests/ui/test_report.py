@@ -4,7 +4,6 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from grailnode.ui.report import DemoReport, write_report
 from grailnode.ui.report.page import page
 from tests.ui import runs
+from tests.ui.tags import Tags
 
 STATES = {
     "usual": runs.network(),
@@ -24,26 +24,6 @@ STATES = {
     "sites": runs.many_sites(),
     "hostile sites": runs.many_sites(name=runs.HOSTILE),
 }
-
-
-class Tags(HTMLParser):
-    """The elements of a page and their attributes; fails if an element is closed that is not the innermost open one."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.names: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.append(tag)
-        self.attributes += attrs
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def test_report_round_trips(tmp_path: Path):
@@ -120,6 +100,14 @@ def test_strangers_text_is_escaped():
     assert "<script" not in html
     assert "&lt;script&gt;" in html
     assert not {"\x1b", "\u202e", "\r"} & set(html)
+
+
+def test_groups_that_nobody_judged_have_a_word_and_a_legend():
+    miner = replace(runs.network().miners[0], submitted=192, accepted=0, rejected={"copied": 12})
+    text = page(runs.report(replace(runs.network(), miners=(miner,)), trainer_data_wait_fraction=0.84))
+    assert "0 accepted, 12 rejected, 180 not judged" in text
+    assert '<i class="open"></i><span>not judged</span><b>180</b>' in text
+    assert "84% for data; trainer and miners share this machine" in text
 
 
 def test_a_differing_digest_is_marked():

@@ -105,6 +105,22 @@ def test_status_says_how_late_a_window_is_and_what_was_not_judged():
     assert "0 verified  12 rejected  180 not judged" in text
 
 
+def test_status_of_an_ended_run_says_how_old_the_head_is_and_who_is_silent():
+    state = replace(runs.network(), windows_planned=None, has_ended=True, head_age=7_300.0, silent=("trainer",))
+    text = " ".join(render(render_status(state), 100))
+    assert "renewed 2 h 1 min ago" in text
+    assert "silent  trainer" in text
+    assert "the run has ended or its trainer has stopped" in text
+    assert "next in" not in text
+
+
+def test_a_miners_row_says_how_many_groups_nobody_judged():
+    miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
+    lines = render(render_status(replace(runs.network(), nodes=(), miners=(miner,))), 100)
+    row = next(line for line in lines if line.startswith("miner-1"))
+    assert "12 180 not judged copied" in row
+
+
 def test_status_shows_pass_at_k_and_kinds_of_problems():
     strata = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
     row = WindowRow(3, 2, 8, 0, 0.5, 0.625, 0.9375, strata)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from protocol.digest import content_digest
 from protocol.encoding import Record, pack
+from protocol.environments import rubric
 from protocol.identity.signing import Envelope, sign
 from protocol.judging.ledger import Seal
 from protocol.lora import LoraSpec
@@ -71,6 +72,7 @@ def records() -> dict[str, Record]:
     shards = samples.round_pointer().shards
     queue: list[Any] = [
         *samples.every_record(),
+        *rubric.parse("overlong:512=1/10"),
         EpisodeSpec(turns=4, turn_tokens=8, reply_tokens=8, tokens=64),
         ChatSpec(template=digest("template"), system="", before="Q: ", after="\nA: ", trim=True),
         LoraSpec(rank=8, alpha=16.0, targets=("k_proj", "q_proj"), base=digest("base"), shards=shards),

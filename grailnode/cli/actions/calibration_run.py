@@ -196,9 +196,7 @@ def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpe
         chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, texts)
         return prompts.drawn_from(texts), chat, None
     task = requirements.check(rules, policy)
-    source = task.problems or task.generated
-    assert source is not None
-    return prompts.of_environment(source), task.chat, task.generated
+    return prompts.of_problems(task.problem), task.chat, task.environment
 
 
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:

@@ -1,17 +1,15 @@
 """What `grailnode engine verify` does."""
 
-from typing import Final, Unpack
+from typing import Unpack
 
 import click
 import trio
 
 from grailnode import UserError
 from grailnode.cli.options import RunOptions, check_name
-from grailnode.engine.vllm.verify_requests import NoAnswerError, Verification, request_verification
+from grailnode.engine.vllm.verify_requests import NoAnswerError, request_verification
 from grailnode.node.node_makers import engine_directory, state_directory
 from grailnode.run.joining import open_config
-
-_MAX_NAMES: Final = 20  # of tensors in the line
 
 
 def verify(name: str, **run_options: Unpack[RunOptions]) -> None:
@@ -30,19 +28,7 @@ def verify(name: str, **run_options: Unpack[RunOptions]) -> None:
             f"{name}: no node of this name answers on this machine ({error}); it must be running with "
             'engine.kind = "vllm", under the same user'
         ) from error
-    if result.error:
-        raise UserError(f"{name}: nothing was verified: {result.error}")
-    if result.failure:
-        raise UserError(f"{name}: {_difference(result)}; vLLM was started again and equals the signed weights now")
-    click.echo(
-        f"{name}: version {result.version} equals its signed weights: {result.tensors} tensors read back from vLLM in "
-        f"{result.seconds:.1f} s, digest {result.digest}"
-    )
-
-
-def _difference(result: Verification) -> str:
-    if result.different:
-        names = ", ".join(result.different[:_MAX_NAMES]) + (", ..." if len(result.different) > _MAX_NAMES else "")
-        count = f"{len(result.different)} of {result.tensors} tensors"
-        return f"version {result.version} differed from its signed weights in {count}: {names}"
-    return f"version {result.version} was not in vLLM ({result.failure})"
+    try:
+        click.echo(f"{name}: {result.finding()}")
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error

@@ -3,11 +3,14 @@
 import time
 from typing import Final, Unpack
 
+from grailnode import UserError
 from grailnode.cli.options import RunOptions, check_name, report_line
 from grailnode.config import Config
-from grailnode.node.role_processes import Role, check_start, run_role
+from grailnode.node.role_checks import Role, check_start
+from grailnode.node.role_processes import run_role
+from grailnode.node.user_errors import with_repair_command
 from grailnode.run.joining import open_config
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, StateError
 
 _POLL_SECONDS: Final = 5.0
 
@@ -17,7 +20,10 @@ def run_node(role: Role, name: str | None, **run_options: Unpack[RunOptions]) ->
     config = wait_for_run(**run_options)
     name = name or (f"{role}-1" if role in ("miner", "worker") else role)
     check_name(name)
-    check_start(config, role, name, report_line)
+    try:
+        check_start(config, role, name, report_line)
+    except StateError as error:
+        raise UserError(with_repair_command(str(error), config, name)) from error
     run_role(config, role, name, report_line)
 
 

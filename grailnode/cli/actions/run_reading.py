@@ -3,14 +3,15 @@
 import json
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import click
 import trio
 from rich.console import Console
+from rich.live import Live
 
 from grailnode.cli.options import RunOptions
 from grailnode.config import Config
@@ -24,6 +25,7 @@ from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
+from grailnode.observe.state import NetworkState
 from grailnode.run import requirements
 from grailnode.run.joining import open_config_to_read
 from grailnode.ui.terminal import patch_table, recheck_table, render_status
@@ -34,12 +36,38 @@ from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
+_WATCHES: Final = 20  # of a window
 
-def status(**run_options: Unpack[RunOptions]) -> None:
+
+def status(as_json: bool, watch: bool, **run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode status`."""
     config = open_config_to_read(**run_options)
-    node = make_auditor(config)
-    state = trio.run(_observe, node).state()
+    trio.run(_show_status, config, make_auditor(config), as_json, watch)
+
+
+async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -> None:
+    observer = await _observe(node)
+    console = Console()
+    is_live = watch and console.is_terminal and not as_json
+    with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
+        while True:
+            state = _with_local_knowledge(config, node, observer.state())
+            if as_json:
+                click.echo(json.dumps(asdict(state), indent=None if watch else 2))
+            elif live is not None:
+                live.update(render_status(state), refresh=True)
+            else:
+                console.print(render_status(state))
+            if not watch:
+                return
+            await trio.sleep(max(1.0, state.window_seconds / _WATCHES))
+            with suppress(StoreError, ProtocolError):
+                observer.last_window = await newest_summarized(node)
+            await observer.refresh()
+
+
+def _with_local_knowledge(config: Config, node: Node, state: NetworkState) -> NetworkState:
+    """Add what the logs of this machine say about a run."""
     logs = config.at(config.node.logs)
     state = replace(state, unjudged=unjudged_cases(logs))
     time = read_trainer_time(logs)
@@ -47,7 +75,7 @@ def status(**run_options: Unpack[RunOptions]) -> None:
         audit_share = node.run.proof.audit_floor_ppm / 1_000_000
         line = bottleneck(time, state, config.trainer.steps_per_version, audit_share)
         state = replace(state, bottleneck=line)
-    Console().print(render_status(state))
+    return state
 
 
 async def _observe(node: Node) -> Observer:

@@ -13,10 +13,9 @@ from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.buckets import Document
 from grailnode.run.new_run import COMMANDS, NewRun, create_run, join_run
-from grailnode.run.place import Place
 from grailnode.run.recipe import read_recipe
 from grailnode.run.requirements import completion_tokens
-from grailnode.run.rules import Rules
+from grailnode.run.rules import Place, Rules
 from protocol.environments.dataset import Dataset
 
 _LISTED_LINES: Final = 8

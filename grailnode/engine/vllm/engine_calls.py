@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grailnode.engine.vllm.inside.prefill_checks import STATISTICS
-from grailnode.engine.vllm.inside.request_records import ARGUMENT, GIVEN
+from grailnode.engine.vllm.inside.hidden_taps import WIDTHS
+from grailnode.engine.vllm.inside.request_records import ARGUMENT, GIVEN, CheckArguments, RequestArguments
 from grailnode.engine.vllm.vllm_client import BrokenEngineError
 from protocol.rollout import sketch
 from protocol.rollout.checking import Check, CheckRules
@@ -70,13 +70,12 @@ class GenerationCall:
     offset: int = 0
 
     def body(self) -> Values:
-        params, arguments = self.params, Values(id=self.request, states=self.states)
-        if self.states and self.sketch is not None:
-            arguments["sketch"] = _coded(self.sketch)
-        if self.seed is not None:
-            arguments |= {"seed": self.seed.hex(), "offset": self.offset, **_distribution(params)}
-        parameters = {"max_tokens": params.max_tokens, "stop_token_ids": list(params.stops), "ignore_eos": True}
-        return _body(self.prompt, parameters, arguments)
+        params = self.params
+        distribution = params.temperature, params.filters
+        arguments = RequestArguments(
+            self.request, self.seed, *distribution, self.states, self.sketch, offset=self.offset
+        )
+        return _body(self.prompt, arguments, max_tokens=params.max_tokens, stop_token_ids=list(params.stops))
 
     def result(self, answer: list[int], record: Mapping[str, Any]) -> Generation:
         drawn, length = tuple(record["tokens"]), len(answer)
@@ -86,7 +85,7 @@ class GenerationCall:
         if not drawn or list(drawn[:length] if is_longer else drawn) != answer:
             raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
         likely = tuple(_numbers(record["log_probabilities"]).tolist()[:length])
-        if self.states and self.sketch is not None:
+        if self.sketch is not None:
             states = base64.b64decode(record["states"])
             if len(states) != len(drawn) * sketch.BYTES_PER_TOKEN:
                 raise BrokenEngineError(f"vLLM recorded {len(states)} bytes for the sketch of {len(drawn)} tokens")
@@ -94,22 +93,6 @@ class GenerationCall:
             return Generation(drawn[:length], torch.empty(length, 0), likely, own_sketch)
         hidden = _rows(record["states"], len(drawn)) if self.states else torch.empty(len(drawn), 0)
         return Generation(drawn[:length], hidden[:length], likely)
-
-
-@dataclass(frozen=True)
-class PrefillCall:
-    """A completion whose hidden states are computed; it has at least one token."""
-
-    request: str
-    prompt: Tokens
-    completion: Tokens
-
-    def body(self) -> Values:
-        return _prefill_body(self.request, self.prompt, self.completion, {})
-
-    def result(self, answer: list[int], record: Mapping[str, Any]) -> Tensor:
-        """Return the states: float32 [T, D]."""
-        return _rows(record["states"], len(self.completion))
 
 
 @dataclass(frozen=True)
@@ -121,45 +104,27 @@ class CheckCall:
     rules: CheckRules
 
     def body(self) -> Values:
-        item, rules = self.item, self.rules
+        item = self.item
         drawn = item.drawn or [True] * len(item.completion)
-        tokens = [token if own else GIVEN for token, own in zip(item.completion, drawn, strict=True)]
-        bounds = [rules.slack, rules.limit, rules.cap]
-        arguments = {"seed": item.seed.hex(), "sketch": _coded(item.sketch), **_distribution(rules.params)}
-        arguments["check"] = {"tokens": tokens, "stops": list(rules.params.stops), "bounds": bounds}
-        return _prefill_body(self.request, item.prompt, item.completion, arguments)
+        tokens = tuple(token if own else GIVEN for token, own in zip(item.completion, drawn, strict=True))
+        check = CheckArguments(len(item.prompt) - 1, tokens, item.seed, item.sketch, self.rules)
+        # The one token that vLLM samples is dropped. The prompt is computed in the same request: states of tokens in
+        # the cache of prefixes would not be computed again. The last token is no input: nothing is drawn after it.
+        inputs, arguments = item.prompt + item.completion[:-1], RequestArguments(self.request, check=check)
+        return _body(inputs, arguments, max_tokens=1, skip_reading_prefix_cache=True)
 
     def result(self, answer: list[int], record: Mapping[str, Any]) -> Check:
-        rows = _rows(record["states"], len(self.item.drawn_tokens.tokens))
-        if rows.shape[1] != STATISTICS:
+        rows = _rows(record["checked"], len(self.item.drawn_tokens.tokens))
+        rivals = rows.shape[1] - sum(WIDTHS)
+        if rivals != 2 * self.rules.rivals:
             raise BrokenEngineError(f"vLLM recorded {rows.shape[1]} numbers for each token that is checked")
-        values, margins, stops, logprobs = rows.split([sketch.BYTES_PER_TOKEN, 1, 1, 1], dim=1)  # type: ignore[no-untyped-call]
-        return Check(values, margins[:, 0], stops[:, 0].bool(), logprobs[:, 0])
+        values, margins, stops, logprobs, rival = rows.split([*WIDTHS, rivals], dim=1)  # type: ignore[no-untyped-call]
+        return Check(values, margins[:, 0], stops[:, 0].bool(), logprobs[:, 0], rival)
 
 
-def _coded(key: SketchKey) -> dict[str, str]:
-    return {"kind": key.kind, "seed": key.seed.hex()}
-
-
-def _distribution(params: SamplingParams) -> Values:
-    """Return the arguments that say from which distribution tokens are drawn."""
-    filters = params.filters
-    return Values(temperature=params.temperature, top_k=filters.top_k, top_p=filters.top_p, min_p=filters.min_p)
-
-
-def _prefill_body(request: str, prompt: Tokens, completion: Tokens, arguments: Values) -> Values:
-    """Return the body of a request that computes a completion; the one token that it samples is dropped.
-
-    The prompt is computed in the same request. The cache of prefixes must not be read, because the states of cached
-    tokens are not computed again.
-    """
-    parameters = {"max_tokens": 1, "ignore_eos": True, "skip_reading_prefix_cache": True}
-    # The last token is no input: nothing is drawn after it.
-    return _body(prompt + completion[:-1], parameters, {"id": request, "begin": len(prompt) - 1, **arguments})
-
-
-def _body(tokens: Tokens, parameters: Mapping[str, object], arguments: Values) -> Values:
-    extra = {"temperature": 0, "detokenize": False, "extra_args": {ARGUMENT: arguments}}
+def _body(tokens: Tokens, arguments: RequestArguments, **parameters: object) -> Values:
+    """Return the body of a request."""
+    extra = {"temperature": 0, "ignore_eos": True, "detokenize": False, "extra_args": {ARGUMENT: arguments.to_json()}}
     return {"token_ids": list(tokens), "sampling_params": {**parameters, **extra}}
 
 
@@ -167,7 +132,7 @@ def _rows(data: str, count: int) -> Tensor:
     """Return the numbers recorded for so many tokens: float32 [T, D]."""
     flat = _numbers(data)
     if not len(flat) or not count or len(flat) % count:
-        raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for the states of {count} tokens")
+        raise BrokenEngineError(f"vLLM recorded {len(flat)} numbers for {count} tokens")
     return flat.view(count, len(flat) // count)
 
 

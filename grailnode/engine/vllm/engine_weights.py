@@ -1,7 +1,6 @@
 """The weights of an engine with vLLM: staged beside the serving, committed between two requests, verified, restored.
 
 Interface: `stage` or `stage_patch`, then `commit`; `verify` at any time; `in_use` holds the served version for a call.
-`restore` brings the served version back into a server that was started again.
 
 Invariants:
 1. The version in use does not change: a commit waits until the calls that use it have ended, and calls that come
@@ -17,57 +16,65 @@ version); weights that were damaged (restarted with the same); a full disk at st
 a server that fails while it takes a version (restarted, and asked once more).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+import torch
 import trio
 from safetensors import SafetensorError
 
+from grailnode.engine.models import check_fit
 from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.version_gate import VersionGate
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
+from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
 from protocol.errors import ProtocolError
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 
 T = TypeVar("T")
 
-LayoutCheck = Callable[[VllmClient, RecoveryStep], Awaitable[None]]
-
 
 class EngineWeights:
-    """The weights of one engine.
+    """The weights of one engine; `VllmEngine` adds the calls that use them.
 
     Args:
-        server: where they are served.
-        checkpoints: the files from which `restore` takes them.
+        model: the policy's architecture.
+        server: where vLLM runs.
+        directory: of this machine, for the checkpoint and the patches of the served version.
+        dtype: in which the server computes.
         run_sync: runs a function outside the event loop.
-        check_layout: compares what the server computes from a checkpoint with torch (layout_check.py).
-        report: gets an event at each commit, and when all tensors were read back.
+        report: gets an event when the engine is restarted, patched or verified.
     """
+
+    takes_patches = True
 
     def __init__(
         self,
-        server: ServerSupervisor,
-        checkpoints: Checkpoints,
-        limits: EngineLimits,
-        run_sync: RunSync,
-        check_layout: LayoutCheck,
-        report: EventReport,
+        model: CausalModel,
+        server: Server,
+        directory: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        limits: EngineLimits | None = None,
+        run_sync: RunSync = trio.to_thread.run_sync,
+        report: EventReport = lambda event, **fields: None,
     ) -> None:
-        self._server = server
-        self._checkpoints = checkpoints
-        self._limits = limits
+        self._model = model
+        self._limits = limits or EngineLimits()
+        self._server = ServerSupervisor(server, model.shapes, dtype, self._limits, self._restore, report)
+        self._checkpoints = Checkpoints(directory)
         self._run_sync = run_sync
-        self._check_layout = check_layout
         self._report = report
         self._staged: int | None = None
         self._commits = 0
@@ -79,6 +86,10 @@ class EngineWeights:
         """The version that is served; None before the first commit."""
         serving = self._checkpoints.serving
         return None if serving is None else serving.version
+
+    async def close(self) -> None:
+        """Stop the server, if it is a child."""
+        await self._server.close()
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[RecoveryStep]:
@@ -95,6 +106,7 @@ class EngineWeights:
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Implements Engine.stage; the weights travel through a file."""
+        check_fit(self._model, weights)
         async with self._control:
             # Whatever was staged before is gone now, even if this call fails: a commit may only follow its own stage.
             self._staged = None
@@ -213,31 +225,38 @@ class EngineWeights:
             serving.version, serving.digest.hex(), int(state["tensors"]), seconds, different=different, failure=failure
         )
 
+    async def _restore(self, client: VllmClient) -> int | None:
+        """Bring the served version into a server without weights, verified, and stage again what was staged.
+
+        Returns:
+            The served version; None if none has been committed.
+        """
+        # In the order in which they were committed: the checkpoint first, then each patch that follows it.
+        for step in self._checkpoints.steps:
+            await _stage(client, step)
+            await _commit(client, step)
+            if step.command == "stage_weights":
+                await self._check_layout(client, step)
+        if self._checkpoints.steps:
+            await client.post("/reset_prefix_cache")
+        if self._checkpoints.staged is not None:
+            await _stage(client, self._checkpoints.staged)
+        return self.version
+
+    async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
+        """Compare what the server computes from a checkpoint, which it serves, with the torch model (layout_check.py).
+
+        Raises:
+            EngineError: it computes something else.
+        """
+        raise NotImplementedError
+
     async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:
         try:
             result: T = await self._run_sync(function, *arguments)
         except (OSError, SafetensorError, ProtocolError) as error:
             raise EngineError(f"the engine's files cannot be written: {error}") from error
         return result
-
-
-async def restore(checkpoints: Checkpoints, check_layout: LayoutCheck, client: VllmClient) -> int | None:
-    """Bring the served version into a server without weights, verified, and stage again what was staged.
-
-    Returns:
-        The served version; None if none has been committed.
-    """
-    # In the order in which they were committed: the checkpoint first, then each patch that follows it.
-    for step in checkpoints.steps:
-        await _stage(client, step)
-        await _commit(client, step)
-        if step.command == "stage_weights":
-            await check_layout(client, step)
-    if checkpoints.steps:
-        await client.post("/reset_prefix_cache")
-    if checkpoints.staged is not None:
-        await _stage(client, checkpoints.staged)
-    return None if checkpoints.serving is None else checkpoints.serving.version
 
 
 async def _stage(client: VllmClient, step: RecoveryStep) -> None:

@@ -13,17 +13,17 @@ connect all at once (one after the other, as the engine's lock says); a director
 of a Unix socket may be (reached through /proc).
 """
 
-import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import trio
+from pydantic import TypeAdapter
 
 from grailnode import UserError
 from roles.first_failure import first_failure
@@ -31,6 +31,7 @@ from roles.ports import EngineError
 
 _SOCKET: Final = "verify"
 _MAX_ADDRESS_BYTES: Final = 103  # of a path, on the systems that allow least
+_MAX_NAMES: Final = 20  # of tensors in a line
 _MAX_ANSWER_BYTES: Final = 64 << 20
 
 
@@ -60,15 +61,30 @@ class Verification:
     failure: str = ""
     error: str = ""
 
-    def to_json(self) -> bytes:
-        """Return the line that `from_json` reads."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+    def finding(self) -> str:
+        """Say in a line that all tensors are the signed ones.
 
-    @classmethod
-    def from_json(cls, line: bytes) -> Self:
-        """Read a line."""
-        values = json.loads(line)
-        return cls(**{**values, "different": tuple(values["different"])})
+        Raises:
+            UserError: they were not, or nothing was verified.
+        """
+        if self.error:
+            raise UserError(f"nothing was verified: {self.error}")
+        if self.failure:
+            raise UserError(f"{self._difference()}; vLLM was started again and equals the signed weights now")
+        return (
+            f"version {self.version} equals its signed weights: {self.tensors} tensors read back from vLLM in "
+            f"{self.seconds:.1f} s, digest {self.digest}"
+        )
+
+    def _difference(self) -> str:
+        if not self.different:
+            return f"version {self.version} was not in vLLM ({self.failure})"
+        names = ", ".join(self.different[:_MAX_NAMES]) + (", ..." if len(self.different) > _MAX_NAMES else "")
+        count = f"{len(self.different)} of {self.tensors} tensors"
+        return f"version {self.version} differed from its signed weights in {count}: {names}"
+
+
+_line: Final = TypeAdapter(Verification)
 
 
 async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verification]]]) -> Verification:
@@ -124,10 +140,10 @@ async def request_verification(directory: Path) -> Verification:
                     line += data
                     if len(line) > _MAX_ANSWER_BYTES:
                         raise NoAnswerError(f"{directory}: an answer without end")
-        return Verification.from_json(line)
+        return _line.validate_json(line)
     except (OSError, trio.BrokenResourceError) as error:
         raise NoAnswerError(f"{directory}: {error}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise NoAnswerError(f"{directory}: the node ended before it answered") from error
 
 
@@ -138,7 +154,7 @@ async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.So
         except EngineError as error:
             result = Verification(error=str(error).partition("\n")[0])
         with suppress(trio.BrokenResourceError):  # whoever asked has gone
-            await stream.send_all(result.to_json())
+            await stream.send_all(_line.dump_json(result) + b"\n")
 
 
 def _listener(address: str, directory: Path) -> trio.SocketListener:

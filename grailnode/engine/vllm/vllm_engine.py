@@ -1,32 +1,22 @@
 """The engine of a node that computes with vLLM (implements roles.ports.Engine); the package's docstring has its rules.
 
-Here are the calls: completions and prefills, sent to vLLM all at once, whose answers are checked against the engine's
+Here are the calls: completions and checks, sent to vLLM all at once, whose answers are checked against the engine's
 own records. The server's life is in server_supervisor.py, the weights in engine_weights.py.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-import trio
-from torch import Tensor
 
-from grailnode.engine.models import check_fit
-from grailnode.engine.torch_engine import RunSync
-from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
-from grailnode.engine.vllm.engine_calls import Call, CheckCall, GenerationCall, PrefillCall
-from grailnode.engine.vllm.engine_weights import EngineWeights, restore
+from grailnode.engine.vllm.checkpoints import RecoveryStep
+from grailnode.engine.vllm.engine_calls import Call, CheckCall, GenerationCall
+from grailnode.engine.vllm.engine_weights import EngineWeights
 from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
-from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
-from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
-from grailnode.engine.vllm.vllm_settings import EngineLimits
-from protocol.chain.manifest import Manifest
-from protocol.digest import Weights
 from protocol.proof import arithmetic_of
 from protocol.rollout import sampling
 from protocol.rollout.checking import Check, CheckRules
@@ -34,73 +24,24 @@ from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens
-from roles.ports import CheckRequest, EngineError, Forward, Generation, Request
+from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _ATTEMPTS: Final = 3
 _COLLECT: Final = 64  # records in one answer
 Result = TypeVar("Result")
 
 
-class VllmEngine:
-    """Samples from a policy and checks completions, with vLLM.
-
-    Args:
-        model: the policy's architecture; only its output projection is computed here, for `forward`.
-        server: where vLLM runs.
-        directory: of this machine, for the checkpoint and the patches of the served version.
-        dtype: in which the server computes.
-        run_sync: runs a function outside the event loop.
-        report: gets an event when the engine is restarted, patched or verified.
-    """
-
-    takes_patches = True
+class VllmEngine(EngineWeights):
+    """Samples from a policy and checks completions, with vLLM; the arguments are those of EngineWeights."""
 
     def __init__(
-        self,
-        model: CausalModel,
-        server: Server,
-        directory: Path,
-        *,
-        dtype: torch.dtype = torch.float32,
-        limits: EngineLimits | None = None,
-        run_sync: RunSync = trio.to_thread.run_sync,
-        report: EventReport = lambda event, **fields: None,
+        self, model: CausalModel, server: Server, directory: Path, *, dtype: torch.dtype = torch.float32, **options: Any
     ) -> None:
-        self.generating_arithmetic = self.checking_arithmetic = arithmetic_of("vllm", str(dtype).removeprefix("torch."))
-        self._model = model
-        self._dtype = dtype
-        self._limits = limits or EngineLimits()
-        checkpoints = Checkpoints(directory)
-        self._run_sync = run_sync
-        bring_back = partial(restore, checkpoints, self._check_layout)
-        self._server = ServerSupervisor(server, model.shapes, dtype, self._limits, bring_back, report)
-        self._weights = EngineWeights(self._server, checkpoints, self._limits, run_sync, self._check_layout, report)
-        self._head: tuple[bytes, dict[str, Tensor]] = b"", {}  # digest of a version, and its output projection
+        super().__init__(model, server, directory, dtype=dtype, **options)
+        self.arithmetic = arithmetic_of("vllm", str(dtype).removeprefix("torch."))
         self._next_request = 0
         self._abandoned: set[str] = set()
         """Requests whose records may be left in the worker: their calls were cancelled, or failed beside another."""
-
-    @property
-    def version(self) -> int | None:
-        return self._weights.version
-
-    async def close(self) -> None:
-        """Stop the server, if it is a child."""
-        await self._server.close()
-
-    async def stage(self, version: int, weights: Weights) -> None:
-        check_fit(self._model, weights)
-        await self._weights.stage(version, weights)
-
-    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
-        await self._weights.stage_patch(version, patch, manifest)
-
-    async def commit(self) -> None:
-        await self._weights.commit()
-
-    async def verify(self) -> Verification:
-        """Read all tensors back from the engine's memory and compare them with the served version's digest."""
-        return await self._weights.verify()
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         """Implements Engine.generate; vLLM batches the requests as they come.
@@ -121,17 +62,6 @@ class VllmEngine:
         calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
         return [generation.tokens for generation in await self._answered(calls)]
 
-    async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        self._check_ids(prompts)
-        self._check_ids(completions, empty=True)
-        calls = [PrefillCall(self._id(), *pair) for pair in zip(prompts, completions, strict=True)]
-        async with self._weights.in_use() as serving:
-            nonempty = [call for call in calls if call.completion]
-            states = iter(await self._attempts(serving.version, nonempty))
-            project = partial(self._project, await self._output_projection(serving.digest))
-        width = self._model.shapes[self._head_names()[0]][-1]
-        return [Forward(next(states) if call.completion else torch.empty(0, width), project) for call in calls]
-
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         self._check_ids([item.prompt for item in requests])
         self._check_ids([item.completion for item in requests], empty=True)
@@ -142,7 +72,6 @@ class VllmEngine:
         return [next(checks) if item.drawn_tokens.tokens else nothing for item in requests]
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
-        """Compare what the server computes from a checkpoint, which it serves, with the torch model."""
         requests = probes(self._model.vocabulary)
         calls = [GenerationCall(self._id(), request.prompt, request.seed, PARAMS) for request in requests]
         results = await self._run_calls(step.version, calls, client)
@@ -150,12 +79,9 @@ class VllmEngine:
         await self._run_sync(check_layout, self._model, step.path, prompts, results)
 
     async def _answered(self, calls: Sequence[Call[Result]]) -> list[Result]:
-        async with self._weights.in_use() as serving:
-            return await self._attempts(serving.version, calls)
-
-    async def _attempts(self, version: int, calls: Sequence[Call[Result]]) -> list[Result]:
         """Carry out calls and collect their records; after a failure of vLLM all of them are repeated."""
-        return await self._server.repeat(partial(self._run_calls, version, calls), _ATTEMPTS)
+        async with self.in_use() as serving:
+            return await self._server.repeat(partial(self._run_calls, serving.version, calls), _ATTEMPTS)
 
     async def _run_calls(self, version: int, calls: Sequence[Call[Result]], client: VllmClient) -> list[Result]:
         try:
@@ -205,29 +131,6 @@ class VllmEngine:
             raise ValueError("a prompt has at least one token")
         if any(not 0 <= token < top for sequence in sequences for token in sequence):
             raise ValueError(f"a token id outside the vocabulary of {top}")
-
-    def _head_names(self) -> list[str]:
-        """Return the names of the tensors from which the output projection computes logits."""
-        own = [name for name in self._model.shapes if name in ("lm_head.weight", "lm_head.bias")]
-        return own or [name for name in self._model.shapes if name.endswith("embed_tokens.weight")]
-
-    async def _output_projection(self, digest: bytes) -> dict[str, Tensor]:
-        """Return the output projection of the version with this digest, read back once for each version."""
-        if self._head[0] != digest:
-            self._head = digest, await self._server.repeat(self._read_output_projection)
-        return self._head[1]
-
-    async def _read_output_projection(self, client: VllmClient) -> dict[str, Tensor]:
-        head = {}
-        for name in self._head_names():
-            bits = base64.b64decode((await client.call("tensor", name=name))[0]["bits"])
-            tensor = torch.frombuffer(bytearray(bits), dtype=torch.bfloat16).reshape(self._model.shapes[name])
-            head[name] = tensor.to(self._dtype)
-        return head
-
-    def _project(self, head: dict[str, Tensor], hidden: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return self._model.logits(head, hidden.to(self._dtype))
 
 
 def _checked(record: Mapping[str, Any] | None, version: int) -> Mapping[str, Any]:

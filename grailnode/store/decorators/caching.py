@@ -9,7 +9,7 @@ cached. When the disk fails, objects are fetched without the cache.
 """
 
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -21,7 +21,7 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.limits import MIB
 from roles.gather import gather
-from roles.ports import ObjectInfo, ObjectStore, StoreError
+from roles.ports import ObjectStore, StoreError
 
 PIECE_BYTES: Final = 4 * MIB
 CONCURRENT_PIECES: Final = 4
@@ -61,16 +61,7 @@ class CachedStore:
         self._progress = progress
         self._piece_bytes = piece_bytes
         self._inline = inline
-
-    async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put; the object is not cached, because a node does not read what it wrote."""
-        await self._store.put(path, data)
-
-    async def delete(self, path: str) -> None:
-        await self._store.delete(path)
-
-    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self._store.list(prefix, after=after)
+        self.put, self.delete, self.list = store.put, store.delete, store.list  # a node does not read what it wrote
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get. A range is read from the cache or the store, but never added to the cache."""

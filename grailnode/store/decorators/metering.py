@@ -1,13 +1,13 @@
 """Measures the operations of a store: how many, with which outcome, how many bytes and how many seconds."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol, TypeVar
 
 import trio
 
 from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
+
+T = TypeVar("T")
 
 
 class StoreMeter(Protocol):
@@ -24,13 +24,6 @@ class StoreMeter(Protocol):
         """
 
 
-@dataclass
-class _Transfer:
-    """Bytes that an operation has read or written; the operation sets them."""
-
-    payload_bytes: int = 0
-
-
 class MeteredStore:
     """Records every operation of a store. A listing is one operation; its seconds are those its reader waited."""
 
@@ -39,19 +32,13 @@ class MeteredStore:
         self._meter = meter
 
     async def put(self, path: str, data: bytes) -> None:
-        with self._measure("put") as transfer:
-            await self._store.put(path, data)
-            transfer.payload_bytes = len(data)
+        await self._measure("put", self._store.put(path, data), len(data))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        with self._measure("get") as transfer:
-            data = await self._store.get(path, max_bytes, offset=offset, size=size)
-            transfer.payload_bytes = len(data)
-            return data
+        return await self._measure("get", self._store.get(path, max_bytes, offset=offset, size=size))
 
     async def delete(self, path: str) -> None:
-        with self._measure("delete"):
-            await self._store.delete(path)
+        await self._measure("delete", self._store.delete(path))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         source = self._store.list(prefix, after=after)
@@ -73,17 +60,19 @@ class MeteredStore:
         finally:
             self._meter.record("list", outcome, 0, seconds)
 
-    @contextmanager
-    def _measure(self, operation: str) -> Iterator[_Transfer]:
-        transfer, outcome, start = _Transfer(), "cancelled", trio.current_time()
+    async def _measure(self, operation: str, work: Awaitable[T], payload_bytes: int = 0) -> T:
+        outcome, start = "cancelled", trio.current_time()
         try:
-            yield transfer
+            result = await work
             outcome = "ok"
+            payload_bytes = len(result) if isinstance(result, bytes) else payload_bytes
+            return result
         except StoreError as error:
             outcome = _outcome(error)
             raise
         finally:
-            self._meter.record(operation, outcome, transfer.payload_bytes, trio.current_time() - start)
+            transferred_bytes = payload_bytes if outcome == "ok" else 0
+            self._meter.record(operation, outcome, transferred_bytes, trio.current_time() - start)
 
 
 def _outcome(error: StoreError) -> str:

@@ -5,7 +5,7 @@ the name is not resolved a second time, which could give another answer (DNS reb
 name (docs/adr/0211).
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
@@ -19,9 +19,7 @@ _global_unicast: Final = IPv6Network("2000::/3")
 _nat64: Final = IPv6Network("64:ff9b::/96")
 _not_public_4: Final = (
     IPv4Network("168.63.129.16/32"),  # Azure's platform services: only virtual machines on Azure reach it
-    IPv4Network(
-        "192.0.0.0/24"
-    ),  # IETF protocol assignments (RFC 6890); older versions of ipaddress call most of it global
+    IPv4Network("192.0.0.0/24"),  # IETF protocol assignments; older versions of ipaddress call most of it global
 )
 
 
@@ -55,11 +53,8 @@ def _embedded_ipv4(ip: IPv6Address) -> tuple[IPv4Address, ...]:
     return ()
 
 
-class _PublicBackend(httpcore.AsyncNetworkBackend):
+class _PublicBackend(httpcore.TrioBackend):
     """Opens TCP connections to public addresses only."""
-
-    def __init__(self) -> None:
-        self._inner = httpcore.TrioBackend()
 
     async def connect_tcp(
         self,
@@ -78,23 +73,13 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
         with trio.move_on_after(timeout if timeout is not None else float("inf")):
             for address in await self._resolve(host, port):
                 try:
-                    return await self._inner.connect_tcp(
+                    return await super().connect_tcp(
                         address, port, local_address=local_address, socket_options=socket_options
                     )
                 except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                     failure = error
             raise failure or httpcore.ConnectError("no address")
         raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from failure
-
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore.AsyncNetworkStream:
-        """Always raises PermanentError: strangers' hosts are not on this machine."""
-        raise PermanentError(f"{path}: a socket of this machine, which URLs of strangers may not lead to")
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await trio.sleep(seconds)
 
     @staticmethod
     async def _resolve(host: str, port: int) -> list[str]:
@@ -112,68 +97,17 @@ class _PublicBackend(httpcore.AsyncNetworkBackend):
         return addresses
 
 
-class _Body(httpx.AsyncByteStream):
-    """Adapts the body of an httpcore response to httpx."""
-
-    def __init__(self, response: httpcore.Response) -> None:
-        self._response = response
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for piece in self._response.aiter_stream():
-                yield piece
-        except _FAILURES as error:
-            raise httpx.TransportError(f"{type(error).__name__}: {error}") from error
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-_FAILURES: Final = (
-    httpcore.TimeoutException,
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.UnsupportedProtocol,
-)
-
-
-class PublicTransport(httpx.AsyncBaseTransport):
+class PublicTransport(httpx.AsyncHTTPTransport):
     """A transport for httpx that connects to public addresses only. HTTP/1.1, without proxies."""
 
     def __init__(self, connections: int) -> None:
+        super().__init__(trust_env=False)
+        # httpx has no option for how its connections are opened, so its pool is replaced
+        if not hasattr(self, "_pool"):  # a later httpx would connect to any address
+            raise RuntimeError(f"httpx {httpx.__version__} keeps its connections elsewhere: install an older one")
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(trust_env=False),
             max_connections=connections,
             max_keepalive_connections=connections,
             network_backend=_PublicBackend(),
         )
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return the response, whose body is not read yet.
-
-        Raises:
-            httpx.TransportError: there is no response.
-        """
-        core_request = httpcore.Request(
-            request.method,
-            httpcore.URL(
-                scheme=request.url.raw_scheme,
-                host=request.url.raw_host,
-                port=request.url.port,
-                target=request.url.raw_path,
-            ),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        try:
-            response = await self._pool.handle_async_request(core_request)
-        except _FAILURES as error:
-            raise httpx.TransportError(f"{type(error).__name__}: {error}") from error
-        return httpx.Response(
-            response.status, headers=response.headers, stream=_Body(response), extensions=response.extensions
-        )
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._pool.aclose()

@@ -15,12 +15,11 @@ from urllib.parse import quote, urlsplit
 import httpx
 import trio
 
-from grailnode.store.checks import PermanentError, check_path, check_prefix, check_range
+from grailnode.store.checks import PermanentError, begins_at, check_path, check_prefix, check_range, one_line
 from grailnode.store.https.addresses import PublicTransport
 from grailnode.store.https.listing import list_bucket
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
-_content_range: Final = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 _strong_etag: Final = re.compile(r'"[\x21\x23-\x7e]{1,128}"')
 
 
@@ -172,7 +171,7 @@ class HttpsStore:
                     await self._read(response, transfer, where)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             kind = _BrokenOffError if has_body else StoreError
-            raise kind(f"{where}: {_one_line(error)}") from error
+            raise kind(f"{where}: {one_line(error)}") from error
 
     async def _read(self, response: httpx.Response, transfer: _Transfer, where: str) -> None:
         start, received_bytes = trio.current_time(), 0
@@ -206,10 +205,6 @@ def _is_base_url(url: str, schemes: set[str]) -> bool:
     )
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
 def _accept(response: httpx.Response, transfer: _Transfer, where: str) -> bool:
     """Check the head of a response, and return whether a body follows that continues the transfer.
 
@@ -227,8 +222,7 @@ def _accept(response: httpx.Response, transfer: _Transfer, where: str) -> bool:
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise StoreError(f"{where}: the server compresses the object, which the request excluded")
     if status == 206 or "Content-Range" in response.headers:  # some servers answer ranges with status 200
-        match = _content_range.fullmatch(response.headers.get("Content-Range", ""))
-        if match is None or int(match[1]) != transfer.offset + len(transfer.data):
+        if not begins_at(response.headers.get("Content-Range", ""), transfer.offset + len(transfer.data)):
             raise StoreError(f"{where}: the server did not send the requested range")
     else:
         if transfer.offset:

@@ -9,7 +9,7 @@ from xml.parsers import expat
 import httpx
 import trio
 
-from grailnode.store.checks import PageCheck, PermanentError
+from grailnode.store.checks import PageCheck, PermanentError, one_line
 from protocol.limits import MIB
 from roles.ports import ObjectInfo, StoreError
 
@@ -27,7 +27,7 @@ class ListingError(Exception):
 
 @dataclass
 class Page:
-    """One page of a listing.
+    """One page of a listing, filled by the events of an XML parser.
 
     Attributes:
         objects: (key, size in bytes), in the order of the page.
@@ -37,17 +37,10 @@ class Page:
     objects: list[tuple[str, int]] = field(default_factory=list)
     truncated: bool = False
     token: str = ""
-
-
-class _PageBuilder:
-    """Builds a page from the events of an XML parser."""
-
-    def __init__(self) -> None:
-        self.page = Page()
-        self._open: list[str] = []
-        self._text = ""
-        self._key = ""
-        self._size = 0
+    _open: list[str] = field(default_factory=list)
+    _text: str = ""
+    _key: str = ""
+    _size: int = 0
 
     def begin(self, name: str, _: object) -> None:
         self._open.append(name)
@@ -71,11 +64,11 @@ class _PageBuilder:
                 raise ListingError("a size is not a number")
             self._size = int(self._text)
         elif place == ["Contents"]:
-            self.page.objects.append((self._key, self._size))
+            self.objects.append((self._key, self._size))
         elif place == ["IsTruncated"]:
-            self.page.truncated = self._text == "true"
+            self.truncated = self._text == "true"
         elif place == ["NextContinuationToken"]:
-            self.page.token = self._text
+            self.token = self._text
         self._open.pop()
         self._text = ""
 
@@ -90,17 +83,17 @@ def read_page(data: bytes) -> Page:
     def refuse(*_: object) -> None:
         raise ListingError("the document has a document type declaration")
 
-    builder = _PageBuilder()
+    page = Page()
     parser = expat.ParserCreate("UTF-8")
-    parser.StartElementHandler = builder.begin
-    parser.EndElementHandler = builder.end
-    parser.CharacterDataHandler = builder.text
+    parser.StartElementHandler = page.begin
+    parser.EndElementHandler = page.end
+    parser.CharacterDataHandler = page.text
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError) as error:
         raise ListingError(str(error)) from error
-    return builder.page
+    return page
 
 
 async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
@@ -147,4 +140,4 @@ async def _fetch(client: httpx.AsyncClient, url: str, where: str) -> Page:
     except trio.TooSlowError as error:
         raise StoreError(f"{where}: no page of the listing within {_PAGE_SECONDS:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-        raise StoreError(f"{where}: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
+        raise StoreError(f"{where}: {one_line(error)}") from error

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
+from grailnode.store.checks import one_line
 from roles.ports import NotFoundError, StoreError
 
 _advice: Final = {
@@ -17,7 +19,8 @@ _advice: Final = {
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
     "ExpiredToken": "the session token has expired",
     "RequestTimeTooSkewed": "this machine's clock differs too much from the service's: set it",
-    "AuthorizationHeaderMalformed": "the request was signed for another region: set the bucket's own",
+    "AuthorizationHeaderMalformed": "the request was signed for another region: set store.region to the bucket's own",
+    "PermanentRedirect": "the bucket is in another region: set store.region to the bucket's own, or its endpoint",
     "SlowDown": "too many requests: lower requests_per_second",
     "TooManyRequests": "too many requests: lower requests_per_second",
     "QuotaExceeded": "the bucket's quota is used up",
@@ -57,11 +60,15 @@ def s3_errors(where: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise _store_error(error, where) from error
+    except EndpointConnectionError as error:
+        url = urlsplit(error.kwargs["endpoint_url"])
+        advice = 'check store.endpoint, and set store.addressing = "path" if the bucket\'s name stands in that host'
+        raise StoreError(f"{where}: cannot connect to {url.scheme}://{url.netloc}: {advice}") from error
     except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
-        raise StoreError(f"{where}: {_one_line(error)}") from error
+        raise StoreError(f"{where}: {one_line(error)}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         # botocore does not check numbers and dates in headers and XML, and raises these for invalid ones
-        raise StoreError(f"{where}: the response is not valid S3 ({_one_line(error)})") from error
+        raise StoreError(f"{where}: the response is not valid S3 ({one_line(error)})") from error
 
 
 def _store_error(error: ClientError, where: str) -> StoreError:
@@ -77,8 +84,3 @@ def _store_error(error: ClientError, where: str) -> StoreError:
         return UnsupportedError(f"{where}: the service does not implement this ({code[:60]!r})")
     advice = _advice.get(code) or _by_status.get(status) or "the service refused or failed"
     return StoreError(f"{where}: {advice} ({status} {code[:60]!r})")
-
-
-def _one_line(error: Exception) -> str:
-    """Return botocore's message, which names the endpoint and the cause, in one line of at most 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__

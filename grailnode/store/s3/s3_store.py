@@ -5,14 +5,13 @@ caller receives a StoreError, while the thread ends at botocore's own timeouts. 
 RetryingStore retries; botocore does not.
 """
 
-import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from grailnode.store.checks import PageCheck, check_path, check_prefix, check_range
+from grailnode.store.checks import PageCheck, begins_at, check_path, check_prefix, check_range
 from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
 from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
 from grailnode.store.s3.s3_upload import Uploads
@@ -26,7 +25,6 @@ PAGE: Final = 1000
 
 _CHUNK_BYTES: Final = 256 * 1024
 _SPARE_THREADS: Final = 16  # for abandoned requests that have not ended yet
-_content_range = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 
 T = TypeVar("T")
 
@@ -121,18 +119,13 @@ class S3Store:
             # an empty range cannot be requested: request one byte, to learn whether the object exists
             last = "" if size is None else str(offset + max(size, 1) - 1)
             response = self._client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes={offset}-{last}")
-            _check_content_range(response, offset, where)
+            if not begins_at(response.get("ContentRange", ""), offset):
+                response["Body"].close()
+                raise StoreError(f"{where}: the service did not send the requested range")
         if size == 0:
             response["Body"].close()
             return b""
         return _read(response, max_bytes, where)
-
-
-def _check_content_range(response: "GetObjectOutputTypeDef", offset: int, where: str) -> None:
-    match = _content_range.fullmatch(response.get("ContentRange", ""))
-    if match is None or int(match[1]) != offset:
-        response["Body"].close()
-        raise StoreError(f"{where}: the service did not send the requested range")
 
 
 def _read(response: "GetObjectOutputTypeDef", max_bytes: int, where: str) -> bytes:

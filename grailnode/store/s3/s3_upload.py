@@ -129,11 +129,7 @@ class Uploads:
             path,
             size,
             lambda: self._client.upload_part(
-                Bucket=self._bucket,
-                Key=path,
-                UploadId=upload_id,
-                PartNumber=number,
-                Body=data[start : start + size],
+                Bucket=self._bucket, Key=path, UploadId=upload_id, PartNumber=number, Body=data[start : start + size]
             ),
         )
         return self._text(response.get("ETag"), path, "ETag")
@@ -156,67 +152,39 @@ class Uploads:
 
     async def _list_uploads(self, prefix: str) -> list[tuple[str, str, float]]:
         """Return the unfinished uploads below a prefix: path, upload id, start (seconds since the epoch)."""
-
-        def page(markers: dict[str, Any]) -> tuple[list[tuple[str, str, float]], dict[str, Any]]:
-            response = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix, **markers)
-            uploads = [
-                (item["Key"], item["UploadId"], item["Initiated"].timestamp())
-                for item in response.get("Uploads", [])
-                if "Key" in item and "UploadId" in item and "Initiated" in item
-            ]
-            next_markers = {
-                "KeyMarker": response.get("NextKeyMarker"),
-                "UploadIdMarker": response.get("NextUploadIdMarker"),
-            }
-            return uploads, _next_page(response.get("IsTruncated"), next_markers)
-
         try:
-            return await self._pages(prefix, page)
+            items = await self._items(prefix, "list_multipart_uploads", "Uploads", Prefix=prefix)
         except UnknownUploadError:
             return []  # so rclone answers where there are no uploads
+        return [
+            (item["Key"], item["UploadId"], item["Initiated"].timestamp())
+            for item in items
+            if "Key" in item and "UploadId" in item and "Initiated" in item
+        ]
 
     async def _list_parts(self, path: str, upload_id: str) -> dict[int, str]:
         """Return the ETags of the parts that the service has, by number."""
+        items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
+        return {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
 
-        def page(markers: dict[str, Any]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-            response = self._client.list_parts(Bucket=self._bucket, Key=path, UploadId=upload_id, **markers)
-            parts = [
-                (item["PartNumber"], item["ETag"])
-                for item in response.get("Parts", [])
-                if "PartNumber" in item and "ETag" in item
-            ]
-            next_markers = {"PartNumberMarker": response.get("NextPartNumberMarker")}
-            return parts, _next_page(response.get("IsTruncated"), next_markers)
+    async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
+        """Return the items under a key in all pages of the answers to an operation."""
 
-        return dict(await self._pages(path, page))
+        def read() -> list[Any]:
+            pages: Any = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)
+            items: list[Any] = []
+            for number, page in enumerate(pages):
+                if number == _MAX_PAGES:
+                    raise StoreError(f"s3://{self._bucket}/{path}: the list of uploads does not end")
+                items += page.get(key, [])
+            return items
 
-    async def _pages(self, path: str, page: Callable[[dict[str, Any]], tuple[list[T], dict[str, Any]]]) -> list[T]:
-        """Return the items of all pages.
-
-        Args:
-            page: given the markers of a page, returns its items and the markers of the next page.
-        """
-        all_items: list[T] = []
-        markers: dict[str, Any] = {}
-        for _ in range(_MAX_PAGES):
-            items, next_markers = await self._run(path, 0, partial(page, markers))
-            all_items += items
-            if not next_markers:
-                return all_items
-            if next_markers == markers:
-                break
-            markers = next_markers
-        raise StoreError(f"s3://{self._bucket}/{path}: the list of uploads does not end")
+        return await self._run(path, 0, read)
 
     def _text(self, value: Any, path: str, what: str) -> str:
         if not isinstance(value, str) or not value:
             raise StoreError(f"s3://{self._bucket}/{path}: the service sent no {what}")
         return value
-
-
-def _next_page(is_truncated: bool | None, markers: dict[str, Any]) -> dict[str, Any]:
-    """Return the markers that request the next page; an empty dict when there is none."""
-    return {name: value for name, value in markers.items() if value} if is_truncated else {}
 
 
 def _part_size(total_bytes: int, preferred_bytes: int) -> int:

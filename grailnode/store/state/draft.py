@@ -25,6 +25,10 @@ class StateDraft:
         self._lost_paths = frozenset(results.keys() - self._intact_paths)
         return {path: error.what for path, error in results.items() if error is not None}
 
+    def changed_paths(self) -> list[str]:
+        """Return the paths of the objects that `commit` writes, in their order."""
+        return sorted(path for path, data in self._changes.items() if data is not None)
+
     async def commit(self, last: tuple[str, ...] = ()) -> None:
         """Write the changes, and remove what was lost.
 

@@ -36,33 +36,27 @@ class WaitingState(RepeatingStore):
         self._start_time = 0.0  # of the outage, in trio's seconds
 
     async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
+        waits = False
         try:
-            return await action()
-        except (NotFoundError, TooLargeError):
-            raise
-        except StoreError as error:
-            self._report(error)
-        self._waiting += 1
-        try:
-            result = await self._wait(action)
-            if self._waiting == 1:
+            while True:
+                try:
+                    result = await action()
+                    break
+                except (NotFoundError, TooLargeError):
+                    raise
+                except StoreError as error:
+                    self._report(error)
+                self._waiting += not waits
+                waits = True
+                await trio.sleep(_PAUSE_SECONDS)
+            if waits and self._waiting == 1:
                 seconds = round(trio.current_time() - self._start_time, 1)
                 self._telemetry.event("disk-works-again", seconds=seconds)
             return result
         finally:
-            self._waiting -= 1
+            self._waiting -= waits
             if not self._waiting:
                 self._cause = None
-
-    async def _wait(self, action: Callable[[], Awaitable[T]]) -> T:
-        while True:
-            await trio.sleep(_PAUSE_SECONDS)
-            try:
-                return await action()
-            except (NotFoundError, TooLargeError):
-                raise
-            except StoreError as error:
-                self._report(error)
 
     def _report(self, error: StoreError) -> None:
         """Report an error unless the last one had the same cause. Two operations differ in their paths, not in it."""

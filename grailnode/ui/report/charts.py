@@ -1,4 +1,4 @@
-"""The plots of report.html, each a figure with its legend in words."""
+"""The plots of report and dashboard, each a figure with its legend in words."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -8,7 +8,7 @@ from grailnode.ui.formatting import byte_part_text, byte_text, clean, share_text
 from grailnode.ui.report import plot
 from grailnode.ui.report.markup import Markup, element
 from grailnode.ui.report.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
-from grailnode.ui.report_data import DemoReport, Findings
+from grailnode.ui.report_data import Findings, RunFigures
 from grailnode.ui.series import by_count, without_gaps
 
 MOST_MINERS: Final = 12  # the rest are in the table
@@ -19,7 +19,7 @@ _ROW: Final = 52.0
 _BAR: Final = 16.0
 
 
-def learning(report: DemoReport, findings: Findings) -> Markup:
+def learning(report: RunFigures, findings: Findings) -> Markup:
     """Plot held-out pass@1 and reward over windows."""
     values = [*without_gaps(report.pass_at_1), *without_gaps(report.reward)]
     x = plot.count_axis(report.window_index, LEFT, RIGHT)
@@ -45,7 +45,7 @@ def learning(report: DemoReport, findings: Findings) -> Markup:
     )
 
 
-def patches(report: DemoReport, findings: Findings) -> Markup:
+def patches(report: RunFigures, findings: Findings) -> Markup:
     """Plot the patch bytes of each version, on a logarithmic scale, against the full checkpoint."""
     sizes = [round(size) for size in without_gaps(report.patch_bytes)]
     y = plot.byte_axis([*sizes, *([report.full_bytes] if report.full_bytes else [])], BOTTOM, TOP)
@@ -72,7 +72,7 @@ def patches(report: DemoReport, findings: Findings) -> Markup:
     )
 
 
-def sparsity(report: DemoReport, findings: Findings) -> Markup:
+def sparsity(report: RunFigures, findings: Findings) -> Markup:
     """Plot the share of weights that a version does not change."""
     y = plot.sparsity_axis(without_gaps(report.sparsity), BOTTOM, TOP)
     mean = "none" if findings.sparsity is None else f"mean {share_text(findings.sparsity)}"
@@ -95,7 +95,7 @@ def sparsity(report: DemoReport, findings: Findings) -> Markup:
 
 
 def _versions(
-    report: DemoReport, values: Sequence[float | None], y: plot.Axis, words: Callable[[float], str], empty: str
+    report: RunFigures, values: Sequence[float | None], y: plot.Axis, words: Callable[[float], str], empty: str
 ) -> tuple[Markup, Markup]:
     """Return the grid over policy versions, and the line of some values; a message where there are none."""
     x = plot.count_axis(report.version_index, LEFT, RIGHT)
@@ -104,7 +104,7 @@ def _versions(
     return plot.grid(x, y, "policy version"), line if without_gaps(values) else plot.empty_message(empty)
 
 
-def groups(report: DemoReport, findings: Findings) -> Markup:
+def groups(report: RunFigures, findings: Findings) -> Markup:
     """Plot the groups accepted and rejected per miner by reason, the largest miners first."""
     ranked = sorted(report.groups, key=lambda miner: -_whole(miner))
     largest, rest = ranked[:MOST_MINERS], ranked[MOST_MINERS:]
@@ -116,6 +116,8 @@ def groups(report: DemoReport, findings: Findings) -> Markup:
     entries += [(css[reason], clean(reason, 32), f"{count:,}") for reason, count in reasons[:COLOURS]]
     if rare := reasons[COLOURS:]:
         entries.append((f"r{COLOURS}", f"{len(rare)} other reasons", f"{sum(count for _, count in rare):,}"))
+    if unjudged := sum(miner.unjudged for miner in report.groups):
+        entries.append(("open", "not judged", f"{unjudged:,}"))
     return _figure(
         "Verification",
         plot.drawing(
@@ -136,7 +138,7 @@ def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Marku
     scale = (RIGHT - _EDGE) / widest if widest else 0.0
     parts = [("ok", "accepted", miner.accepted)]
     parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]
-    parts.append(("open", "not judged", max(0, miner.submitted - miner.judged)))
+    parts.append(("open", "not judged", miner.unjudged))
     bars, at = [], _EDGE
     for name, words, count in parts:
         if count:
@@ -155,7 +157,8 @@ def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Marku
 
 
 def _counts(miner: MinerRow) -> str:
-    return f"{miner.accepted:,} accepted, {miner.rejections:,} rejected"
+    unjudged = f", {miner.unjudged:,} not judged" if miner.unjudged else ""
+    return f"{miner.accepted:,} accepted, {miner.rejections:,} rejected{unjudged}"
 
 
 def _whole(miner: MinerRow) -> int:

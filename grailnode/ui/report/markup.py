@@ -5,7 +5,8 @@ from html import escape
 from grailnode.ui.formatting import clean
 
 _LONGEST_ATTRIBUTE = 1 << 20  # a path through many thousands of points
-_VOID = frozenset({"br", "meta", "hr"})
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_VOID = frozenset({"br", "meta", "hr", "input"})
 
 
 class Markup(str):
@@ -38,6 +39,12 @@ def element(name: str, *children: Child, **attributes: str | float | None) -> Ma
 def text(child: Markup | str) -> Markup:
     """Clean and escape a plain string; return markup as it is."""
     return child if isinstance(child, Markup) else Markup(escape(clean(child, cells=4096)))
+
+
+def prose(words: str) -> Markup:
+    """Escape a stranger's text of several lines; characters that are not printable become U+FFFD."""
+    lines = words.replace("\t", "    ").split("\n")
+    return Markup(escape("\n".join("".join(c if c.isprintable() else _REPLACEMENT for c in line) for line in lines)))
 
 
 def join(parts: list[Markup], between: str = "") -> Markup:

@@ -1,7 +1,9 @@
-"""The content of report.html, a single file that needs neither network nor scripts. Its layout and style are in
-page.html.
+"""The page that report and dashboard share, and the content of report.html, a single file that needs neither network
+nor scripts. Layout and style are in page.html, report.html and style.css.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.resources import files
 from string import Template
 
@@ -16,11 +18,9 @@ from grailnode.ui.series import Change
 def page(report: DemoReport) -> str:
     """Return the whole page. The same report gives the same text."""
     findings = Findings.of(report)
-    template = Template(files("grailnode.ui.report").joinpath("page.html").read_text(encoding="utf-8"))
-    name = clean(report.run_name, 60) or "unnamed run"
+    name = run_title(report.run_name)
     figures = [plot(report, findings) for plot in (learning, patches, sparsity, groups)]
-    return template.substitute(
-        title=text(f"{name} · grailnode report"),
+    content = Template(asset("report.html")).substitute(
         heading=text(name),
         lead=text(lead(report, findings)),
         facts=_facts(report),
@@ -34,6 +34,30 @@ def page(report: DemoReport) -> str:
         command=_command(report.command),
         data=data(report),
     )
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    style = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>\n{asset("style.css")}</style>'
+    return shell(f"{name} · grailnode report", style, content)
+
+
+def run_title(run_name: str) -> str:
+    """Return the name of a run as a title."""
+    return clean(run_name, 60) or "unnamed run"
+
+
+def shell(title: str, style: str, content: str) -> str:
+    """Return a whole page.
+
+    Args:
+        style: the elements that bring style, and what else stands in its head.
+        content: of <main>.
+    """
+    return Template(asset("page.html")).substitute(title=text(title), style=style, content=content)
+
+
+@cache
+def asset(name: str) -> str:
+    """Return the text of a file of this folder."""
+    return files("grailnode.ui.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def lead(report: DemoReport, findings: Findings) -> str:
@@ -66,6 +90,11 @@ def _facts(report: DemoReport) -> Markup:
         else ("trainer waited", text(trainer_wait_text(report))),
         ("duration", text(duration_words(report.seconds))),
     ]
+    return fact_list(entries)
+
+
+def fact_list(entries: Iterable[tuple[str, Markup]]) -> Markup:
+    """Return facts of (name, value)."""
     pairs = [element("div", element("dt", name), element("dd", value)) for name, value in entries]
     return element("dl", *pairs, class_="facts")
 
@@ -81,8 +110,8 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
     equal_nodes = f"{findings.equal_nodes} of {findings.nodes}" if findings.nodes else "-"
     speed = report.tokens_per_second
     tiles = [
-        _change_tile("held-out pass@1", findings.pass_at_1, "by a validator"),
-        _change_tile("mean reward", findings.reward, "verified rollouts"),
+        change_tile("held-out pass@1", findings.pass_at_1, "by a validator"),
+        change_tile("mean reward", findings.reward, "verified rollouts"),
         ("median patch", *patch),
         ("mean sparsity", sparsity_figure, "weights unchanged by a version"),
         ("groups verified", f"{findings.groups.accepted:,}", f"of {findings.groups.judged:,} judged"),
@@ -90,11 +119,17 @@ def _tiles(report: DemoReport, findings: Findings) -> Markup:
         ("equal weights", equal_nodes, "nodes hold the trainer's bits"),
         ("tokens a second", rate_text(speed.generated), f"generated; {rate_text(speed.verified)} verified"),
     ]
+    return tile_list(tiles)
+
+
+def tile_list(tiles: Sequence[tuple[str, str, str]]) -> Markup:
+    """Return tiles of (name, figure, explanation)."""
     items = [element("li", element("span", a), element("b", b), element("small", c)) for a, b, c in tiles]
     return element("ul", *items, class_="tiles")
 
 
-def _change_tile(name: str, change: Change | None, note: str) -> tuple[str, str, str]:
+def change_tile(name: str, change: Change | None, note: str) -> tuple[str, str, str]:
+    """Return the tile of a figure that changes over the run."""
     if change is None:
         return name, "-", "not measured"
     return name, change.ends_text, f"{change.gain:+.2f}, {note}"

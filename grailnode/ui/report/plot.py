@@ -11,6 +11,7 @@ from typing import Final
 
 from grailnode.ui.formatting import byte_text, share_text
 from grailnode.ui.report.markup import Markup, element, number
+from grailnode.ui.series import mean
 
 # One size for every plot. The margins are wide enough for the larger letters on phones.
 WIDTH: Final = 520.0
@@ -20,6 +21,7 @@ RIGHT: Final = 506.0
 TOP: Final = 14.0
 BOTTOM: Final = 250.0
 
+_MOST_POINTS: Final = 400  # more are averaged: no screen shows them apart
 _MOST_DOTS: Final = 60  # more points would run together: then only the line is drawn
 _STEPS: Final = (1, 2, 5, 10)
 
@@ -149,7 +151,7 @@ def line(
         css: the class that gives its colour.
         series: (x, y) in order, y None where nothing was measured.
     """
-    points = [(position, at, value) for position, (at, value) in enumerate(series) if value is not None]
+    points = [(position, at, value) for position, (at, value) in enumerate(_thinned(series)) if value is not None]
     usual = median([after - before for (before, *_), (after, *_) in pairwise(points)] or [1])
     solid: list[str] = []
     dashed: list[str] = []
@@ -175,6 +177,15 @@ def line(
         *dots,
         class_=css,
     )
+
+
+def _thinned(series: Sequence[tuple[float, float | None]]) -> Sequence[tuple[float, float | None]]:
+    """Return a series with at most `_MOST_POINTS` points: the means of neighbours, at the last of them."""
+    size = -(-len(series) // _MOST_POINTS)
+    if size <= 1:
+        return series
+    parts = [series[begin : begin + size] for begin in range(0, len(series), size)]
+    return [(part[-1][0], mean([value for _, value in part])) for part in parts]
 
 
 def level(value: float, label: str, y: Axis) -> Markup:

@@ -74,11 +74,14 @@ def _head(state: NetworkState) -> list[Text]:
     if not state.versions:
         return [line(("no version has been published yet", "dim"))]
     newest = state.versions[-1]
-    parts = [f"head    v{newest.version}, optimizer step {newest.optimizer_step}"]
+    age = "" if state.head_age is None else f", renewed {duration_words(state.head_age)} ago"
+    parts = [f"head    v{newest.version}{age}, optimizer step {newest.optimizer_step}"]
     if newest.patch_bytes is not None and newest.sparsity is not None:
         parts.append(f"patch {byte_part_text(newest.patch_bytes, state.full_bytes)}")
         parts.append(f"sparsity {share_text(newest.sparsity)}")
     lines = [line(", ".join(parts))]
+    if state.silent:
+        lines.append(Text(f"silent  {', '.join(state.silent)}", style="red"))
     anchor = next((row for row in reversed(state.versions) if row.anchor_bytes is not None), None)
     if anchor is not None and anchor.anchor_bytes is not None:
         lines.append(line(f"anchor  v{anchor.version}, {byte_text(anchor.anchor_bytes)}"))

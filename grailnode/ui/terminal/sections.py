@@ -105,6 +105,8 @@ def _position(state: NetworkState, width: int) -> Text:
     else:
         length = state.window_seconds
         words, late = f"window {state.window:,}", state.window_elapsed - length
+        if state.has_ended:
+            return line((words, "bold"), "  by the clock, and the run has ended or its trainer has stopped")
         after = f"next in {duration_text(-late)}" if late < 0 else f"next is late by {duration_text(late)}"
     room = width - len(words) - len(after) - 2
     if room < 6:
@@ -144,7 +146,7 @@ def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
     groups = Tally.of(state.miners)
     reasons = groups.reasons
     text = line("groups  ", (f"{groups.accepted:,} verified", "green"), "  ", (f"{groups.rejected:,} rejected", "red"))
-    if unjudged := sum(row.submitted for row in state.miners) - groups.judged:
+    if unjudged := sum(row.unjudged for row in state.miners):
         text.append(f"  {unjudged:,} not judged", style="dim")
     room = width - text.cell_len - 2
     if lines > 1 and cell_len(reasons_text(reasons, _UNLIMITED)) > room:

@@ -130,7 +130,7 @@ def _miner(row: MinerRow, why: int, *, has_kind: bool, bar_width: int) -> list[T
         Text(clean(row.kind, 8), style=style),
         Text(f"{row.submitted:,}"),
         Text(f"{row.accepted:,}", style="green" if row.accepted else ""),
-        _rejections(row.rejected, why),
+        _rejections(row.rejected, why, row.unjudged),
         _score(row.score, bar_width),
     ]
 
@@ -163,13 +163,14 @@ def _with_rest(table: Table, rest: int, noun: str) -> RenderableType:
     return Group(table, Text(words, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
-def _rejections(reasons: Mapping[str, int], cells: int) -> Text:
+def _rejections(reasons: Mapping[str, int], cells: int, unjudged: int = 0) -> Text:
+    """Write how many were rejected and, as far as there is room, how many nobody judged, and the reasons."""
     total = sum(reasons.values())
-    if not total:
-        return Text("-", style="dim")
-    text = Text.assemble((f"{total:,}", "red"))
+    text = Text.assemble((f"{total:,}", "red") if total else ("-", "dim"))
+    if unjudged and cell_len(words := f" {unjudged:,} not judged") <= cells - text.cell_len:
+        text.append(words, style="dim")
     room = cells - text.cell_len - 1
-    if room >= 6:
+    if total and room >= 6:
         text.append(f" {reasons_text(reasons, room)}", style="dim")
     return text
 

@@ -109,18 +109,12 @@ class Acceptance:
         self._node = node
         self._outcome_log = outcome_log
         self._canaries = canaries
-        self._pending: dict[tuple[int, bytes], Intent] = {}  # decided, and not carried out yet
 
     async def open(self) -> None:
         """Carry out what was decided before a restart."""
         intent_paths = [item.path async for item in self._node.state.list(INTENTS)]
         for path in intent_paths:
             await self._carry_out(Intent.from_bytes(await self._node.state.get(path, Intent.max_bytes)))
-
-    async def retry(self, window: int, miner: bytes) -> None:
-        """Carry out what was decided on a miner's window when the state could not be written. Decisions are final."""
-        if (window, miner) in self._pending:
-            await self._carry_out(self._pending[window, miner])
 
     async def accept(
         self,
@@ -174,12 +168,11 @@ class Acceptance:
             batch=VerifiedBatch(window=window, miner=miner, groups=groups) if groups else None,
             outcomes=tuple(outcomes),
         )
-        await self._record(intent)
-        await self._carry_out(self._pending[window, miner])
+        await self._carry_out(await self._record(intent))
         return storage_answered
 
-    async def _record(self, intent: Intent) -> None:
-        """Make an intent durable; without its groups if they are larger than a batch may be."""
+    async def _record(self, intent: Intent) -> Intent:
+        """Make an intent durable, and return it; without its groups if they are larger than a batch may be."""
         try:
             if intent.batch is not None:
                 intent.batch.to_bytes()
@@ -189,8 +182,8 @@ class Acceptance:
                 item.model_copy(update={"status": "too-large"}) if item.status == USED else item
                 for item in intent.outcomes
             ]
-            intent = intent.model_copy(update={"batch": None, "outcomes": tuple(outcomes)})
-        self._pending[intent.window, intent.miner] = intent
+            return intent.model_copy(update={"batch": None, "outcomes": tuple(outcomes)})
+        return intent
 
     async def _carry_out(self, intent: Intent) -> None:
         """Write inbox and outcome log as an intent says. Doing it twice has the effect of doing it once."""
@@ -211,7 +204,6 @@ class Acceptance:
             )
         if intent.batch is not None:
             await node.state.delete(_intent_path(intent))
-        self._pending.pop((intent.window, intent.miner), None)
 
     async def _fetch_all(
         self, window: int, miner: bytes, accepted_decisions: Sequence[Decision], final_attempt: bool
@@ -252,7 +244,7 @@ class Acceptance:
             return _GROUP_MISSING
         except ProtocolError:
             return _GROUP_CHANGED
-        exact = self._node.run.environment.exact
+        exact = self._node.run.exact_rewards
         judgements = tuple(opinion.judgement for opinion in decision.accepting)
         return verified_group(group, digest, judgements, exact=exact) or _VERDICT_MISMATCH
 

@@ -68,6 +68,7 @@ class Collector:
     def __init__(self, node: Node, settings: CollectorSettings) -> None:
         self._node = node
         self._settings = settings
+        self._pause = node.pace(settings.poll_seconds)
         self._readers: dict[int, VerdictReader] = {}
         self._rosters = Rosters(node)
         self._absences = Absences(node.telemetry)
@@ -110,7 +111,7 @@ class Collector:
             while oldest in complete_windows:
                 await self._close(oldest, tasks)
                 oldest += 1
-            await trio.sleep(self._settings.poll_seconds)
+            await trio.sleep(self._pause)
 
     async def _read_validators(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
         """Read the validators of all windows; reads that take longer than a poll go on without being waited for.
@@ -127,7 +128,7 @@ class Collector:
             all_read.set()
 
         tasks.start_soon(read)
-        with trio.move_on_after(self._settings.poll_seconds):
+        with trio.move_on_after(self._pause):
             await all_read.wait()
 
     def _windows(self, oldest: int) -> list[int]:
@@ -233,7 +234,6 @@ class Collector:
         try:
             async with self._slow_slots if miner in self._slow_miners else self._slots:
                 after_deadline = await self._deadline_has_passed(window)
-                await self._acceptance.retry(window, miner)
                 verdict_count = len(self._reader(window).verdicts[miner])
                 decisions = await self._unlogged_decisions(window, miner, final)
                 final_decisions = [decision for decision in decisions if not decision.pending]

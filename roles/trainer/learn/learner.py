@@ -22,14 +22,8 @@ from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
-from roles.trainer.learn.loss.policy_loss import (
-    LOSSES,
-    PolicyLoss,
-    advantage_name,
-    advantages,
-    entropy,
-    policy_loss,
-)
+from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
+from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer import AdamW
 from roles.trainer.learn.optimizer_settings import AdamWSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
@@ -49,6 +43,7 @@ class LearnerSettings:
     stops: tuple[int, ...] = ()  # token ids that end a completion
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: AdamWSettings = field(default_factory=AdamWSettings)
+    read_reference: Callable[[], Mapping[str, Tensor]] | None = None  # the weights of the reference; None: version 0
 
 
 @dataclass(frozen=True)
@@ -126,8 +121,7 @@ class Learner:
         self._optimizer = AdamW(weights, settings.optimizer, device)
         self._reference = {  # the weights of the reference policy, if the loss needs one
             name: rounded(name, tensor.detach().to(device, copy=True), precision, torch.bfloat16)
-            for name, tensor in weights.items()
-            if settings.loss.kl_coefficient
+            for name, tensor in (reference_weights(settings, weights).items() if weights else ())
         }
 
     @property
@@ -142,8 +136,7 @@ class Learner:
         return self.update(self.gradients(groups))
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
-        advantage = advantage_name(self._settings.loss)
-        samples = [sample for group in groups for sample in _samples(group, advantage)]
+        samples = [sample for group in groups for sample in _samples(group, self._settings.loss.advantage_name)]
         completions = len(samples)
         if self._settings.loss.overlong_filtering:
             samples = [sample for sample in samples if not self._is_cut_off(sample)]
@@ -151,7 +144,7 @@ class Learner:
         if tokens == 0:
             raise ValueError("no tokens to learn from")
         lengths = [sample.length for sample in samples]
-        weight_of_tokens = LOSSES[self._settings.loss.loss].weights(lengths, self._settings.max_tokens)
+        weight_of_tokens = AGGREGATIONS[self._settings.loss.aggregation_name](lengths, self._settings.max_tokens)
         weights, leaves = self._weights()
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
@@ -243,44 +236,55 @@ class Learner:
         advantage = torch.tensor([s.advantage for s in samples], device=device)[batch.rows]
         weight = torch.tensor(token_weights, device=device)[batch.rows]
 
-        def loss_of(log_probs: Tensor) -> PolicyLoss:
-            settings = self._settings.loss
-            return policy_loss(log_probs, behaviour, advantage, batch.rows, weight, settings, reference_log_probs)
+        def loss_of(log_probs: Tensor, entropies: Tensor) -> PolicyLoss:
+            # a step is the only one on its groups, so the policy before it is the present one
+            proximal, rows = log_probs.detach(), batch.rows
+            tokens = Tokens(log_probs, behaviour, proximal, advantage, rows, entropies, reference_log_probs)
+            return policy_loss(tokens, weight, self._settings.loss)
 
         if len(states) <= self._settings.logits_chunk:
             log_probs, entropies = self._statistics(weights, states, batch.targets)
-            loss = loss_of(log_probs)
+            loss = loss_of(log_probs, entropies)
             loss.value.backward()  # type: ignore[no-untyped-call]
         else:
             loss, entropies = self._backward_in_chunks(weights, states, batch.targets, loss_of)
-        return float(loss.value.detach()), float(loss.clipped_tokens), loss.divergence, float(entropies.sum())
+        return float(loss.value.detach()), float(loss.clipped_tokens), loss.divergence, float(entropies.detach().sum())
 
     def _backward_in_chunks(
-        self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor, loss_of: Callable[[Tensor], PolicyLoss]
+        self,
+        weights: Mapping[str, Tensor],
+        states: Tensor,
+        targets: Tensor,
+        loss_of: Callable[[Tensor, Tensor], PolicyLoss],
     ) -> tuple[PolicyLoss, Tensor]:
         """Add a batch's part of the gradient without the logits of more than a chunk: they are computed twice, first
         for the loss and then for its gradient.
 
         Args:
             states: [N, D] with gradient; targets: int64 [N].
-            loss_of: the loss as a function of the log-probabilities, float32 [N].
+            loss_of: the loss as a function of the log-probabilities and of the entropies, float32 [N] each.
 
         Returns:
             The loss, and the entropy before each token, float32 [N].
         """
         with torch.no_grad():
             log_probs, entropies = self._statistics_in_chunks(weights, states, targets)
-        log_probs.requires_grad_()
-        loss = loss_of(log_probs)
+        statistics = log_probs.requires_grad_(), entropies.requires_grad_()
+        loss = loss_of(*statistics)
         loss.value.backward()  # type: ignore[no-untyped-call]
-        assert log_probs.grad is not None
+        slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in statistics]
         leaves = states.detach().requires_grad_()
         size = self._settings.logits_chunk
-        chunks = (torch.split(tensor, size) for tensor in (leaves, targets, log_probs.grad))
+        chunks = (torch.split(tensor, size) for tensor in (leaves, targets, *slopes))
         if isinstance(weights, RoundedWeights):
             weights = weights.adding_in_place()
-        for part, tokens, slope in zip(*chunks, strict=True):
-            self._log_probs(self._model.logits(weights, part), tokens).backward(slope)  # type: ignore[no-untyped-call]
+        for part, tokens, slope, entropy_slope in zip(*chunks, strict=True):
+            logits = self._model.logits(weights, part)
+            outputs, gradients = [self._log_probs(logits, tokens)], [slope]
+            if self._settings.loss.entropy_coefficient:
+                outputs.append(entropy(logits, self._settings.temperature))
+                gradients.append(entropy_slope)
+            torch.autograd.backward(outputs, gradients)
         states.backward(leaves.grad)  # type: ignore[no-untyped-call]
         return loss, entropies
 
@@ -290,9 +294,12 @@ class Learner:
         return states[batch.rows, batch.columns]
 
     def _statistics(self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of each token, with gradient, and the entropy before it: float32 [N] each."""
+        """Return the log-probability of each token, with gradient, and the entropy before it, with gradient if the loss
+        depends on it: float32 [N] each.
+        """
         logits = self._model.logits(weights, states)
-        return self._log_probs(logits, targets), entropy(logits.detach(), self._settings.temperature)
+        of_entropy = logits if self._settings.loss.entropy_coefficient else logits.detach()
+        return self._log_probs(logits, targets), entropy(of_entropy, self._settings.temperature)
 
     def _statistics_in_chunks(
         self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor
@@ -336,6 +343,13 @@ class Learner:
     def restore(self, state: Mapping[str, Tensor], steps: int | None = None) -> None:
         """Take over some or all of the tensors of `state_source`, or with no `steps` a whole `state`."""
         self._optimizer.restore(state, steps)
+
+
+def reference_weights(settings: LearnerSettings, first: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the weights of the reference policy, given those of version 0; none if the loss needs none."""
+    if not settings.loss.has_reference:
+        return {}
+    return first if settings.read_reference is None else settings.read_reference()
 
 
 def _samples(group: VerifiedGroup, advantage: AdvantageName) -> list[_Sample]:

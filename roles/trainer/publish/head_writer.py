@@ -55,14 +55,7 @@ class HeadWriter:
     """
 
     def __init__(
-        self,
-        node: Node,
-        history: History,
-        fence: Fence,
-        *,
-        keep_patches: int,
-        keep_anchors: int,
-        expiry_offset_ms: int,
+        self, node: Node, history: History, fence: Fence, *, keep_patches: int, keep_anchors: int, expiry_offset_ms: int
     ) -> None:
         self._node = node
         self._history = history

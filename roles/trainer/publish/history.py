@@ -22,12 +22,7 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore, StateError
-from roles.trainer.spool import (
-    PUBLISHED_WEIGHTS,
-    newest_published_version,
-    stored_versions,
-    weights_folder,
-)
+from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_published_version, stored_versions, weights_folder
 from roles.trainer.tensor_shards import delete_below
 
 EPOCH = "chain/epoch"

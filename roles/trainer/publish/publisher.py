@@ -24,11 +24,7 @@ from roles.trainer.publish.head_writer import HeadWriter
 from roles.trainer.publish.history import History
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule, delete_unnamed_objects
-from roles.trainer.publish.version_build import (
-    VersionBuild,
-    VersionWeights,
-    reference,
-)
+from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
 from roles.trainer.spool import PUBLISHED_WEIGHTS, SnapshotName, count_shards, list_snapshots, weights_folder
 from roles.trainer.tensor_shards import ShardReader, shard_path
 
@@ -37,7 +33,7 @@ from roles.trainer.tensor_shards import ShardReader, shard_path
 class PublisherSettings:
     """What a trainer's operator sets."""
 
-    anchor_interval: int = 50  # versions between anchors
+    anchor_interval: int = 50  # most versions between anchors
     keep_patches: int = 100  # in storage (retention.py)
     keep_anchors: int = 10
     patch_attempts: int = 3  # to upload a patch before the version gets an anchor instead
@@ -230,9 +226,23 @@ class Publisher:
             parts.append(await self._node.run_sync(reference, part))
             if not await self._upload_part(part, parts[-1]):
                 return weights, None, await self._shard_refs(weights)
-        has_anchor = name.version % self._settings.anchor_interval == 0
         patch_ref = PatchRef(parts=tuple(parts), changed=patch[1])
+        has_anchor = self._needs_anchor(weights, patch_ref)
         return weights, patch_ref, await self._shard_refs(weights) if has_anchor else ()
+
+    def _needs_anchor(self, weights: VersionWeights, patch: PatchRef) -> bool:
+        """Return whether a node that joins would fetch less with an anchor of this version than with the patches that
+        follow the last one, or the interval is over.
+        """
+        nbytes = patch.size
+        for version in range(weights.version - 1, -1, -1):
+            earlier = self._history.manifests.get(version)
+            if earlier is None or earlier.record.anchor or earlier.record.patch is None:
+                break
+            nbytes += earlier.record.patch.size
+        # One at a time: on a slow link, anchors must not delay each other and the patches.
+        is_cheaper = not self._uploading and nbytes >= sum(tensor.nbytes for tensor in weights.outline.values())
+        return is_cheaper or weights.version % self._settings.anchor_interval == 0
 
     async def _build_patch(
         self, version: int, previous: VersionWeights, reader: ShardReader

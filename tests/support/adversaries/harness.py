@@ -18,7 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.torch_engine import Forward, TorchEngine
 from grailnode.environments import registry
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -40,7 +40,7 @@ from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
-from roles.ports import CheckRequest, Engine, Forward, Generation, Request
+from roles.ports import CheckRequest, Engine, Generation, Request
 from roles.validator.audit import Auditor
 from roles.validator.judge import Judge
 from roles.validator.window_cases import Case
@@ -84,7 +84,7 @@ class _Call:
 class BatchedEngine:
     """Implements Engine over another engine. Calls made before all tasks of the program wait become one batch."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
         self._pending_calls: dict[SamplingParams | CheckRules | None, list[_Call]] = {}
 
@@ -203,7 +203,7 @@ class TrialHarness:
     neighbour: SigningKey = field(default_factory=lambda: key("adversary neighbour"))
     store: MemoryStore = field(default_factory=MemoryStore)
     accepted_work: dict[bytes, bytes] = field(default_factory=dict)
-    _engines: dict[str, Engine] = field(default_factory=dict)
+    _engines: dict[str, TorchEngine] = field(default_factory=dict)
     _group_cache: dict[tuple[bytes, int, int], Group] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -220,7 +220,7 @@ class TrialHarness:
         name = self.environment.name
         return samples.run_manifest(
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
-            environment=registry.built_in_spec(name) if registry.is_built_in(name) else samples.environment(name=name),
+            environment=samples.task(registry.built_in_spec(name) if registry.is_built_in(name) else None, name=name),
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,
@@ -240,7 +240,7 @@ class TrialHarness:
     def own_arithmetic(self) -> Arithmetic:
         """How the validator computes."""
         if self.judging_engine is not None:
-            return self.judging_engine.checking_arithmetic
+            return self.judging_engine.arithmetic
         if self.exact:
             return "exact"
         return "torch-float32" if self.dtype == torch.float32 else "torch-bfloat16"
@@ -256,22 +256,22 @@ class TrialHarness:
         make = ExactQwen3 if self.exact else Qwen3
         return make(config if depth is None else replace(config, num_hidden_layers=depth))
 
-    async def engine(self, name: str, make: Callable[[], Weights]) -> Engine:
+    async def engine(self, name: str, make: Callable[[], Weights]) -> TorchEngine:
         """Return the engine of a name, made at its first use from weights of any number of layers."""
         if name not in self._engines:
             weights = make()
             model = self.change(self.model(count_layers(weights)))
-            engine: Engine = TorchEngine(model, dtype=self.dtype, run_sync=inline)
+            engine = TorchEngine(model, dtype=self.dtype, run_sync=inline)
             await engine.stage(self.policy_history.serving, dict(weights))
             await engine.commit()
             self._engines[name] = BatchedEngine(engine) if self.batched else engine  # type: ignore[assignment]
         return self._engines[name]
 
-    async def serving_engine(self) -> Engine:
+    async def serving_engine(self) -> TorchEngine:
         """Return the engine of the honest nodes."""
         return await self.engine("serving", lambda: self.policy_history.version(self.policy_history.serving))
 
-    async def draft_engine(self) -> Engine:
+    async def draft_engine(self) -> TorchEngine:
         """Return an engine with half of the policy's layers."""
         weights = self.policy_history.version(self.policy_history.serving)
         half = list(range(count_layers(weights) // 2))

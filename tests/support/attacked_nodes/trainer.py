@@ -13,7 +13,7 @@ from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import SHARE, LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
-from roles.ports import NotFoundError, StoreError
+from roles.ports import NotFoundError, ObjectStore, StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
@@ -150,8 +150,7 @@ class AttackedTrainer:
     async def group_outcomes(self) -> dict[bytes, str]:
         """Return the statuses of the miner's judged groups by digest; none before the collector decides."""
         statuses: dict[bytes, str] = {}
-        async for item in self.state.list(OUTCOMES):
-            outcome_log = WindowOutcomes.from_bytes(await self.state.get(item.path, 1 << 20))
+        for outcome_log in await read_outcomes(self.state):
             assert (outcome_log.window, outcome_log.miner) == (WINDOW, MINER.public)
             statuses.update({outcome.digest: outcome.status for outcome in outcome_log.outcomes})
         return statuses
@@ -169,6 +168,11 @@ class AttackedTrainer:
         return [
             VerifiedBatch.from_bytes(await self.state.get(item.path, 1 << 20)) async for item in self.state.list(INBOX)
         ]
+
+
+async def read_outcomes(state: ObjectStore) -> list[WindowOutcomes]:
+    """Return what is logged in a trainer's state of every miner's window."""
+    return [WindowOutcomes.from_bytes(await state.get(item.path, 1 << 20)) async for item in state.list(OUTCOMES)]
 
 
 def group_with_other_prompt(testbed: AttackedTrainer) -> Group:

@@ -11,7 +11,7 @@ from protocol.beacon import ChainInfo
 from protocol.chain.manifest import Head, Manifest, PatchRef, TensorRow
 from protocol.chain.verifier import Trust
 from protocol.encoding import Record
-from protocol.environments.record import CodeRef, EnvironmentSpec
+from protocol.environments.record import CodeRef, EnvironmentShare, EnvironmentSpec
 from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
@@ -193,6 +193,11 @@ environment = sample_of(
 )
 
 
+def task(spec: EnvironmentSpec | None = None, **changes: Any) -> tuple[EnvironmentShare, ...]:
+    """Return the task of one environment."""
+    return (EnvironmentShare(ppm=1_000_000, environment=spec or environment(**changes)),)
+
+
 run_manifest = sample_of(
     RunManifest,
     name="sample",
@@ -202,7 +207,7 @@ run_manifest = sample_of(
     ),
     lora=None,
     precision="bf16",
-    environment=environment(),
+    environment=task(),
     data=None,
     chat=None,
     sampling=SamplingSpec(temperature=1.0, max_tokens=8, stops=(1,)),

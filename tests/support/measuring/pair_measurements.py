@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups, serve
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.calibration.variants import Pair, VllmServers
 from protocol.digest import Weights
 from roles.ports import Engine
@@ -27,10 +27,11 @@ async def measure_pair(
         first: number of the first group; the same numbers have the same prompts, noise and projections.
         servers: of pairs with vLLM; both sides may have the same one, because all groups are generated first.
     """
+    servers = servers or VllmServers()
     lora = work.lora if copy is None else None
-    generating = await serve(work.policy, pair.generating, weights if copy is None else copy, servers, lora)
+    generating = await servers.serve(pair.generating, work.policy, weights if copy is None else copy, lora)
     submissions = [part async for part in generate_groups(work, generating, groups, first=first)]
-    checking = await serve(work.policy, pair.checking, weights, servers, work.lora)
+    checking = await servers.serve(pair.checking, work.policy, weights, work.lora)
     for part in submissions:
         for group in await check_groups(work, checking, part):
             yield group

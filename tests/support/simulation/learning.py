@@ -23,6 +23,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run.base_files import start_lora
 from protocol import environments
+from protocol.environments import Environment
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.ports import Request
@@ -84,9 +85,10 @@ class Simulation:
 
     Args:
         keep_masters: whether `masters` gets the learner's FP32 weights of each version.
+        environment: None for addition.
     """
 
-    def __init__(self, setup: Setup, *, keep_masters: bool = False) -> None:
+    def __init__(self, setup: Setup, *, keep_masters: bool = False, environment: Environment | None = None) -> None:
         self.setup = setup
         self.masters: list[dict[str, Tensor]] = []
         self._keep_masters = keep_masters
@@ -97,7 +99,7 @@ class Simulation:
         if lora is not None:
             model, start = LoraModel(build(self._policy, lora=lora.spec), start), dict(lora.adapters)
         self._engine = TorchEngine(model, run_sync=inline)
-        self._environment = environments.get("addition")
+        self._environment = environment or environments.get("addition")
         self._params = SamplingParams(setup.temperature, 5, self._policy.stops)
         optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
         self._learner = Learner(
@@ -176,11 +178,18 @@ class Simulation:
 
     def pass_at_1(self) -> float:
         """Return the share of held-out problems that the served policy solves greedily."""
+        return statistics.fmean(reward for rewards in self.rewards_by_stratum().values() for reward in rewards)
+
+    def rewards_by_stratum(self) -> dict[str, list[float]]:
+        """Return the rewards of held-out problems that the served policy solves greedily, by their kind."""
         problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
         prompts = [self._policy.tokenizer.encode(problem.prompt) for problem in problems]
         with self.costs.of("evaluation"):
             answers = run_without_waiting(self._engine.greedy(prompts, self._params))
-        return statistics.fmean(self._reward(p, tokens) for p, tokens in zip(problems, answers, strict=True))
+        rewards: dict[str, list[float]] = {}
+        for problem, tokens in zip(problems, answers, strict=True):
+            rewards.setdefault(problem.stratum, []).append(self._reward(problem, tokens))
+        return rewards
 
     def _reward(self, problem: environments.Problem, tokens: tuple[int, ...]) -> float:
         text = self._policy.tokenizer.decode(self._params.without_stop(tokens))

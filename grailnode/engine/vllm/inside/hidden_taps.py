@@ -1,15 +1,29 @@
-"""Records hidden states in the serving model: those that tokens are drawn from, and those of whole prefills."""
+"""Takes hidden states in the serving model: those that tokens are drawn from, and those of prefills to check.
+
+Prefills are checked where their states are: only a few numbers of each token leave the GPU.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
-from grailnode.engine.vllm.inside.prefill_checks import Project, checked
-from grailnode.engine.vllm.inside.request_records import RequestArguments, records
+from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, records
+from protocol.rollout.checking import DrawnTokens, check_completions
+from protocol.rollout.sketch import BYTES_PER_TOKEN
 
-Record = Callable[[torch.Tensor, Iterable[tuple[int, RequestArguments]], Any, Any], None]
+WIDTHS: Final = (BYTES_PER_TOKEN, 1, 1, 1)
+"""Numbers of each token: the values of its sketch, its margin, whether a stop token is due, its log-probability; its
+best rival may follow.
+"""
+
+Project = Callable[[Tensor], Tensor]
+
+Prefill = tuple[int, str, CheckArguments]
+"""A prefill's row in the batch, its request, and how it is checked."""
+Record = Callable[[Tensor, Iterable[Prefill], Any, Any], None]
 
 
 def install(runner: Any) -> None:
@@ -43,9 +57,9 @@ def _tap_v1(runner: Any, record: Record) -> None:
 
     def recording_forward(*arguments: Any, **keywords: Any) -> Any:
         output = forward(*arguments, **keywords)
-        # Rows whose token is drawn have no `begin`; their states come from the output projection above.
-        prefills = [(row, ours) for row, (ours, _) in rows.items() if ours.begin is not None]
-        if prefills and isinstance(output, torch.Tensor):
+        # Rows whose token is drawn have no `check`; their states come from the output projection above.
+        prefills = [(row, ours.request, ours.check) for row, (ours, _) in rows.items() if ours.check is not None]
+        if prefills and isinstance(output, Tensor):
             starts, computed = runner.query_start_loc.np, runner.input_batch.num_computed_tokens_cpu
             record(output, prefills, starts, computed)
         return output
@@ -61,7 +75,7 @@ def _tap_v2(runner: Any, record: Record) -> None:
     # V2 gives the states of all tokens to its sampler, before it takes those that are sampled.
     def recording_sample(hidden_states: Any, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
         in_batch = ((row, slots.get(slot)) for row, slot in enumerate(input_batch.idx_mapping_np.tolist()))
-        prefills = [(row, item) for row, item in in_batch if item is not None and item.begin is not None]
+        prefills = [(row, ours.request, ours.check) for row, ours in in_batch if ours and ours.check]
         if prefills:
             record(hidden_states, prefills, input_batch.query_start_loc_np, input_batch.num_computed_tokens_np)
         return sample(hidden_states, input_batch, *arguments, **keywords)
@@ -70,31 +84,43 @@ def _tap_v2(runner: Any, record: Record) -> None:
 
 
 def _record(
-    project: Project,
-    vocabulary: int,
-    states: torch.Tensor,
-    prefills: Iterable[tuple[int, RequestArguments]],
-    starts: Any,
-    computed: Any,
+    project: Project, vocabulary: int, states: Tensor, prefills: Iterable[Prefill], starts: Any, computed: Any
 ) -> None:
-    """Record the states of prefills, or what is checked by them.
+    """Check prefills, and record the results.
 
     Args:
         project: computes the logits of states.
         states: [N, D] of all tokens of the pass, request behind request.
-        prefills: rows of the batch.
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
     """
-    for row, arguments in prefills:
+    for row, request, arguments in prefills:
         # `position` is where this pass begins in the request, counted in tokens; earlier passes computed what lies
         # before it.
         start, position = int(starts[row]), int(computed[row])
-        begin = arguments.begin or 0
-        skipped = max(0, begin - position)
+        skipped = max(0, arguments.begin - position)
         part, position = states[start + skipped : int(starts[row + 1])], position + skipped
         # The prompt's states before `begin` are not needed, and may cover the whole pass.
         if len(part):
-            if arguments.check is not None:
-                part = checked(arguments.check, position - begin, part, project, vocabulary)
-            # A copy, because vLLM reuses the memory of a pass.
-            records.record(arguments.request).write_prefill(position, records.version, part.clone())
+            result = checked(arguments, position - arguments.begin, part, project, vocabulary)
+            records.record(request).write_prefill(position, records.version, result)
+
+
+def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Project, vocabulary: int) -> Tensor:
+    """Check the tokens of a completion that one pass of its prefill covers: float32 [n, S], a row with the
+    numbers of WIDTHS for each token that the policy drew.
+
+    Args:
+        begin: the position of the first of these tokens in the completion.
+        states: [N, D], from which they are drawn.
+        project: computes logits [n, V] of states [n, D]; all ranks call it alike, as all have the same batch.
+    """
+    tokens = arguments.tokens[begin : begin + len(states)]
+    rows = [row for row, token in enumerate(tokens) if token != GIVEN]
+    before = sum(token != GIVEN for token in arguments.tokens[:begin])
+    drawn = DrawnTokens([tokens[row] for row in rows], arguments.seed, arguments.sketch)
+    own = states if len(rows) == len(states) else states[rows]
+    check = check_completions(
+        own, lambda part: project(part).to(torch.float32), [drawn], arguments.rules, vocabulary, first=before
+    )
+    others = torch.stack([check.margins, check.stops.float(), check.logprobs], dim=1)
+    return torch.cat([check.sketch, others, check.rivals], dim=1)

@@ -67,7 +67,7 @@ class RankSteps:
         """
         if not hasattr(self._memory, "buffer"):
             self._memory.buffer = self._weights.buffer()
-        tensor, signal = self._weights.read_together(name, self._signal(), buffer=self._memory.buffer)
+        tensor, signal = self._weights.read_together(name, self._signal(), self._memory.buffer)
         self._leave(signal)
         return tensor
 
@@ -91,8 +91,7 @@ class RankSteps:
 def rank_gather() -> Gather:
     """Return a function that completes a tensor with the parts of all ranks, over a group of its own.
 
-    Each thread that reads needs one: ranks whose threads begin all-reduces of one group in different orders would mix
-    up their tensors.
+    Threads take turns: ranks whose threads begin all-reduces in different orders would mix up their tensors.
     """
     from torch import distributed  # noqa: PLC0415 - only with tensor parallelism
 

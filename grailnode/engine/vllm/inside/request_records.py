@@ -11,20 +11,20 @@ more token may be drawn after the stop token: the node cuts it off, and it is dr
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, get_args
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, TypeAdapter
 from torch import Tensor
 
 from protocol.rollout.checking import CheckRules
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.rollout.sampling import SEED_BYTES, SamplingParams
-from protocol.rollout.sketch import SEED_BYTES as SKETCH_SEED_BYTES
-from protocol.rollout.sketch import SketchKey, SketchKind
+from protocol.rollout.sampling import SEED_BYTES
+from protocol.rollout.sketch import SketchKey
 
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
@@ -32,9 +32,11 @@ ARGUMENT: Final = "grailnode"
 GIVEN: Final = -1
 """Stands in place of a token that is not checked."""
 
-_KEYS: Final = {"id", "seed", "offset", "temperature", "top_k", "top_p", "min_p", "begin", "states", "sketch", "check"}
 _MAX_RECORDS: Final = 65_536
 """Records that no node takes or abandons are dropped after so many newer ones."""
+
+
+Seed = Annotated[bytes, Field(min_length=SEED_BYTES, max_length=SEED_BYTES)]
 
 
 @dataclass(frozen=True)
@@ -42,81 +44,60 @@ class CheckArguments:
     """How a prefill is checked.
 
     Attributes:
+        begin: the position of the first token whose state is needed, prompt and completion together.
         tokens: of the completion, GIVEN for those that are not checked.
         seed, sketch: see DrawnTokens.
     """
 
+    begin: int
     tokens: tuple[int, ...]
-    seed: bytes
+    seed: Seed
     sketch: SketchKey
     rules: CheckRules
 
 
 @dataclass(frozen=True)
 class RequestArguments:
-    """Our arguments of one request.
+    """Our arguments of one request, which the node sends as JSON.
 
     Attributes:
         request: the id under which its record is asked for.
-        seed: 16 bytes; None for the most likely tokens.
+        seed: of its noise; None for the most likely tokens.
         temperature: divides the logits; filters: which tokens may be sampled.
-        begin: for a prefill: the position of the first token whose state is recorded; None while sampling.
         states: whether the states are recorded from which tokens are drawn.
         sketch: what their sketch is computed with, which is then recorded in their place.
-        check: for a prefill: how its tokens are checked; the results are then recorded in place of the states.
+        check: for a prefill: how its tokens are checked, and nothing else is recorded; None while sampling.
         offset: position of the first token, for the noise.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", ser_json_bytes="hex", val_json_bytes="hex")
+
     request: str
-    seed: bytes | None = None
-    temperature: float = 1.0
+    seed: Seed | None = None
+    temperature: PositiveFloat = 1.0
     filters: Filters = EVERY_TOKEN
-    begin: int | None = None
     states: bool = True
     sketch: SketchKey | None = None
     check: CheckArguments | None = None
-    offset: int = 0
+    offset: NonNegativeInt = 0
+
+    def to_json(self) -> str:
+        """Return what `parse` reads."""
+        return _adapter.dump_json(self).decode()
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
         """Parse a request's extra arguments; None if ours are not among them.
 
         Raises:
-            ValueError: an unknown argument, or one with an invalid value.
+            ValueError: an unknown argument, or one with an invalid value. A request comes from this machine's node, but
+                a wrong one must end as one refused request, not as a worker that fails.
         """
-        values = (extra or {}).get(ARGUMENT)
-        if values is None:
-            return None
-        # A request comes from this machine's node, but a wrong one must end as one refused request, not as a worker
-        # that fails.
-        if not isinstance(values, Mapping) or not isinstance(values.get("id"), str):
-            raise ValueError(f"{ARGUMENT}: an object with an id is needed")
-        if unknown := values.keys() - _KEYS:
-            raise ValueError(f"{ARGUMENT}.{min(unknown)}: no such argument")
-        seed = None if values.get("seed") is None else bytes.fromhex(str(values["seed"]))
-        temperature = float(values.get("temperature", 1.0))
-        if seed is not None and len(seed) != SEED_BYTES:
-            raise ValueError(f"{ARGUMENT}.seed: {2 * SEED_BYTES} hexadecimal digits are needed")
-        if not temperature > 0.0:
-            raise ValueError(f"{ARGUMENT}.temperature: a positive number is needed")
-        filters = Filters(int(values.get("top_k", 0)), float(values.get("top_p", 1.0)), float(values.get("min_p", 0.0)))
-        begin = None if values.get("begin") is None else int(values["begin"])
-        offset = int(values.get("offset", 0))
-        if offset < 0:
-            raise ValueError(f"{ARGUMENT}.offset: a position is not negative")
-        states, sketch = bool(values.get("states", True)), values.get("sketch")
-        if sketch is not None:
-            sketch = SketchKey(sketch["kind"], bytes.fromhex(sketch["seed"]))
-            if sketch.kind not in get_args(SketchKind) or len(sketch.seed) != SKETCH_SEED_BYTES:
-                raise ValueError(f"{ARGUMENT}.sketch: a kind and {2 * SKETCH_SEED_BYTES} hexadecimal digits are needed")
-        check = values.get("check")
-        if check is not None:
-            if seed is None or sketch is None or begin is None:
-                raise ValueError(f"{ARGUMENT}.check: seed, sketch and begin are needed")
-            params = SamplingParams(temperature, 1, tuple(map(int, check["stops"])), filters)
-            rules = CheckRules(params, *map(float, check["bounds"]))
-            check = CheckArguments(tuple(map(int, check["tokens"])), seed, sketch, rules)
-        return cls(values["id"], seed, temperature, filters, begin, states, sketch, check, offset)
+        text = (extra or {}).get(ARGUMENT)
+        return None if text is None else _adapter.validate_json(text)
+
+
+_adapter: Final = TypeAdapter(RequestArguments)
 
 
 def validate(sampling_params: Any) -> None:
@@ -171,27 +152,27 @@ class Record:
     """The record of one request: for each token the step that drew it, and its row in that step.
 
     Attributes:
-        prefill: for a prefill, by position of the first token: the version and the states [N, D], or what was checked.
+        prefill: for a prefill, by position of the first token: the version and what was checked, float32 [N, S].
     """
 
     tokens: list[tuple[Step, int]] = field(default_factory=list)
     prefill: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
 
-    def write_prefill(self, position: int, version: int | None, states: Tensor) -> None:
-        """Record a prefill's states from a position on, in place of those at it and after it."""
+    def write_prefill(self, position: int, version: int | None, checked: Tensor) -> None:
+        """Record what was checked from a position on, in place of that at it and after it."""
         # A prefill that vLLM preempted begins again, in pieces of other lengths.
         self.prefill = {begin: piece for begin, piece in self.prefill.items() if begin < position}
-        self.prefill[position] = version, states
+        self.prefill[position] = version, checked
 
     def collect(self) -> dict[str, Any]:
         """Return the record on the host: versions, tokens, log-probabilities float32 [T], and states float32 [T, D] or
-        their sketch uint8 [T, 4].
+        their sketch uint8 [T, 4]; or versions, and what was checked.
         """
         if self.prefill:
             # A long prefill comes in pieces.
             parts = self.prefill.values()
-            states = torch.cat([part for _, part in parts])
-            return {"versions": sorted({str(version) for version, _ in parts}), "states": states.cpu().float().numpy()}
+            checked = torch.cat([part for _, part in parts])
+            return {"versions": sorted({str(version) for version, _ in parts}), "checked": checked.cpu().numpy()}
         rows = np.frombuffer(b"".join(step.rows[row] for step, row in self.tokens), dtype=np.uint8)
         rows = rows.reshape(len(self.tokens), -1)
         return {
@@ -225,15 +206,18 @@ class RequestRecords:
                 self._records.popitem(last=False)
         return self._records[request]
 
-    def write(self, request: str, position: int, step: Step, row: int) -> None:
-        """Record the token at a position of a completion, in place of any later ones.
+    def write(self, step: Step, requests: Sequence[str], positions: Sequence[int]) -> None:
+        """Record the tokens that a step drew, at their positions in the completions, in place of any later ones.
 
-        It is dropped if the tokens before it are not recorded: the record was taken or cleared meanwhile.
+        A token is dropped if those before it are not recorded: the record was taken or cleared meanwhile.
         """
-        record = self._records.get(request) if position else self.record(request)
-        if record is not None and position <= len(record.tokens):
+        for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
+            record = self._records.get(request) if position else self.record(request)
+            if record is None or position > len(record.tokens):
+                continue
             # A request that vLLM computes again begins at an earlier position; what was drawn after it is void.
-            del record.tokens[position:]
+            if position < len(record.tokens):
+                del record.tokens[position:]
             record.tokens.append((step, row))
 
     def take(self, request: str) -> dict[str, Any] | None:

@@ -2,91 +2,94 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
 from protocol.rollout.sampling import seed_words
 from protocol.rollout.sketch import units_of, values_of
-from protocol.rollout.token_choice import choose_with_log_probabilities, greedy_with_log_probabilities
+from protocol.rollout.token_choice import choose_with_log_probabilities
 
 
 @dataclass(frozen=True)
-class SampledRow:
-    """A row of a batch's logits whose token is ours to draw, with the position of that token in its completion."""
-
-    row: int
-    position: int
-    arguments: RequestArguments
-
-
-def draw(logits: Tensor, rows: Sequence[SampledRow], records: RequestRecords) -> Tensor:
-    """Draw the tokens of rows and record them; the drawn token becomes the most likely one.
-
-    Args:
-        logits: [B, V], changed in place.
-        rows: those whose token is drawn; vLLM samples the others as it likes.
-        records: of this worker.
-
-    Raises:
-        RuntimeError: the states of this step were not recorded, because the worker extension is not in use.
-    """
-    states = records.sampled_states
-    if not rows:
-        return logits
-    if states is None or len(states) != len(logits):
-        raise RuntimeError("no hidden states of this step: the worker extension of grailnode is not loaded")
-    # Rows with the same settings are drawn by one call of the kernel.
-    groups: dict[tuple[object, ...], list[SampledRow]] = {}
-    for row in rows:
-        arguments = row.arguments
-        settings = arguments.seed is None, arguments.temperature, arguments.filters, arguments.states, arguments.sketch
-        groups.setdefault(settings, []).append(row)
-    for kind, group in groups.items():
-        layout = _layout_of(kind, group, logits.device)
-        # The usual case is a batch of one kind, which needs no copy of the logits.
-        is_whole = layout.rows == list(range(len(logits)))
-        tokens, log_probabilities = _draw_group(logits if is_whole else logits[layout.index], group, layout.words)
-        recorded = _recorded(states if is_whole else states[layout.index], group[0].arguments)
-        step = Step(records.version, recorded, tokens, log_probabilities)
-        # vLLM now takes the largest logit, which is that of our token.
-        logits[layout.index, tokens] = torch.inf
-        for place, item in enumerate(group):
-            records.write(item.arguments.request, item.position, step, place)
-    return logits
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Rows of a batch that are drawn together. It stays the same from step to step until a request comes or goes.
+class _Group:
+    """Rows with the same settings, which are drawn by one call of the kernel.
 
     Attributes:
-        rows: in the batch; arguments: of their requests.
-        index: int64 [B], the rows; words: int64 [B, 4], their seeds; on the device. Empty for the most likely tokens.
+        places: int64 [B], of these rows among all drawn ones; requests: the ids of their records.
+        arguments: of the first request; those of the others differ in the seed and the offset alone.
+        offsets: int64 [B], positions of the first tokens, for the noise.
+        index: int64 [B], the rows of the batch; words: int64 [B, 4], their seeds, or empty for the most likely tokens;
+            both on the device.
     """
 
-    rows: list[int]
-    arguments: list[RequestArguments]
+    places: NDArray[np.int64]
+    requests: list[str]
+    arguments: RequestArguments
+    offsets: NDArray[np.int64]
     index: Tensor
     words: Tensor
 
 
-_layouts: dict[tuple[object, ...], _Layout] = {}  # the last one of each kind
-_MAX_KINDS: Final = 64
+class DrawnRows:
+    """The rows of a batch whose token is ours to draw. They stay the same from step to step until a request comes or
+    goes, so that a step costs the host little for each row.
+
+    Args:
+        rows: of the batch, ascending, each with the arguments of its request.
+        device: of the logits.
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, RequestArguments]], device: torch.device) -> None:
+        by_settings: dict[tuple[object, ...], list[int]] = {}
+        for place, (_, item) in enumerate(rows):
+            settings = item.seed is None, item.temperature, item.filters, item.states, item.sketch
+            by_settings.setdefault(settings, []).append(place)
+        self._groups = [_group([rows[place] for place in places], places, device) for places in by_settings.values()]
+
+    def draw(self, logits: Tensor, positions: NDArray[np.int64], records: RequestRecords) -> Tensor:
+        """Draw the tokens and record them; the drawn token becomes the most likely one.
+
+        Args:
+            logits: [B, V], changed in place; vLLM samples the other rows as it likes.
+            positions: int64, of the token of each drawn row in its completion.
+            records: of this worker.
+
+        Raises:
+            RuntimeError: the states of this step were not recorded, because the worker extension is not in use.
+        """
+        states = records.sampled_states
+        if self._groups and (states is None or len(states) != len(logits)):
+            raise RuntimeError("no hidden states of this step: the worker extension of grailnode is not loaded")
+        for group in self._groups:
+            assert states is not None
+            own = positions[group.places]
+            # The usual case is a batch of one kind, which needs no copy of the logits.
+            is_whole = len(own) == len(logits)
+            tokens, log_probabilities = _draw_group(logits if is_whole else logits[group.index], group, own)
+            recorded = _recorded(states if is_whole else states[group.index], group.arguments)
+            step = Step(records.version, recorded, tokens, log_probabilities)
+            # vLLM now takes the largest logit, which is that of our token.
+            logits[group.index, tokens] = torch.inf
+            records.write(step, group.requests, own.tolist())
+        return logits
 
 
-def _layout_of(kind: tuple[object, ...], group: Sequence[SampledRow], device: torch.device) -> _Layout:
-    rows, arguments = [item.row for item in group], [item.arguments for item in group]
-    layout = _layouts.get(kind)
-    if layout is None or layout.rows != rows or layout.arguments != arguments:
-        if len(_layouts) == _MAX_KINDS:
-            _layouts.clear()
-        words = seed_words([item.seed or b"" for item in arguments]) if arguments[0].seed else torch.empty(0, 4)
-        index, words = (_on_device(tensor, device) for tensor in (torch.tensor(rows), words))
-        layout = _layouts[kind] = _Layout(rows, arguments, index, words)
-    return layout
+def _group(rows: Sequence[tuple[int, RequestArguments]], places: Sequence[int], device: torch.device) -> _Group:
+    arguments = [item for _, item in rows]
+    seeds = [item.seed for item in arguments if item.seed is not None]
+    index, words = torch.tensor([row for row, _ in rows]), seed_words(seeds) if seeds else torch.empty(0, 4)
+    return _Group(
+        places=np.array(places, np.int64),
+        requests=[item.request for item in arguments],
+        arguments=arguments[0],
+        offsets=np.array([item.offset for item in arguments], np.int64),
+        index=_on_device(index, device),
+        words=_on_device(words, device),
+    )
 
 
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -101,12 +104,10 @@ def _recorded(states: Tensor, arguments: RequestArguments) -> Tensor:
     return states if arguments.states else states[:, :0]
 
 
-def _draw_group(logits: Tensor, group: Sequence[SampledRow], words: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_group(logits: Tensor, group: _Group, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Draw the tokens of rows with the same temperature and filters: int64 [B] and float32 [B]."""
-    arguments = group[0].arguments
     # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
-    logits = logits.to(torch.float32)
-    if arguments.seed is None:
-        return greedy_with_log_probabilities(logits)
-    positions = _on_device(torch.tensor([item.arguments.offset + item.position for item in group]), logits.device)
-    return choose_with_log_probabilities(logits, words, positions, arguments.temperature, arguments.filters)
+    logits, arguments = logits.to(torch.float32), group.arguments
+    places = _on_device(torch.from_numpy(group.offsets + positions), logits.device)
+    seeds = None if arguments.seed is None else group.words
+    return choose_with_log_probabilities(logits, seeds, places, arguments.temperature, arguments.filters)

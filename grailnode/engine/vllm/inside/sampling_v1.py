@@ -7,12 +7,13 @@ argument are not changed.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
-from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 
 rows: dict[int, tuple[RequestArguments, Sequence[int]]] = {}
 """Our requests of this worker's batch by their row, each with the tokens of its completion so far: vLLM's own list, to
@@ -27,6 +28,8 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         self, vllm_config: Any = None, device: torch.device | None = None, is_pin_memory: bool = False
     ) -> None:
         rows.clear()
+        self._drawn: DrawnRows | None = None
+        self._generated: list[Sequence[int]] = []
         records.has_processor = True
 
     @classmethod
@@ -42,6 +45,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         """Follow the changes of vLLM's batch: rows removed, added and moved, in this order."""
         if batch_update is None:
             return
+        self._drawn = None
         # vLLM's order: removals, then additions, which may reuse a row, then moves.
         for row in batch_update.removed:
             rows.pop(row, None)
@@ -61,10 +65,9 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
 
     def apply(self, logits: Tensor) -> Tensor:
         """Draw the tokens of our rows: logits float32 [B, V], changed in place."""
+        if self._drawn is None:
+            drawn = [(row, ours, tokens) for row, (ours, tokens) in sorted(rows.items()) if ours.check is None]
+            self._drawn = DrawnRows([(row, ours) for row, ours, _ in drawn], logits.device)
+            self._generated = [tokens for _, _, tokens in drawn]
         # The length of vLLM's own list is the position of the token that is drawn now.
-        sampled = [
-            SampledRow(row, len(generated), arguments)
-            for row, (arguments, generated) in sorted(rows.items())
-            if arguments.begin is None
-        ]
-        return draw(logits, sampled, records)
+        return self._drawn.draw(logits, np.array([len(tokens) for tokens in self._generated], np.int64), records)

@@ -7,11 +7,13 @@ gives a request several rows; it is refused at start (docs/adr).
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
-from grailnode.engine.vllm.inside.row_sampling import SampledRow, draw
+from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 
 slots: dict[int, RequestArguments] = {}
 """Our requests of this worker by their slot; the hidden states of prefills are found by it."""
@@ -28,6 +30,9 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self._prompt_lengths, self._prefill_lengths = req_states.prompt_len, req_states.prefill_len
         slots.clear()
+        self._drawn = DrawnRows([], torch.device("cpu"))
+        self._rows = np.empty(0, np.int64)
+        self._batch: tuple[bytes, bytes] | None = None  # of the slots and of the rows that are drawn, the last time
         records.has_processor = True
 
     @classmethod
@@ -40,6 +45,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         arguments = RequestArguments.parse(sampling_params.extra_args)
         # vLLM reuses slots, and does not say when a request leaves one.
         slots.pop(req_idx, None)
+        self._batch = None
         if arguments is not None:
             slots[req_idx] = arguments
         return arguments is not None
@@ -51,13 +57,16 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
             logits: float32 [B, V]; changed in place.
             ctx: the layout of the batch; without speculative decoding each request has one row.
         """
-        sampled = []
-        for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
-            arguments = slots.get(slot)
-            length = int(ctx.seq_lens_upper_bound_np[row])
-            # A row of a prefill that goes on in the next step has logits, too, but vLLM draws nothing from them.
-            whole = length >= int(self._prefill_lengths.np[slot])
-            if arguments is not None and arguments.begin is None and whole:
-                # V2 has no list of generated tokens: the position follows from the lengths of sequence and prompt.
-                sampled.append(SampledRow(row, length - int(self._prompt_lengths.np[slot]), arguments))
-        return draw(logits, sampled, records)
+        in_batch = ctx.idx_mapping_np
+        lengths = ctx.seq_lens_upper_bound_np[: len(in_batch)]
+        # A row of a prefill that goes on in the next step has logits, too, but vLLM draws nothing from them.
+        whole = lengths >= self._prefill_lengths.np[in_batch]
+        batch = in_batch.tobytes(), whole.tobytes()
+        if batch != self._batch:
+            found = enumerate(map(slots.get, in_batch.tolist()))
+            drawn = [(row, ours) for row, ours in found if ours is not None and ours.check is None and whole[row]]
+            self._drawn, self._batch = DrawnRows(drawn, logits.device), batch
+            self._rows = np.array([row for row, _ in drawn], np.int64)
+        # V2 has no list of generated tokens: the position follows from the lengths of sequence and prompt.
+        positions = (lengths - self._prompt_lengths.np[in_batch])[self._rows]
+        return self._drawn.draw(logits, positions.astype(np.int64), records)

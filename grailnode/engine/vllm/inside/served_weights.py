@@ -76,11 +76,6 @@ class StagedVersion:
     changes: list[ElementChange] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def changed_elements(self) -> int:
-        """Number of changed elements on this rank, without those of whole tensors."""
-        return sum(len(change.places) for change in self.changes)
-
 
 class ServedWeights:
     """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`)."""
@@ -102,26 +97,23 @@ class ServedWeights:
         """Return memory into which any tensor can be read; what is never written takes none."""
         return np.empty(max(placement.elements for placement in self.placements.values()) + 1, np.int16)
 
-    def read(self, name: str, gather: Gather | None = None, buffer: Buffer | None = None) -> Tensor:
+    def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
         Args:
-            gather: of the thread that calls this, if it is another one than that of the jobs.
             buffer: where to read it; None for new memory, which takes twice the time.
 
         Raises:
             ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
-        tensor, signal = self.read_together(name, Signal.GO_ON, gather, buffer)
+        tensor, signal = self.read_together(name, Signal.GO_ON, buffer)
         if signal == Signal.FAILED:
             raise ServedWeightsError(f"{name}: an element that is served on another rank is no BF16 number")
         return tensor
 
-    def read_together(
-        self, name: str, signal: Signal, gather: Gather | None = None, buffer: Buffer | None = None
-    ) -> tuple[Tensor, Signal]:
+    def read_together(self, name: str, signal: Signal, buffer: Buffer | None = None) -> tuple[Tensor, Signal]:
         """Read a tensor and tell the other ranks something with it; return the tensor, and the largest signal of any
         rank, with which the tensor may be incomplete.
 
@@ -144,20 +136,20 @@ class ServedWeights:
                 lower, upper = piece.halves
                 is_exact = is_exact and not lower.count_nonzero()
             piece.source_view(bits).copy_(upper)
-        answer = self._exchange(flat, signal if is_exact else Signal.FAILED, gather or self._gather)
+        answer = self._exchange(flat, signal if is_exact else Signal.FAILED)
         if not is_exact:
             raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
         return bits.view(torch.bfloat16), answer
 
-    def agree(self, signal: Signal, gather: Gather | None = None) -> Signal:
-        """Return the largest signal of any rank, when all of them have called this; `gather` as for `read`."""
-        return self._exchange(torch.zeros(1, dtype=torch.int16), signal, gather or self._gather)
+    def agree(self, signal: Signal) -> Signal:
+        """Return the largest signal of any rank, when all of them have called this."""
+        return self._exchange(torch.zeros(1, dtype=torch.int16), signal)
 
-    def _exchange(self, flat: Tensor, signal: Signal, gather: Gather | None) -> Signal:
+    def _exchange(self, flat: Tensor, signal: Signal) -> Signal:
         """Complete a tensor whose last element is the place of the signal."""
         flat[-1] = signal
-        if gather is not None:
-            gather(flat)
+        if self._gather is not None:
+            self._gather(flat)
         return Signal(int(flat[-1]))
 
     def verify(self, version: int, digest: bytes) -> None:
@@ -182,18 +174,17 @@ class ServedWeights:
     def _read_digest(self, name: str, buffer: Buffer) -> bytes:
         """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
         try:
-            return tensor_digest(self.read(name, buffer=buffer))
+            return tensor_digest(self.read(name, buffer))
         except ServedWeightsError:
             return b""
 
-    def commit(self, staged: StagedVersion | None, gather: Gather | None = None, threads: int = 1) -> None:
+    def commit(self, staged: StagedVersion | None, threads: int = 1) -> None:
         """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.
 
         A whole checkpoint has no version until it has been verified.
 
         Args:
             staged: None if the version is not staged on this rank.
-            gather: as for `read`.
             threads: how many parameters to write at the same time, on a CPU.
 
         Raises:
@@ -212,7 +203,7 @@ class ServedWeights:
                 failure = ServedWeightsError(f"version {written.version} was not committed, and undone: {error}")
                 failure.__cause__ = error
         # A rank that went on with the new version beside one that could not would draw tokens from both.
-        if self.agree(Signal.FAILED if failure else Signal.GO_ON, gather) == Signal.FAILED:
+        if self.agree(Signal.FAILED if failure else Signal.GO_ON) == Signal.FAILED:
             failure = failure or ServedWeightsError("another rank of this server failed, and its error says why")
             if written is not None:
                 self._undo(written, failure)

@@ -20,7 +20,7 @@ from grailnode.engine.vllm.inside.jobs import Job, Values
 from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
-from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
+from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
 from protocol.rollout.sampling import seed_words, triton_fault
@@ -42,7 +42,6 @@ class WeightSession:
         self._runner = worker.model_runner
         hidden_taps.install(self._runner)
         self._served: ServedWeights | None = None
-        self._gather: Gather | None = None
         self._staged: StagedVersion | None = None
         self._job: Job | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="grailnode-")
@@ -94,13 +93,12 @@ class WeightSession:
             raise UnsupportedModelError("vLLM re-packed weights at load: the plugin of grailnode was not loaded")
         ranks = self._worker.vllm_config.parallel_config.world_size
         table = {name: tuple(shape) for name, shape in shapes.items()}
-        # One for the thread of the jobs, and one for this thread, which reads single tensors meanwhile.
-        gather, self._gather = (rank_gather(), rank_gather()) if ranks > 1 else (None, None)
+        gather = rank_gather() if ranks > 1 else None
         self._served = ServedWeights(map_tensors(model, table, whole=ranks == 1), gather)
         # From here on nothing that is sampled counts, until a version was committed and verified.
         records.version = None
         records.clear()
-        return {"tensors": len(table), "pieces": sum(len(p.pieces) for p in self._served.placements.values())}
+        return {}
 
     def upload(self, name: str, data: str, first: bool) -> Values:
         """Append base64 bytes to a temporary file here, for a node that shares no directory with this machine.
@@ -141,7 +139,7 @@ class WeightSession:
 
         def work(cancelled: Cancelled) -> Values:
             self._staged = stage(cancelled)
-            return {"changed": self._staged.changed_elements}
+            return {}
 
         self._job = Job(work)
         return {}
@@ -176,13 +174,15 @@ class WeightSession:
         Raises:
             ServedWeightsError: it is not staged, or could not be written.
         """
+        # No job of another call may read together with other ranks while these agree.
+        self._stop_job()
         start, engine_weights = perf_counter(), self._weights()
         # Forgotten before the write, so that a commit of which nobody knows the outcome cannot be repeated.
         staged, self._staged = self._staged, None
         try:
             with torch.inference_mode():
                 is_staged = staged is not None and staged.version == version
-                engine_weights.commit(staged if is_staged else None, self._gather, _threads())
+                engine_weights.commit(staged if is_staged else None, _threads())
         finally:
             weights_changed()
             # The records of requests under way end here: a completion may not span two versions.
@@ -204,11 +204,6 @@ class WeightSession:
                 record |= {name: base64.b64encode(value.tobytes()).decode() for name, value in arrays.items()}
             result[request] = record
         return result
-
-    def tensor(self, name: str) -> Values:
-        """Return one tensor as it is served: its BF16 bits as base64."""
-        bits = self._weights().read(name, self._gather).view(torch.int16).numpy().tobytes()
-        return {"bits": base64.b64encode(bits).decode()}
 
     def _path(self, name: str) -> Path:
         """Return a file that was uploaded, by its name, or one of this machine, by its absolute path."""

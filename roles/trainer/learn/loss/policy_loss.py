@@ -1,13 +1,5 @@
-"""The loss of a step, chosen by name: a weighted sum over tokens of a surrogate objective and, if wanted, a divergence.
-
-    name        objective of a token    weight of a token       advantage       source
-    grpo        clipped ratio           1 / (C |y|)             standardized    PULSE, equation 23
-    token-mean  clipped ratio           1 / tokens of the step  standardized    DAPO
-    dr-grpo     clipped ratio           1 / (C max_tokens)      centered        Dr. GRPO
-    gspo        clipped sequence ratio  1 / (C |y|)             standardized    GSPO
-    cispo       clipped weight          1 / tokens of the step  standardized    CISPO
-
-C is the number of completions of the step, and |y| the tokens of the completion.
+"""The loss of a step: a weighted sum over tokens of a surrogate objective with its correction for the age of rollouts,
+and if wanted of an entropy and a divergence. `loss_settings.LOSSES` says what each loss consists of.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO, AdvantageName, LossName, LossSettings
-from roles.trainer.learn.loss.surrogates import Surrogate, sampled_weight, sequence_ratio, token_ratio
+from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO, AdvantageName, AggregationName, LossSettings
+from roles.trainer.learn.loss.surrogates import Tokens, surrogate_of
 
 TokenWeights = Callable[[Sequence[int], int], list[float]]
 """A function of the lengths of all completions of a step, in tokens, of which there is at least one, and of the longest
@@ -48,6 +40,12 @@ def constant_length(lengths: Sequence[int], max_tokens: int) -> list[float]:
     return [1 / (len(lengths) * max_tokens)] * len(lengths)
 
 
+AGGREGATIONS: Final[dict[AggregationName, TokenWeights]] = {
+    "token-mean": token_mean,
+    "sequence-mean": sequence_mean,
+    "constant-length": constant_length,
+}
+
 _MIN_DEVIATION: Final = 1e-6
 """Rewards with a smaller standard deviation do not tell which rollout was better."""
 
@@ -57,15 +55,19 @@ def advantages(rewards: Tensor, name: AdvantageName = "standardized") -> Tensor:
 
     Args:
         rewards: float32 [R].
-        name: whether to divide by the population's standard deviation.
+        name: see `AdvantageName`; the standard deviation is the population's.
 
     Returns:
-        float32 [R]; all zero if the rewards do not differ.
+        float32 [R]; all zero if the rewards do not differ, but for `reward`.
     """
+    if name == "reward":
+        return rewards
     deviation = rewards.std(correction=0)
     if deviation < _MIN_DEVIATION:
         return torch.zeros_like(rewards)
     centered = rewards - rewards.mean()
+    if name == "rloo":  # r - (sum of the others) / (R - 1)
+        return centered * (len(rewards) / (len(rewards) - 1))
     return centered / deviation if name == "standardized" else centered
 
 
@@ -92,27 +94,14 @@ def entropy(logits: Tensor, temperature: float) -> Tensor:
     return -(log_p.exp() * log_p).sum(dim=-1)
 
 
-@dataclass(frozen=True)
-class Loss:
-    """What a loss consists of: see the table above."""
-
-    surrogate: Surrogate
-    weights: TokenWeights
-    advantage: AdvantageName
-
-
-LOSSES: Final[dict[LossName, Loss]] = {
-    "grpo": Loss(token_ratio, sequence_mean, "standardized"),
-    "token-mean": Loss(token_ratio, token_mean, "standardized"),
-    "dr-grpo": Loss(token_ratio, constant_length, "centered"),
-    "gspo": Loss(sequence_ratio, sequence_mean, "standardized"),
-    "cispo": Loss(sampled_weight, token_mean, "standardized"),
-}
-
-
-def advantage_name(settings: LossSettings) -> AdvantageName:
-    """Return how advantages are computed."""
-    return LOSSES[settings.loss].advantage if settings.advantage == "of-loss" else settings.advantage
+def correction_weights(tokens: Tokens, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """Return pi_before / pi_sampling of each token, truncated or masked: float32 [N], constant, and which are out of
+    bounds: bool [N].
+    """
+    ratio = (tokens.proximal - tokens.behaviour).detach().clamp(max=LARGEST_LOG_RATIO).exp()
+    low, high = settings.correction_bounds
+    outside = (ratio < low) | (ratio > high)
+    return ratio.masked_fill(outside, 0.0) if settings.correction == "masked" else ratio.clamp(low, high), outside
 
 
 @dataclass(frozen=True)
@@ -124,34 +113,25 @@ class PolicyLoss:
     divergence: float  # sum over tokens of the divergence from the reference policy, nats; 0 without one
 
 
-def policy_loss(
-    log_probs: Tensor,
-    behaviour: Tensor,
-    advantage: Tensor,
-    rows: Tensor,
-    weight: Tensor,
-    settings: LossSettings,
-    reference: Tensor | None = None,
-) -> PolicyLoss:
-    """Compute the loss of a batch: -sum_t w_t (objective_t - beta KL_t).
+def policy_loss(tokens: Tokens, weight: Tensor, settings: LossSettings) -> PolicyLoss:
+    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t).
 
     Args:
-        log_probs: float32 [N], log pi_theta of each token, with gradient.
-        behaviour: float32 [N], log pi_old of each token, under the policy that sampled it.
-        advantage: float32 [N], the advantage of each token's completion.
-        rows: int64 [N], the completion of each token, within the batch.
         weight: float32 [N], by the loss's `TokenWeights`.
-        reference: float32 [N], log pi_ref of each token; needed for a KL coefficient above 0.
 
     Raises:
         ValueError: there is a KL coefficient and no reference.
     """
-    objective = LOSSES[settings.loss].surrogate(log_probs, behaviour, advantage, rows, settings)
-    values, divergence = objective.values, 0.0
-    if settings.kl_coefficient:
-        if reference is None:
-            raise ValueError("a KL coefficient needs the log-probabilities of a reference policy")
-        distances = reference_divergence(log_probs, reference)
-        values = values - settings.kl_coefficient * distances
+    objective = surrogate_of(settings)(tokens, settings)
+    values, clipped, divergence = objective.values, objective.clipped, 0.0
+    if settings.correction != "none":
+        correction, outside = correction_weights(tokens, settings)
+        values, clipped = correction * values, clipped | outside
+    if settings.entropy_coefficient:
+        values = values + settings.entropy_coefficient * tokens.entropy
+    if settings.has_reference:
+        distances = reference_divergence(tokens.log_probs, tokens.teacher)
         divergence = float(distances.detach().sum())
-    return PolicyLoss(-(weight * values).sum(), int(objective.clipped.sum()), divergence)
+        if settings.kl_coefficient:
+            values = values - settings.kl_coefficient * distances
+    return PolicyLoss(-(weight * values).sum(), int(clipped.sum()), divergence)

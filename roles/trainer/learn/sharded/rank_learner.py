@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from roles.policy.causal_model import CausalModel
-from roles.trainer.learn.learner import Gradients, Learner, LearnerSettings, Pass, PassSums, StepReport
+from roles.trainer.learn.learner import (
+    Gradients,
+    Learner,
+    LearnerSettings,
+    Pass,
+    PassSums,
+    StepReport,
+    reference_weights,
+)
 from roles.trainer.learn.optimizer import MASTER, AdamW
 from roles.trainer.learn.sharded.rank_group import RankGroup
 from roles.trainer.learn.sharded.sharded_weights import ShardedWeights
@@ -39,7 +47,7 @@ class RankLearner(Learner):
         )
         self._sharded_reference: Mapping[str, Tensor] = {}
         reference_shards: dict[str, Tensor] = {}
-        if settings.loss.kl_coefficient:
+        if settings.loss.has_reference:
             reference = ShardedWeights(model, group, dtype, trained=False)
             self._sharded_reference, reference_shards = reference, reference.shards()
         self.tensors = self._optimizer.tensors | {REFERENCE + name: t for name, t in reference_shards.items()}
@@ -98,7 +106,8 @@ class RankLearner(Learner):
 
     def take_genesis(self, weights: Mapping[str, Tensor] | None) -> None:
         """Begin with these weights, which rank 0 has; the others give None."""
-        for name, own in self.tensors.items():
-            kind, _, weight = name.partition("/")
-            if kind + "/" in (MASTER, REFERENCE):
-                self.scatter([name], None if weights is None else {name: weights[weight].to(own.dtype)}, 0)
+        reference = None if weights is None else reference_weights(self._settings, weights)
+        for prefix, whole in ((MASTER, weights), (REFERENCE, reference)):
+            for name in [name for name in self.tensors if name.startswith(prefix)]:
+                own, weight = self.tensors[name], name.removeprefix(prefix)
+                self.scatter([name], None if whole is None else {name: whole[weight].to(own.dtype)}, 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from grailnode.engine.torch_engine import TorchEngine
 from protocol.judging.verdict import Reason
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Group, Rollout
@@ -98,7 +99,7 @@ async def complete_group(
     mining_window: MiningWindow,
     assignment: Assignment,
     completions: Sequence[Tokens],
-    engine: Engine | None = None,
+    engine: TorchEngine | None = None,
 ) -> Group:
     """Return a group of any completions, with the rewards and sketches of a prefill by the serving policy."""
     engine = engine or await harness.serving_engine()
@@ -126,7 +127,7 @@ def with_rollouts(group: Group, rollouts: Sequence[Rollout]) -> Group:
     return copy
 
 
-async def hidden_states(engine: Engine, prompt: Tokens, group: Group) -> list[Tensor]:
+async def hidden_states(engine: TorchEngine, prompt: Tokens, group: Group) -> list[Tensor]:
     """Return the hidden states float32 [T, D] of each rollout after a prompt."""
     forwards = await engine.forward([prompt] * len(group.rollouts), [rollout.tokens for rollout in group.rollouts])
     return [forward.hidden for forward in forwards]

@@ -1,0 +1,62 @@
+"""What `grailnode doctor` does."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+import click
+import platformdirs
+
+from grailnode.cli.options import check_name, report_line
+from grailnode.config import Config
+from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
+from grailnode.node.role_checks import Role, RoleChecks
+from grailnode.run import key_files
+from grailnode.run.joining import is_url, open_config
+
+_MARKS: Final = {"ok": "ok  ", "warning": "warn", "failed": "FAIL", "skipped": "-   "}
+_NAMES: Final[dict[Role, str]] = {
+    "trainer": "trainer",
+    "validator": "validator",
+    "miner": "miner-1",
+    "worker": "worker-1",
+}
+
+
+def doctor(
+    run: str | None,
+    role: Role | None,
+    name: str | None,
+    overrides: tuple[str, ...],
+    trust: Callable[[str], None] | None,
+    as_json: bool,
+) -> None:
+    """Print a line for each check; exit with 1 if one fails."""
+    checks = machine_checks()
+    if run is not None:
+        if is_url(run):  # a stranger has no files of the run yet, and a look leaves none where it was taken
+            cache = platformdirs.user_cache_path("grailnode")
+            places = {"state": cache, "cache": cache / "objects", "keys": cache / "doctor"}
+            overrides = (*(f"node.{key}={path}" for key, path in places.items()), *overrides)
+        config = open_config(run, overrides, trust=trust)
+        role = role or _role_of_keys(config)
+        name = name or _NAMES[role]
+        check_name(name)
+        checks = node_checks(config, RoleChecks(config, role, name, report_line, waits=False))
+    failures = 0
+    for finding in examine(checks):
+        click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))
+        failures += finding.outcome == "failed"
+    if failures:
+        raise SystemExit(1)
+
+
+def _role_of_keys(config: Config) -> Role:
+    """Return the first role whose usual name has a key on this machine; a newcomer is a miner."""
+    keys = config.at(config.node.keys)
+    return next((role for role, name in _NAMES.items() if (keys / f"{name}{key_files.SUFFIX}").exists()), "miner")
+
+
+def _line(finding: Finding) -> str:
+    return f"{_MARKS[finding.outcome]} {finding.check + ':':17} {finding.line}"

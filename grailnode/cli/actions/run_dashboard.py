@@ -1,0 +1,129 @@
+"""`grailnode dashboard`: serve a live page of a run, from what its storage shows."""
+
+import tempfile
+from contextlib import suppress
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, Unpack
+
+import click
+import trio
+
+from grailnode.cli.options import RunOptions
+from grailnode.config import ConfigError
+from grailnode.engine.policy import Policy, PolicyError
+from grailnode.node.dashboard_server import Dashboard, View
+from grailnode.node.http_server import serve_http
+from grailnode.node.node_makers import make_auditor
+from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
+from grailnode.observe.rollout_reader import PublishedRollout, read_rollouts
+from grailnode.observe.state import NetworkState
+from grailnode.run.creation import fetch_model
+from grailnode.run.joining import open_config_to_read
+from protocol.errors import ProtocolError
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.ports import StoreError
+
+_POLLS_PER_WINDOW: Final = 40
+_FASTEST_SECONDS: Final = 1.0
+_SLOWEST_SECONDS: Final = 30.0
+_READINGS_OF_AN_ENDED_RUN: Final = 60
+_WINDOWS_BACK: Final = 100  # older windows at each reading, for their curves
+_VIEWERS: Final = 500  # connections at a time
+_SEND_SECONDS: Final = 30.0
+_MOST_ROLLOUTS: Final = 400  # that are kept of a window
+_MOST_CHARACTERS: Final = 8_000_000  # of these
+
+
+def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
+    """Run `grailnode dashboard`."""
+    node = make_auditor(open_config_to_read(**run_options))
+    if not _is_loopback(host):
+        click.echo(f"{host}: whoever reaches port {port} of this machine sees the page", err=True)
+    trio.run(_serve, node, host, port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _serve(node: Node, host: str, port: int) -> None:
+    period = node.run.schedule.rounds * node.run.beacon.period_ms / 1000
+    pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
+        page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock.now)
+        serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(serve, host, port, page.respond)
+            except OSError as error:
+                raise ConfigError(f"--host {host} --port {port}: cannot be used ({error.strerror or error})") from error
+            click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
+            await page.keep_new()
+
+
+class RunReader:
+    """Reads the state of a run, and the rollouts of its newest judged window.
+
+    Of a run that has ended only the windows up to its last are read, and now and then whether there is a newer one.
+
+    Args:
+        directory: for the run's model files, of which the tokenizer is needed.
+    """
+
+    def __init__(self, node: Node, directory: Path) -> None:
+        self._node = node
+        self._directory = directory
+        self._observer: Observer | None = None
+        self._policy: Policy | None = None
+        self._rollouts: tuple[PublishedRollout, ...] = ()
+        self._read_window = -1
+        self._readings = 0
+        self._has_ended = False
+
+    async def read(self) -> View:
+        """Read what is new; what cannot be read now stays as it was."""
+        observer = await self._observe()
+        await observer.refresh()
+        await observer.read_back(_WINDOWS_BACK)
+        state = observer.state()
+        self._has_ended = state.has_ended
+        with suppress(StoreError, ProtocolError, PolicyError):  # the state says what storage does not show
+            await self._read_rollouts(state)
+        return View(state, self._rollouts)
+
+    async def _observe(self) -> Observer:
+        """Return the observer, which knows the newest window with a summary; one for now if storage does not answer."""
+        node, due = self._node, not self._has_ended or self._readings % _READINGS_OF_AN_ENDED_RUN == 0
+        self._readings += 1
+        with suppress(StoreError, ProtocolError):
+            if due or self._observer is None:
+                await refresh_authority(node)
+                newest = await newest_summarized(node)
+                first = node.window() if newest is None else newest
+                self._observer = self._observer or Observer(node, max(0, first - RECENT_WINDOWS))
+                self._observer.last_window = newest
+        return self._observer or Observer(node, max(0, node.window() - RECENT_WINDOWS))
+
+    async def _read_rollouts(self, state: NetworkState) -> None:
+        """Read rollouts of the newest window with a summary, miners with rejected groups first."""
+        window = state.windows[-1].window if state.windows else -1
+        if window <= self._read_window:
+            return
+        if self._policy is None:
+            self._policy = await fetch_model(self._node, self._directory)
+        in_window = {key: item for key, cells in state.recent.items() for item in cells if item.window == window}
+        rollouts: list[PublishedRollout] = []
+        for key in sorted(in_window, key=lambda key: -in_window[key].rejected):
+            read = await read_rollouts(self._node, self._policy.tokenizer, window, [bytes.fromhex(key)])
+            rollouts += read.rollouts
+            size = sum(len(rollout.prompt) + 2 * len(rollout.completion) for rollout in rollouts)
+            if len(rollouts) >= _MOST_ROLLOUTS or size > _MOST_CHARACTERS:
+                break
+        self._rollouts = tuple(rollouts[:_MOST_ROLLOUTS])
+        self._read_window = window

@@ -1,0 +1,123 @@
+"""The dashboard of a run over HTTP: one task reads the run, and every viewer gets what that task has read.
+
+A viewer's page is kept new by server-sent events: each has the sections that changed since the revision that the viewer
+has, and the time of this machine.
+"""
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import trio
+
+from grailnode.node.http_server import Answer, Request
+from grailnode.observe.rollout_reader import PublishedRollout
+from grailnode.observe.state import NetworkState
+from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
+from grailnode.ui.report.page import asset
+
+_HEARTBEAT_SECONDS: Final = 15.0
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_HTML: Final = "text/html; charset=utf-8"
+_ASSETS: Final = {"/style.css": "text/css; charset=utf-8", "/dashboard.js": "text/javascript; charset=utf-8"}
+
+
+@dataclass(frozen=True)
+class View:
+    """What was read of a run: its state, and the rollouts of its newest judged window."""
+
+    state: NetworkState
+    rollouts: tuple[PublishedRollout, ...] = ()
+
+
+class Dashboard:
+    """The pages of one run.
+
+    Args:
+        read: reads the run; it says in the state what it could not read.
+        pace: seconds between two readings.
+        now: returns the seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self, run_name: str, read: Callable[[], Awaitable[View]], pace: float, now: Callable[[], float]
+    ) -> None:
+        self._run_name = run_name
+        self._read = read
+        self._pace = pace
+        self._now = now
+        self._revision = 0
+        self._sections: dict[str, tuple[int, str]] = {}
+        self._rollouts: tuple[PublishedRollout, ...] = ()
+        self._rollout_revision = 0
+        self._names: dict[str, str] = {}
+        self._changed = trio.Event()
+
+    async def keep_new(self) -> None:
+        """Read the run again and again."""
+        while True:
+            view = await self._read()
+            self._publish(view, await trio.to_thread.run_sync(sections_of, view.state))
+            await trio.sleep(self._pace)
+
+    def _publish(self, view: View, sections: dict[str, str]) -> None:
+        self._revision = max(self._revision + 1, int(1000 * self._now()))  # grows over restarts, too
+        for name, html in sections.items():
+            if self._sections.get(name, (0, ""))[1] != html:
+                self._sections[name] = self._revision, html
+        self._names = {miner.key: miner.name for miner in view.state.miners}
+        if view.rollouts != self._rollouts:
+            self._rollouts, self._rollout_revision = view.rollouts, self._revision
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def respond(self, request: Request) -> Answer:
+        """Answer a request: the page, its files, the rollouts of a choice, or the events."""
+        packed = "gzip" in request.headers.get("accept-encoding", "")
+        if request.path == "/":
+            sections = {name: html for name, (_, html) in self._sections.items()}
+            choice = Choice.of(request.query)
+            page = dashboard(self._run_name, sections, self._list(choice), choice, self._revision)
+            return _text(page, _HTML, packed)
+        if request.path == "/rollouts":
+            return _text(self._list(Choice.of(request.query)), _HTML, packed)
+        if request.path in _ASSETS:
+            return _text(asset(request.path[1:]), _ASSETS[request.path], packed)
+        if request.path == "/events":
+            since = request.headers.get("last-event-id") or request.query.removeprefix("since=")
+            number = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0
+            return Answer(self._events(number), "text/event-stream", headers=_HEADERS)
+        return Answer(b"there is no such page\n", status="404 Not Found", headers=_HEADERS)
+
+    def _list(self, choice: Choice) -> str:
+        return rollout_list(self._rollouts, self._names, choice)
+
+    async def _events(self, since: int) -> AsyncIterator[bytes]:
+        while True:
+            changed = self._changed
+            sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
+            since = self._revision
+            news = {"now": self._now(), "rollouts": self._rollout_revision, "sections": sections}
+            yield f"id: {since}\nretry: 2000\ndata: {json.dumps(news)}\n\n".encode()
+            with trio.move_on_after(_HEARTBEAT_SECONDS):
+                await changed.wait()
+
+
+def _text(words: str, content_type: str, packed: bool) -> Answer:
+    if not packed:
+        return Answer(words.encode(), content_type, headers=_HEADERS)
+    return Answer(_compressed(words), content_type, headers={**_HEADERS, "Content-Encoding": "gzip"})
+
+
+@lru_cache(maxsize=16)
+def _compressed(words: str) -> bytes:
+    return gzip.compress(words.encode(), 5, mtime=0)

@@ -1,0 +1,142 @@
+"""Would a run accept this node's honest rollouts? A short calibration on this machine, judged by the run's own row.
+
+The node's way to compute generates (or, for a validator, checks), torch on the CPU is the other side, and the evidence
+of all groups is added up as validators add it (protocol/judging/evidence.py).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from grailnode import UserError
+from grailnode.calibration import prompts
+from grailnode.calibration.pairs import CalibrationTask, check_groups, generate_groups
+from grailnode.calibration.proof_file import calibration_command
+from grailnode.calibration.variants import ALONE, Pair, Variant
+from grailnode.config import Config
+from grailnode.engine.policy import Policy, PolicyError, load_weights
+from grailnode.environments import registry
+from protocol import environments
+from protocol.digest import Weights
+from protocol.environments import Environment
+from protocol.environments.dataset import Dataset
+from protocol.environments.mixture import drawn_member
+from protocol.environments.record import EnvironmentSpec
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, exceeded
+from protocol.proof import Thresholds, arithmetic_of
+from protocol.run import RunManifest
+
+
+class SkippedError(UserError):
+    """A check that cannot be carried out here; the text says why."""
+
+
+_SECONDS: Final = 45.0
+_MOST_GROUPS: Final = 16  # of each pair
+_MOST_TOKENS: Final = 64  # of a completion
+
+
+def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, checks: bool) -> str:
+    """Generate and check rollouts for at most a minute, and say that a run would accept them.
+
+    Args:
+        checks: whether this node is a validator, which checks what miners generate.
+
+    Raises:
+        SkippedError: this machine cannot try it.
+        UserError: honest rollouts of this node would be refused.
+    """
+    pairs = _pairs(config, run, checks=checks)
+    source = _prompts(config, run)
+    try:
+        weights = load_weights(policy.directory)
+    except PolicyError as error:
+        raise SkippedError(
+            "the weights of the run's policy are not on this machine: `grailnode export` writes them, and --set "
+            "trainer.policy=DIR names them"
+        ) from error
+    params = run.sampling.params()
+    work = CalibrationTask(
+        policy=policy,
+        params=replace(params, max_tokens=min(params.max_tokens, _MOST_TOKENS)),
+        group_size=run.group_size,
+        prompt=source,
+        kind=run.proof.sketch,
+        chat=run.chat,
+    )
+    groups = sum([trio.run(_judge, pair, row, work, weights, _SECONDS / len(pairs)) for pair, row in pairs])
+    names = ", ".join(sorted({row.validator if not checks else row.miner for _, row in pairs}))
+    return (
+        f"{groups} groups of {run.group_size} rollouts, computed here and by {names}, are within the run's thresholds"
+    )
+
+
+def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[Pair, Thresholds]]:
+    """Return this node's way to compute beside each of the run's that torch has, with the row of thresholds."""
+    engine = config.engine
+    if run.numerics == "exact":
+        raise SkippedError("this run is exact: its nodes compute the same bits, or are refused at their start")
+    if engine.kind != "torch" or run.lora is not None or run.precision != "bf16":
+        raise SkippedError("vLLM, adapters and quantized weights are not tried here; `grailnode calibrate` does that")
+    own = Variant(dtype=engine.dtype, device=engine.device)
+    name = arithmetic_of(engine.kind, engine.dtype)
+    found = []
+    for row in run.proof.table:
+        ours, theirs = (row.validator, row.miner) if checks else (row.miner, row.validator)
+        if ours != name or row.miner not in run.proof.miners or not theirs.startswith("torch-"):
+            continue
+        other = Variant(dtype="float32" if theirs.endswith("float32") else "bfloat16")
+        sides = (replace(other, batch_tokens=ALONE), own) if checks else (own, replace(other, batch_tokens=ALONE))
+        found.append((Pair(f"{row.miner} checked in {row.validator}", *sides), row))
+    if not found:
+        raise SkippedError(f"nobody else in this run computes with torch; `{calibration_command(name, name)}` measures")
+    return found
+
+
+def _prompts(config: Config, run: RunManifest) -> prompts.Prompts:
+    """Return the run's prompts."""
+    data = config.trainer.data
+    if run.data is not None and (data is None or not config.at(data).is_file()):
+        raise SkippedError("the run's problems are not on this machine: --set trainer.data=FILE names them")
+    sources = [_source(spec, None if data is None else config.at(data)) for spec in run.tasks]
+    shares = [member.ppm for member in run.environment]
+    return prompts.of_problems(lambda seed: sources[drawn_member(shares, seed)].problem(seed))
+
+
+def _source(spec: EnvironmentSpec, data: Path | None) -> Environment | Dataset:
+    """Return the source of an environment's problems."""
+    if spec.is_plugin:
+        return registry.open_plugin(spec.name, spec.config.decode()).environment
+    if spec.name in environments.data_names and data is not None:
+        return environments.dataset(spec.name, data.read_bytes())
+    return environments.get(spec.name)
+
+
+async def _judge(pair: Pair, row: Thresholds, work: CalibrationTask, weights: Weights, seconds: float) -> int:
+    """Judge groups of one pair until the time is over, and return how many there were."""
+    assert isinstance(pair.generating, Variant)
+    assert isinstance(pair.checking, Variant)
+    generating, checking = [await side.serve(work.policy, weights) for side in (pair.generating, pair.checking)]
+    end, evidence, groups = time.monotonic() + seconds, NO_EVIDENCE, 0
+    while groups < _MOST_GROUPS and (not groups or time.monotonic() < end):
+        async for submissions in generate_groups(work, generating, 1, first=groups):
+            for measurement in await check_groups(work, checking, submissions):
+                evidence = advance(evidence, measurement.counts(row), row)
+        groups += 1
+        _refuse(evidence, row, pair)
+    return groups
+
+
+def _refuse(evidence: Evidence, row: Thresholds, pair: Pair) -> None:
+    """Fail if honest work would not give this evidence."""
+    statistic = exceeded(evidence, row)
+    if statistic is not None:
+        raise UserError(
+            f"honest rollouts of this machine would be refused ({statistic}, {pair.name}): try engine.device = "
+            f'"cpu" or another engine.dtype, update torch, or ask the founder for thresholds that cover this machine: '
+            f"`{calibration_command(*row.pair)}`"
+        )

@@ -1,0 +1,296 @@
+"""What a node of a role needs before any of its processes starts, as a list of checks in their order.
+
+Each check returns in a line what holds, or raises the failure that says what to change. The start of a node carries out
+all of them up to the first failure; `grailnode doctor` goes on after one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+import trio
+
+from grailnode.beacon.relays import RelayBeacon, StoreBeacon
+from grailnode.calibration import proof_file
+from grailnode.config import Config, ConfigError
+from grailnode.engine.compute import exact_refusal
+from grailnode.engine.policy import Policy
+from grailnode.environments import registry
+from grailnode.node import admission_credential, disk_check, start_checks, time_check
+from grailnode.node.bodies import published_files
+from grailnode.node.node_makers import make_canary, make_node, state_directory
+from grailnode.node.run_model import check_run_settings, policy_directory
+from grailnode.node.stores import Storage
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.run import key_files, requirements
+from grailnode.track.tracker import check_tracker
+from protocol.errors import AdmissionError
+from protocol.proof import Arithmetic, arithmetic_of
+from protocol.run import RunManifest
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.ports import Beacon, Clock, LineReporter
+
+Role = Literal["trainer", "worker", "miner", "validator"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: what it is about in a word, and a function that returns what holds or raises what does not."""
+
+    name: str
+    find: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class RoleChecks:
+    """The checks of a node before its start.
+
+    Attributes:
+        report: takes a line about a new key, and those of a wait for clock and beacon.
+        waits: whether a wrong clock, or a beacon that does not answer, is waited for; else it is a failure.
+    """
+
+    config: Config
+    role: Role
+    name: str
+    report: LineReporter
+    waits: bool = True
+
+    @cached_property
+    def node(self) -> Node:
+        """The node, whose authority is refreshed by the check of storage."""
+        return make_node(self.config, self.name, NodeTelemetry(self.name))
+
+    @property
+    def state(self) -> Path:
+        """The directory of its state."""
+        return state_directory(self.config, self.name)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it generates or judges: it is a miner, a validator, or a trainer with a canary."""
+        return self.role in ("miner", "validator") or self.has_canary
+
+    @property
+    def has_canary(self) -> bool:
+        """Whether it is a trainer with a canary."""
+        return self.role == "trainer" and bool(self.config.trainer.canaries)
+
+    def all(self) -> Sequence[Check]:
+        """Return the checks in their order: what the machine has, storage, and what the run asks of the role."""
+        return (
+            Check("engine", self._check_engine),
+            Check("key", self._check_key),
+            Check("state", self._check_state),
+            Check("run", self._check_run),
+            Check("disk", self._check_disk),
+            Check("storage", self._check_storage),
+            Check("permission", self._check_permission),
+            *([Check("trainer", self._check_trainer)] if self.role == "trainer" else []),
+            *([Check("sandbox", self._check_sandbox)] if self.takes_part else []),
+            Check("clock", self._check_time),  # before admissions, which expire
+            *([Check("admission", self._check_admission)] if self.role == "miner" or self.has_canary else []),
+        )
+
+    def _check_engine(self) -> str:
+        if self.config.store.kind == "https":
+            raise ConfigError(
+                f'store.kind: a {self.role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows '
+                "how to set a bucket up"
+            )
+        check_engine(self.config, self.role)
+        engine = self.config.engine
+        trains = self.role in ("trainer", "worker")
+        return f"{'torch' if trains else engine.kind} on {engine.device}, {engine.dtype}"
+
+    def _check_key(self) -> str:
+        path = self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
+        if not path.exists():
+            _create_key(path, self.role, self.report)
+        return f"{path}: {key_files.read_or_create(path).public.hex()}"
+
+    def _check_state(self) -> str:
+        disk_check.check_disk(self.state, 0)
+        return f"{self.state} can be written"
+
+    def _check_run(self) -> str:
+        run = self.node.run
+        _check_run_settings(self.config, self.role, run)
+        _check_arithmetic(self.config, self.role, run)
+        return f"{run.name}, {self.node.run_id.hex()}, admits how this node computes"
+
+    def _check_disk(self) -> str:
+        run = self.node.run
+        if self.role in ("trainer", "worker"):
+            needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(self.config)), run.lora)
+        else:
+            needed_bytes = disk_check.follower_bytes(run, self.config, None)
+        disk_check.check_disk(self.state, needed_bytes)
+        return f"room for {-(-needed_bytes // (1 << 20))} MiB of state"
+
+    def _check_storage(self) -> str:
+        trio.run(self._use_storage)
+        return "its own space can be written, listed, read by others and deleted, and the meeting point be seen"
+
+    async def _use_storage(self) -> None:
+        node = self.node
+        await refresh_authority(node)
+        storage = Storage(self.config, NodeTelemetry(node.name))
+        await start_checks.check_space(node, storage.announced(node.space) if node.space else None)
+        await start_checks.check_meeting_point(node)
+
+    def _check_permission(self) -> str:
+        authority, key = self.node.authority, self.node.key.public
+        keys = {"trainer": authority.trainers, "worker": authority.workers, "validator": authority.validators}
+        if self.role in keys and key not in keys[self.role]:
+            path = self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
+            granted = f", or let its founder run `grailnode keys grant {key.hex()} --role worker`"
+            raise key_files.KeyFileError(
+                f"{path}: not a {self.role} key of this run; use --name for the node whose key is"
+                + (granted if self.role == "worker" else "")
+            )
+        return f"the run lets this key be a {self.role}"
+
+    def _check_trainer(self) -> str:
+        config, run = self.config, self.node.run
+        if config.trainer.track is not None:
+            check_tracker(config.trainer.track)
+        for spec in run.tasks:
+            registry.check_code(spec)
+        requirements.files_to_publish(run, *published_files(config))
+        if self.node.authority.workers and config.trainer.outer is None and not run.sites_refusal:
+            raise ConfigError(
+                "trainer.outer: missing, and this run has workers, whose rounds its trainer closes "
+                "(docs/guide/many-trainers.md)"
+            )
+        return "the files that it publishes are those of the run"
+
+    def _check_sandbox(self) -> str:
+        sandbox = requirements.open_sandbox(self.node.run)
+        return "this run needs none" if sandbox is None else "bubblewrap works"
+
+    def _check_time(self) -> str:
+        return trio.run(self._compare_clocks)
+
+    async def _compare_clocks(self) -> str:
+        node = make_node(self.config, self.name, NodeTelemetry(self.name))
+        chain = node.run.beacon
+        relays = Storage(self.config, NodeTelemetry(self.name)).relays(chain.chain_hash)
+
+        def make_beacon(clock: Clock) -> Beacon:
+            return RelayBeacon(relays, chain, clock) if relays else StoreBeacon(node.store, chain, clock)
+
+        runs_beacon = self.role == "trainer" and bool(self.config.beacon.key) and not relays
+        urls = [*time_check.clock_urls(self.config), *(relay.name for relay in relays)]
+        sources = None if runs_beacon else make_beacon, time_check.date_reader(urls)
+        if self.waits:
+            await time_check.wait_for_time(node, *sources, self.report)
+        elif (problem := await time_check.find_problem(node, *sources)) is not None:
+            raise start_checks.StartError(problem[1])
+        beacon = "this node runs the beacon" if runs_beacon else "the beacon answers"
+        return f"this machine's clock is right, and {beacon}"
+
+    def _check_admission(self) -> str:
+        if self.has_canary:
+            _check_canary(make_canary(self.config, self.name, NodeTelemetry(self.name)))
+        else:
+            trio.run(start_checks.check_admission, self.node)
+        return f"admitted by {self.node.authority.admission.policy}"
+
+
+def check_start(config: Config, role: Role, name: str, report: LineReporter) -> None:
+    """Refuse what cannot work, before any process starts; create the key of a new miner."""
+    for check in RoleChecks(config, role, name, report).all():
+        check.find()
+
+
+def _create_key(path: Path, role: Role, report: LineReporter) -> None:
+    if role != "miner":
+        raise key_files.KeyFileError(
+            f"{path}: no such key; use --name for the node whose key is here, or restore its key"
+        )
+    report(f"{path}: made, a new key: {key_files.read_or_create(path).public.hex()}")
+
+
+def check_engine(config: Config, role: Role) -> None:
+    """Refuse an engine that cannot start; vLLM itself is checked when it has started."""
+    engine = config.engine
+    if engine.kind == "vllm" and role in ("miner", "validator"):
+        python = config.vllm_python
+        if python is not None and not python.is_file():
+            raise ConfigError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
+        return
+    _check_device(engine.device)
+    if role in ("trainer", "worker") and config.trainer.gpus > 1:
+        start_checks.check_ranks(engine.device, config.trainer.gpus)
+
+
+def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
+    """Refuse settings, and a role, that cannot be used in a LoRA run or a quantized run."""
+    check_run_settings(config, run, trains=role in ("trainer", "worker"))
+    if role == "trainer" and config.trainer.canaries:
+        check_run_settings(config, run, trains=False)  # a canary is a miner with the trainer's engine
+    if role == "worker" and (refusal := run.sites_refusal):
+        raise ConfigError(refusal)
+
+
+def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
+    """Refuse an engine that computes in an arithmetic that the run does not admit; a canary is a miner."""
+    engine, is_canary = config.engine, role == "trainer" and bool(config.trainer.canaries)
+    if run.numerics == "exact":
+        refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
+        if refusal and role in ("miner", "validator"):
+            raise ConfigError(refusal)
+        if engine.draft is not None:
+            raise ConfigError("engine.draft: this run's numerics are exact, and its engines do not draft")
+        return
+    arithmetic = arithmetic_of(engine.kind, engine.dtype)
+    if (role == "miner" or is_canary) and arithmetic not in run.proof.miners:
+        raise ConfigError(
+            _arithmetic_refusal("miners", run.proof.miners, [(arithmetic, name) for name in run.proof.validators])
+        )
+    if role == "validator" and arithmetic not in run.proof.validators:
+        raise ConfigError(
+            _arithmetic_refusal("validators", run.proof.validators, [(name, arithmetic) for name in run.proof.miners])
+        )
+
+
+def _arithmetic_refusal(
+    who: str, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
+) -> str:
+    """Return why a node cannot take part, and the commands that measure the missing pairs of arithmetics.
+
+    Args:
+        who: "miners" or "validators", of whom the run admits some arithmetics.
+    """
+    own = missing[0][who == "validators"]
+    commands = " and ".join(f"`{proof_file.calibration_command(*pair)}`" for pair in missing)
+    return (
+        f"this run admits {who} in {', '.join(admitted)}, and this node would compute in {own}, for which it has no "
+        f"thresholds: change engine.kind or engine.dtype, or join a run that admits it, whose founder measures it by "
+        f"{commands}"
+    )
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
+        raise ConfigError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
+
+
+def _check_canary(node: Node) -> None:
+    """Refuse to start with a canary that validators would ignore."""
+    trio.run(refresh_authority, node)
+    try:
+        trio.run(admission_credential.check_admitted, node)
+    except (AdmissionError, key_files.KeyFileError) as error:
+        public = node.key.public.hex()
+        raise ConfigError(
+            f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
+            f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
+        ) from None

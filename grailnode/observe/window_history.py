@@ -1,0 +1,226 @@
+"""What validators said about the windows of a run. Of a window that is decided one row and some sums remain, so that
+the memory of a view does not grow with the run.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from grailnode.observe.state import JudgedWindow, MinerKind, MinerRow, StratumRow, ValidatorRow, WindowRow
+from protocol.encoding import REWARD_UNIT
+from protocol.judging.ledger import SHARE, Evaluation, LedgerRow, Summary, pass_at_k
+from protocol.judging.verdict import Judgement, Verdict
+
+MOST_WINDOWS: Final = 10_000  # rows that are kept
+_MOST_MINERS: Final = 4_096  # of which the newest work counts
+_RECENT: Final = 40  # windows in the history of a miner or a validator
+
+
+@dataclass
+class _Work:
+    """The groups of a miner, or those that a validator judged, and its newest windows."""
+
+    submitted: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    windows: int = 0
+    recent: deque[JudgedWindow] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def add(self, window: int, submitted: int, accepted: int, rejected: Mapping[str, int]) -> None:
+        self.submitted += submitted
+        self.accepted += accepted
+        self.rejected.update(rejected)
+        self.windows += 1
+        self.recent.append(JudgedWindow(window, accepted, sum(rejected.values())))
+
+
+class WindowHistory:
+    """The windows of one run. `add_summary` and `add_verdict` take what was read, `close` ends windows."""
+
+    def __init__(self, pass_at: int) -> None:
+        self._pass_at = pass_at
+        self._verdicts: dict[tuple[int, bytes], Verdict] = {}
+        self._summaries: dict[tuple[int, bytes], Summary] = {}
+        self._rows: dict[int, WindowRow] = {}
+        self._miners: dict[bytes, _Work] = {}
+        self._validators: dict[bytes, _Work] = {}
+        self._checks: Counter[bytes] = Counter()  # tokens that a validator checked
+        self._check_ms: Counter[bytes] = Counter()
+        self._tokens: Counter[str] = Counter()  # of closed windows
+
+    def add_summary(self, summary: Summary) -> None:
+        """Add a validator's summary, behind its verdicts."""
+        self._summaries[summary.window, summary.validator] = summary
+        self._checks[summary.validator] += summary.verified_tokens
+        self._check_ms[summary.validator] += summary.verify_ms
+        accepted, rejected = (sum(getattr(row, name) for row in summary.rows) for name in ("accepted", "rejected"))
+        work = self._validators.setdefault(summary.validator, _Work())
+        work.add(summary.window, accepted + rejected, accepted, {"": rejected})
+
+    def add_old(self, summary: Summary) -> None:
+        """Add the row of a window before those that are read whole."""
+        self._rows[summary.window] = self._row(summary)
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        """Add a verdict: its judgements on groups that no other verdict on this work judges."""
+        place = verdict.window, verdict.miner
+        judgements = tuple(judgement.model_copy(update={"logprobs": b""}) for judgement in verdict.judgements)
+        verdict = verdict.model_copy(update={"judgements": judgements})  # log-probabilities are most of it
+        self._verdicts[place] = _with_judgements_of(self._verdicts.get(place, verdict), verdict)
+
+    def has_summary(self, window: int, validator: bytes) -> bool:
+        """Return whether a validator's summary of an open window was added."""
+        return (window, validator) in self._summaries
+
+    def is_judged_whole(self, window: int, row: LedgerRow) -> bool:
+        """Whether another validator's verdict on a row brings nothing new: its groups were not dealt, or all judged."""
+        verdict = self._verdicts.get((window, row.miner))
+        if verdict is None:
+            return False
+        return not row.dealt or verdict.dealt == verdict.submitted or len(verdict.judgements) == verdict.submitted
+
+    def close(self, before: int) -> None:
+        """Keep rows and sums alone of the windows before one; the newest window with a summary stays open."""
+        before = min(before, max((window for window, _ in self._summaries), default=before))
+        self._rows |= {row.window: row for row in self._open_rows() if row.window < before}
+        for window in sorted(self._rows)[:-MOST_WINDOWS]:
+            del self._rows[window]
+        closed = [verdict for verdict in self._verdicts.values() if verdict.window < before]
+        _add_work(self._miners, closed)
+        self._tokens.update(_tokens(closed))
+        newest = sorted(self._miners, key=lambda key: self._miners[key].recent[-1].window)
+        for key in newest[:-_MOST_MINERS]:
+            del self._miners[key]
+        self._verdicts = {place: item for place, item in self._verdicts.items() if place[0] >= before}
+        self._summaries = {place: item for place, item in self._summaries.items() if place[0] >= before}
+
+    def revealed(self, window: int) -> list[bytes]:
+        """Return the validators whose summary of an open window was added."""
+        return [validator for number, validator in self._summaries if number == window]
+
+    def window_rows(self) -> tuple[WindowRow, ...]:
+        """Return the windows of which a summary was added, in order."""
+        rows = self._rows | {row.window: row for row in self._open_rows()}
+        return tuple(rows[window] for window in sorted(rows))
+
+    def _first_summaries(self) -> dict[int, Summary]:
+        """Return one summary for each open window: that of the first validator that revealed one."""
+        summaries: dict[int, Summary] = {}
+        for (window, _), summary in self._summaries.items():
+            summaries.setdefault(window, summary)
+        return summaries
+
+    def _open_rows(self) -> list[WindowRow]:
+        by_window: dict[int, list[Judgement]] = {}
+        for (window, _), verdict in self._verdicts.items():
+            by_window.setdefault(window, []).extend(verdict.judgements)
+        rows = []
+        for window, summary in self._first_summaries().items():
+            judgements = by_window.get(window, [])
+            rewards = [reward for judgement in judgements for reward in judgement.rewards]
+            row = replace(
+                self._row(summary),
+                accepted=sum(judgement.accepted for judgement in judgements),
+                rejected=sum(judgement.rejected for judgement in judgements),
+                reward=sum(rewards) / (len(rewards) * REWARD_UNIT) if rewards else None,
+            )
+            rows.append(row)
+        return rows
+
+    def _row(self, summary: Summary) -> WindowRow:
+        """Return the row of a window by one validator's summary alone, which has no rewards."""
+        evaluation = summary.evaluation
+        k = self._k(evaluation) if evaluation else 1
+        return WindowRow(
+            window=summary.window,
+            version=summary.version,
+            accepted=sum(row.accepted for row in summary.rows),
+            rejected=sum(row.rejected for row in summary.rows),
+            reward=None,
+            pass_at_1=evaluation.pass_at(1) if evaluation else None,
+            pass_at_k=evaluation.pass_at(k) if evaluation else None,
+            strata=tuple(
+                StratumRow(item.name, item.problems, pass_at_k(item.right, 1), pass_at_k(item.right, k))
+                for item in (evaluation.strata if evaluation else ())
+            ),
+        )
+
+    def _k(self, evaluation: Evaluation) -> int:
+        """Return k of the run's pass@k; less if a validator broke the rule and drew fewer completions."""
+        return min(self._pass_at, len(evaluation.strata[0].right) - 1)
+
+    def miner_rows(
+        self, names: Mapping[bytes, str], kinds: Mapping[bytes, MinerKind]
+    ) -> tuple[tuple[MinerRow, ...], dict[str, tuple[JudgedWindow, ...]]]:
+        """Return the miners by name, and by key the newest windows of each."""
+        miners = deepcopy(self._miners)
+        _add_work(miners, self._verdicts.values())
+        firsts = self._first_summaries()
+        scores = dict(firsts[max(firsts)].scores) if firsts else {}
+        rows = [
+            MinerRow(
+                key=key.hex(),
+                name=names.get(key) or key.hex()[:8],
+                kind=kinds.get(key, "unknown"),
+                submitted=work.submitted,
+                accepted=work.accepted,
+                rejected=dict(sorted(work.rejected.items())),
+                score=scores.get(key, 0) / SHARE,
+            )
+            for key, work in sorted(miners.items())
+        ]
+        recent = {key.hex(): tuple(work.recent) for key, work in miners.items()}
+        return tuple(sorted(rows, key=lambda row: row.name)), recent
+
+    def validator_rows(self, keys: Iterable[bytes], names: Mapping[bytes, str]) -> tuple[ValidatorRow, ...]:
+        """Return the validators with some keys, in the order of these."""
+        rows = []
+        for key in keys:
+            work, milliseconds = self._validators.get(key, _Work()), self._check_ms[key]
+            rows.append(
+                ValidatorRow(
+                    key=key.hex(),
+                    name=names.get(key) or key.hex()[:8],
+                    windows=work.windows,
+                    accepted=work.accepted,
+                    rejected=work.rejected.total(),
+                    check_rate=1000.0 * self._checks[key] / milliseconds if milliseconds else 0.0,
+                    recent=tuple(work.recent),
+                )
+            )
+        return tuple(rows)
+
+    def tokens(self) -> Counter[str]:
+        """Return the completion tokens of judged groups ('generated') and of accepted ones ('verified')."""
+        return self._tokens + _tokens(self._verdicts.values())
+
+    def check_rate(self) -> float:
+        """Return the completion tokens that a validator checks in a second of checking; 0 before the first summary."""
+        milliseconds = self._check_ms.total()
+        return 1000.0 * self._checks.total() / milliseconds if milliseconds else 0.0
+
+
+def _add_work(miners: dict[bytes, _Work], verdicts: Iterable[Verdict]) -> None:
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.window):
+        rejections = Counter(judgement.reason for judgement in verdict.judgements if judgement.rejected)
+        accepted = sum(judgement.accepted for judgement in verdict.judgements)
+        miners.setdefault(verdict.miner, _Work()).add(verdict.window, verdict.submitted, accepted, rejections)
+
+
+def _tokens(verdicts: Iterable[Verdict]) -> Counter[str]:
+    judgements = [judgement for verdict in verdicts for judgement in verdict.judgements]
+    generated = sum(judgement.tokens for judgement in judgements)
+    return Counter(
+        generated=generated, verified=sum(judgement.tokens for judgement in judgements if judgement.accepted)
+    )
+
+
+def _with_judgements_of(verdict: Verdict, other: Verdict) -> Verdict:
+    """Return a verdict with another validator's judgements on the groups that it does not judge itself."""
+    if other.commitment != verdict.commitment or other.lapsed != verdict.lapsed:
+        return verdict
+    judged = {judgement.index for judgement in verdict.judgements}
+    more = tuple(judgement for judgement in other.judgements if judgement.index not in judged)
+    return verdict.model_copy(update={"judgements": (*verdict.judgements, *more)})

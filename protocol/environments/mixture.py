@@ -1,0 +1,77 @@
+"""A mixture of environments: the seed of a group draws one of them by their shares (docs/spec/environments.md)."""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from protocol.environments.base import Environment, Episode, EpisodeEnvironment, Problem
+from protocol.environments.record import SHARES
+from protocol.environments.seeded_rng import SeededRng
+
+
+def drawn_member(shares: Sequence[int], seed: bytes) -> int:
+    """Return the index of the member that a seed draws.
+
+    Args:
+        shares: of the members in millionths, which add up to a million.
+    """
+    return bisect.bisect_right(list(itertools.accumulate(shares)), SeededRng("mixture", seed).below(SHARES))
+
+
+def mixed(members: Sequence[tuple[int, Environment]]) -> Environment:
+    """Return the environment of a task: its only member, or else the mixture of members with shares in millionths."""
+    return members[0][1] if len(members) == 1 else Mixture(members)
+
+
+class Mixture:
+    """Several environments as one. The stratum of a problem is the name of the member that gave it.
+
+    Args:
+        members: each with its share in millionths, ascending by name.
+    """
+
+    name = "mixture"
+
+    def __init__(self, members: Sequence[tuple[int, Environment]]) -> None:
+        self._shares = [share for share, _ in members]
+        self._members = {member.name: member for _, member in members}
+        self.exact = all(member.exact for member in self._members.values())
+
+    def problem(self, seed: bytes) -> Problem:
+        name = list(self._members)[drawn_member(self._shares, seed)]
+        return replace(self._members[name].problem(seed), stratum=name)
+
+    @property
+    def held_out_size(self) -> int | None:
+        sizes = [member.held_out_size for member in self._members.values()]
+        return None if None in sizes else sum(size for size in sizes if size)
+
+    def held_out_problem(self, index: int) -> Problem:
+        # The members take turns, and each is passed over when it has no more: turn t has the members of more than t.
+        index %= self.held_out_size or index + 1
+        turn = bisect.bisect_right(range(index + 1), index, key=lambda turn: self._held_out_before(turn + 1))
+        members = [name for name in self._members if self._has_more(name, turn)]
+        name = members[index - self._held_out_before(turn)]
+        return replace(self._members[name].held_out_problem(turn), stratum=name)
+
+    def _held_out_before(self, turn: int) -> int:
+        """Return how many held-out problems come before a turn."""
+        sizes = (member.held_out_size for member in self._members.values())
+        return sum(turn if size is None else min(turn, size) for size in sizes)
+
+    def _has_more(self, name: str, turn: int) -> bool:
+        size = self._members[name].held_out_size
+        return size is None or turn < size
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        return self._members[problem.stratum].reward(problem, completion)
+
+    @property
+    def turns(self) -> int:
+        return max(member.turns for member in self._members.values() if isinstance(member, EpisodeEnvironment))
+
+    def begin(self, problem: Problem, seed: bytes) -> Episode:
+        member = self._members[problem.stratum]
+        assert isinstance(member, EpisodeEnvironment)  # the manifest says so
+        return member.begin(problem, seed)

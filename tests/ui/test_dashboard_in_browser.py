@@ -1,0 +1,162 @@
+"""The dashboard in Chromium: it loads, keeps itself new, filters, outlives store and server, and fits a phone."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Queue
+
+import pytest
+import trio
+
+from grailnode.observe.state import STORAGE_ALARM
+from tests.support.builders.observed_runs import observed_run
+from tests.ui.dashboards import HOSTILE, Source, serving, usual
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def server(source: Source) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Serve a dashboard in a thread of its own; yields its address, and what stops it."""
+    ready: Queue[tuple[str, trio.lowlevel.TrioToken, trio.CancelScope]] = Queue()
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            async with serving(source) as address:
+                ready.put((address, trio.lowlevel.current_trio_token(), scope))
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    address, token, scope = ready.get(timeout=60)
+
+    def stop() -> None:
+        if thread.is_alive():
+            token.run_sync_soon(scope.cancel)
+            thread.join()
+
+    try:
+        yield address, stop
+    finally:
+        stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def new_page(browser):
+    """Return a function that opens an address; a page that has errors or asks another server fails the test."""
+    errors: list[str] = []
+
+    def open_page(address: str, **options):
+        page = browser.new_page(**options)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: errors.append("a dialog"))
+        page.on("console", lambda message: errors.extend([message.text] * ("Content Security" in message.text)))
+        page.on("request", lambda request: errors.extend([request.url] * (not request.url.startswith(address))))
+        page.goto(address)
+        return page
+
+    yield open_page
+    assert not errors
+
+
+def names(page) -> list[str]:
+    texts: list[str] = page.locator(".rollout b").all_inner_texts()
+    return texts
+
+
+def wait_until(page, condition: Callable[[], bool]) -> None:
+    """Wait for a condition: the page's policy forbids the evaluation that Playwright's own waiting needs."""
+    for _ in range(600):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail("it has not come about")
+
+
+def test_it_loads_and_keeps_itself_new(new_page):
+    source = usual()
+    with server(source) as (address, _):
+        page = new_page(address)
+        assert page.locator("#miners tbody tr").count() == 6
+        page.get_by_text("42 s ago").wait_for()  # the age of the newest version, by the server's clock
+        source.time += 60
+        source.change(alarms=("a second history",))
+        page.get_by_text("a second history").wait_for()
+        page.get_by_text("1 min 42 s ago").wait_for()
+
+
+def test_it_filters_and_shows_whole_episodes(new_page):
+    with server(usual()) as (address, _):
+        page = new_page(address)
+        assert names(page) == [f"miner-{number}" for number in range(6)]
+        page.select_option("[name=order]", "best")
+        wait_until(page, lambda: names(page)[0] == "miner-5")
+        page.select_option("[name=judgement]", "wrong-sketch")
+        wait_until(page, lambda: len(names(page)) == 1)
+        assert names(page) == ["miner-4"]
+        page.locator(".rollout summary").click()
+        assert page.locator(".rollout pre.policy").count() == 2
+        assert page.locator(".rollout pre.environment").last.inner_text().startswith("no\n17+4=")
+        assert "judgement=wrong-sketch" in page.url
+        page.reload()
+        assert names(page) == ["miner-4"]
+
+
+def test_it_outlives_the_store_and_its_server(new_page):
+    source = usual()
+    with server(source) as (address, stop):
+        page = new_page(address)
+        source.change(alarms=(f"{STORAGE_ALARM}: refused",))
+        page.locator("#head .alert").wait_for()
+        source.time += 300
+        page.get_by_text("5 min 1 s ago").wait_for()  # when the figures were read
+        source.change(alarms=(), read_at=source.time)
+        page.locator("#head .alert").wait_for(state="detached")
+        stop()
+        page.locator("#link").wait_for(state="visible")
+        assert page.locator("#miners tbody tr").count() == 6
+
+
+def test_it_works_without_its_script(new_page):
+    with server(usual()) as (address, _):
+        page = new_page(address, java_script_enabled=False)
+        page.select_option("[name=order]", "best")
+        page.get_by_role("button", name="Show").click()
+        assert names(page)[0] == "miner-5"
+
+
+@pytest.mark.parametrize(("scheme", "paper"), [("light", "rgb(251, 250, 246)"), ("dark", "rgb(20, 21, 19)")])
+def test_it_fits_a_phone_in_dark_and_light(new_page, scheme: str, paper: str):
+    with server(Source(observed_run(words=["a-name-of-a-miner-that-is-long" * 2]))) as (address, _):
+        page = new_page(address, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+        page.get_by_text("42 s ago").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+
+
+def test_fifty_hostile_strings_do_nothing(new_page):
+    source = Source(observed_run(words=HOSTILE))
+    with server(source) as (address, _):
+        page = new_page(address)
+        source.change(alarms=("news", *HOSTILE))  # sections that the script puts in, too
+        page.locator("#alarms").get_by_text("news").wait_for()
+        page.select_option("[name=order]", "best")
+        page.evaluate("for (const item of document.querySelectorAll('details')) item.open = true")
+        page.fill("[name=miner]", HOSTILE[2])
+        wait_until(page, lambda: len(names(page)) == 1)
+        assert page.evaluate("window.acted") is None
+        assert page.locator("script, iframe, img, object, #rollouts a").count() == 1
