@@ -21,14 +21,16 @@ def test_honest_sites_with_noisy_gradients_count_in_every_round(method: str, ste
 
 def _fixed(seed: int) -> Vector:
     direction = np.random.default_rng(seed).standard_normal(SIZE)
-    return (direction / np.linalg.norm(direction)).astype(np.float32)
+    unit: Vector = (direction / np.linalg.norm(direction)).astype(np.float32)
+    return unit
 
 
 DIRECTION = _fixed(4)
 
 
 def _turned(update: Vector, sine: float) -> Vector:
-    return ((1 - sine**2) ** 0.5 * update + sine * np.linalg.norm(update) * DIRECTION).astype(np.float32)
+    turned: Vector = ((1 - sine**2) ** 0.5 * update + sine * np.linalg.norm(update) * DIRECTION).astype(np.float32)
+    return turned
 
 
 ATTACKS: dict[str, Attack] = {
