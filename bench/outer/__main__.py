@@ -2,6 +2,7 @@
 
     python -m bench.outer learning      DDP, DiLoCo, PULSELoCo and SparseLoCo: end values, areas, bytes (15 minutes)
     python -m bench.outer bytes         bytes and the share that the gate sends, by learning rate and round
+    python -m bench.outer honest        how often honest sites are refused, with noisy gradients (some minutes)
     python -m bench.outer poisoned      one poisoned site in four, with the robust aggregation and the plain mean
     python -m bench.outer ablations     without error feedback or momentum, other quantizers, a delay, and streams
     python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
@@ -25,6 +26,7 @@ from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
 from bench.outer.attacks import ATTACKS
 from bench.outer.crashes import crashes
+from bench.outer.honest import honest
 from bench.outer.learning import METHODS, learning
 from bench.outer.overlap import overlap
 from bench.outer.poisoned import poisoned
@@ -43,6 +45,9 @@ def main() -> None:
     _add_trial_options(command, seeds=5)
     command.add_argument("--local-steps", default="8,4,16", help="values of H, in the order in which they are run")
     command.add_argument("--methods", default=",".join(METHODS), help="methods to compare")
+    command = commands.add_parser("honest")
+    command.add_argument("--seeds", type=int, default=10, help="of each cell")
+    command.add_argument("--rounds", type=int, default=60, help="outer rounds")
     command = commands.add_parser("poisoned")
     _add_trial_options(command, seeds=2)
     command.add_argument("--methods", default="grid", help="methods that sites use")
@@ -68,6 +73,8 @@ def main() -> None:
     command.add_argument("--cores", type=int, default=8, help="cores of the second sum")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.command == "honest":
+        honest(arguments.seeds, arguments.rounds)
     if arguments.command == "poisoned":
         names = arguments.methods.split(","), arguments.attacks.split(",")
         poisoned(_results(arguments), arguments.seeds, *names)

@@ -21,6 +21,7 @@ class Scene:
         self.start = start
         self.generator = torch.Generator().manual_seed(seed)
         self.direction = _scaled(self.noise(start), 1.0)
+        self.updates: list[Update] = []  # that the site would have sent if it was honest
 
     def noise(self, like: Update) -> dict[str, Tensor]:
         """Return normal numbers of some shapes."""
@@ -64,9 +65,23 @@ def _turned(share: float, towards: Callable[[Update, Scene], Update]) -> Callabl
     return attack
 
 
+def _replay(update: Update, scene: Scene) -> dict[str, Tensor]:
+    """The site's first update that was not short, over and over again."""
+    scene.updates.append(update)
+    return dict(scene.updates[min(len(scene.updates) - 1, 3)])
+
+
+def _growing(update: Update, scene: Scene) -> dict[str, Tensor]:
+    scene.updates.append(update)
+    return _turned(min(0.95, 0.01 * len(scene.updates)), lambda _, scene: scene.direction)(update, scene)
+
+
 ATTACKS: Final[dict[str, Callable[[Update, Scene], dict[str, Tensor]]]] = {
     "sign flip": _times(-1.0),
     "times -10": _times(-10.0),
+    "times 1000": _times(1000.0),
+    "replay": _replay,
+    "growing drift": _growing,
     "noise": _noise,
     "one tensor": _one_tensor,
     "drift of 0.2": _turned(0.2, lambda _, scene: scene.direction),

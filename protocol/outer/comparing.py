@@ -56,13 +56,13 @@ class SentRound:
     Attributes:
         workers: those whose contribution was long enough to be compared, in ascending order.
         projections: of their contributions, each scaled down to the median length: float32 [R, PROJECTED].
-        refused: the workers whose contribution did not count.
+        disagreeing: the workers whose contribution disagreed with those of the others in that round.
         stream: which of the streams they sent. Projections of different streams have nothing in common.
     """
 
     workers: tuple[bytes, ...]
     projections: Projections
-    refused: frozenset[bytes] = frozenset()
+    disagreeing: frozenset[bytes] = frozenset()
     stream: int = 0
 
     @cached_property

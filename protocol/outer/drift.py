@@ -71,6 +71,11 @@ class _Projected:
     variance: Matrix
 
 
+def settled_contributions(local_steps: int) -> int:
+    """Return how many contributions of a site say something: 8 with 8 local steps or more, 29 with one."""
+    return max(INDEPENDENT, -(-INDEPENDENT_STEPS // local_steps)) + SETTLED
+
+
 def drift_factor(
     rounds: Sequence[SentRound], worker: bytes, local_steps: int, excluded: Collection[bytes] = ()
 ) -> float:
@@ -85,10 +90,11 @@ def drift_factor(
         1 if the rounds show no drift, or a short one, or say nothing: the site took part in too few rounds with at
         least two others, or the others have no common direction.
     """
-    apart = max(INDEPENDENT, -(-INDEPENDENT_STEPS // local_steps))
+    settled = settled_contributions(local_steps)
+    apart = settled - SETTLED
     decay = 1 - (1 - DECAY) * min(local_steps, DECAY_STEPS) / DECAY_STEPS
     projected = _project(rounds, worker, excluded, decay)
-    if projected is None or len(projected.weights) < apart + SETTLED:
+    if projected is None or len(projected.weights) < settled:
         return 1.0
     squares = projected.weights * projected.weights
     agreement = dot(squares, projected.agreement)
@@ -109,7 +115,7 @@ def _project(
         places = [
             place
             for place, other in enumerate(sent.workers)
-            if other != worker and other not in sent.refused and other not in excluded
+            if other != worker and other not in sent.disagreeing and other not in excluded
         ]
         if worker in sent.workers and len(places) >= 2:
             rows.append((sent, sent.workers.index(worker), places))

@@ -6,8 +6,10 @@ other:
 
 1. A contribution that is longer than the median is scaled down to it, so that no site counts for its length.
 2. A contribution must agree with the others: the cosine between it and the sum of the others (leave one out) is
-   compared with the median of these cosines. The least agreeing one is removed, and the rest is compared again, as long
-   as fewer than half of all are removed. Two contributions cannot be told apart, so this needs three.
+   compared with the median of these cosines. The least agreeing one is taken out, and the rest is compared again, as
+   long as fewer than half of all are taken out. Two contributions cannot be told apart, so this needs three. A site may
+   disagree by chance, so what was taken out is scaled down to a tenth. It is refused if all contributions of its site
+   disagreed for as long as a drift takes to show, and until one agrees again.
 3. A contribution is scaled down if what its site sent over many rounds shows a drift, until the drift in it is short
    (protocol/outer/drift.py). The largest drift is looked for first; that site then does not count among the others, and
    they are looked at again, as long as fewer than half of all are scaled down.
@@ -22,13 +24,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from protocol.kernels.inner_products import Matrix, row_products
 from protocol.outer.comparing import Comparison, SentRound, SentRounds
-from protocol.outer.drift import drift_factor
+from protocol.outer.drift import drift_factor, settled_contributions
+
+DISTRUST: Final = 0.1
+"""What scales a contribution down that does not agree with the others; a share of the median length."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,7 @@ class RobustSettings:
 
     Attributes:
         clips: whether contributions are scaled down to the median length.
-        agreement: share of the median cosine that a contribution must reach; 0 refuses only those that point away from
-            the others; None refuses none.
+        agreement: share of the median cosine that a contribution must reach; None for no bound.
         bounds_drifts: whether contributions with a drift are scaled down.
         compared_length: share of the median length below which a contribution is not compared.
         share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
@@ -97,10 +101,14 @@ def weigh_round(
         drifts = _drift_factors(earlier.after(sent).rounds, workers, active, compared, comparison.local_steps)
     factors = [factor * drift for factor, drift in zip(factors, drifts, strict=True)]
     _limit_shares(factors, lengths, active, settings.share)
-    result = tuple(factors[place] if place in active else 0.0 for place in range(len(lengths)))
-    refused = frozenset(worker for worker, factor in zip(workers, result, strict=True) if factor == 0)
+    disagreeing = frozenset(worker for place, worker in enumerate(workers) if place not in active)
+    sent = replace(sent, disagreeing=disagreeing)
+    rounds, settled = earlier.after(sent).rounds, settled_contributions(comparison.local_steps)
+    result = tuple(
+        factor * _agreement_factor(rounds, worker, settled) for worker, factor in zip(workers, factors, strict=True)
+    )
     cosines = tuple(first_cosines[place] for place in range(len(lengths)))
-    return Weighting(result, cosines, tuple(drifts), replace(sent, refused=refused))
+    return Weighting(result, cosines, tuple(drifts), sent)
 
 
 def _median_length(lengths: Sequence[float]) -> float:
@@ -160,6 +168,18 @@ def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) 
         length = math.sqrt(max(own, 0.0) * max(others, 0.0))
         result[place] = (with_all - own) / length if length > 0 else 0.0
     return result
+
+
+def _agreement_factor(rounds: Sequence[SentRound], worker: bytes, settled: int) -> float:
+    """Return what scales a contribution to the newest round down if it disagrees: 0 if all others of its site did too.
+
+    Args:
+        settled: number of the site's newest contributions that are looked at.
+    """
+    if worker not in rounds[-1].disagreeing:
+        return 1.0
+    disagreed = [worker in sent.disagreeing for sent in rounds if worker in sent.workers][-settled:]
+    return 0.0 if len(disagreed) == settled and all(disagreed) else DISTRUST
 
 
 def _drift_factors(

@@ -9,6 +9,7 @@ import trio
 
 from protocol import pseudogradient
 from protocol.errors import ProtocolError
+from protocol.outer import robust
 from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
@@ -106,7 +107,8 @@ async def test_sites_have_the_same_state_and_go_on_while_a_round_closes_only_wit
 
 
 @simulated
-async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped() -> None:
+async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robust, "DISTRUST", 0.0)  # so that one that disagrees is refused at once
     testbed = OuterTestbed(4, DELAYED)
     testbed.handles["site-3"].learner.direction = -1.0
     manifests = await testbed.run_rounds(4)

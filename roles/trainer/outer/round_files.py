@@ -77,7 +77,7 @@ class SentContribution(Record):
 
     kind: ClassVar[str] = "sent-contribution"
     worker: Key  # the site's public key
-    refused: bool  # whether the contribution did not count in the round
+    disagreeing: bool  # with the other contributions to the round
     # the projection, float32 little-endian
     numbers: Annotated[bytes, Field(min_length=4 * PROJECTED, max_length=4 * PROJECTED)]
 
@@ -160,7 +160,9 @@ async def put_sent(state: ObjectStore, number: int, sent: SentRound) -> None:
     record = SentRoundRecord(
         stream=sent.stream,
         sent=tuple(
-            SentContribution(worker=worker, refused=worker in sent.refused, numbers=numbers.astype("<f4").tobytes())
+            SentContribution(
+                worker=worker, disagreeing=worker in sent.disagreeing, numbers=numbers.astype("<f4").tobytes()
+            )
             for worker, numbers in rows
         ),
     )
@@ -180,7 +182,7 @@ async def get_sent(state: ObjectStore, newest: int) -> dict[int, SentRound]:
         rounds[number] = SentRound(
             tuple(item.worker for item in record.sent),
             np.array(numbers, np.float32).reshape(len(numbers), PROJECTED),
-            frozenset(item.worker for item in record.sent if item.refused),
+            frozenset(item.worker for item in record.sent if item.disagreeing),
             record.stream,
         )
     return rounds

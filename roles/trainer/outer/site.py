@@ -15,7 +15,7 @@ from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
-from protocol.outer.round_records import RoundContribution, RoundManifest
+from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, parts_of
 from roles.first_failure import first_failure
@@ -313,7 +313,9 @@ class Site:
             feedback = manifest.number if opening.rules.uses_feedback(opening.state.step) else feedback
         else:
             self._steps.drop()  # steps ahead began where steps ended that do not count
-            if own is not None:  # this state was lost or set back since, so its feedback is not the counted one's
+            if Refusal(worker=node.key.public, reason=RefusalReason.POISONED) in manifest.refused:
+                feedback = inner = _NO_FILE  # what they hold would make the next contribution like the refused one
+            elif own is not None:  # this state was lost or set back since, so its feedback is not the counted one's
                 feedback = _NO_FILE
                 node.telemetry.event("contribution-unknown", number=manifest.number)
         await self._become(closing, shared, feedback, inner, (*record.used, *used))

@@ -6,6 +6,7 @@ all, and each step of a site adds a noise of its own. A site's moments go on fro
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ Vector = NDArray[np.float32]
 Attack = Callable[[Vector, int], Vector]
 """Returns what a site sends instead of its update, base - local, in the round with a number from 0."""
 
-SIZE = 4096
+SIZE = 2048
+NEW_MOMENTS = (np.zeros((2, SIZE)), 0)
 
 
 class NoisySite:
@@ -30,7 +32,7 @@ class NoisySite:
     def __init__(self, seed: int, steps: int, *, rate: float, noise: float) -> None:
         self._random = np.random.default_rng(seed)
         self._steps, self._rate, self._noise = steps, rate, noise
-        self.moments = np.zeros((2, SIZE)), 0
+        self.moments = NEW_MOMENTS
         self.feedback = torch.zeros(SIZE)
 
     def local_steps(self, weights: Vector, gradient: Vector) -> tuple[Vector, tuple[NDArray[np.float64], int]]:
@@ -54,7 +56,6 @@ def weighed_rounds(
     rate: float = 3e-5,
     noise: float = 1.0,
     attack: Attack | None = None,
-    settings: RobustSettings | None = None,
 ) -> tuple[list[Weighting], Vector]:
     """Return how the contributions of each round are weighed, and the weights at the end.
 
@@ -88,16 +89,19 @@ def weighed_rounds(
             )
             ends.append(moments)
         payloads = [item.payload for item in encoded]
-        weighting = weigh_round(
-            workers, compare(shared, payloads, rules, bytes(32)), sent, settings or RobustSettings()
-        )
+        comparison = compare(shared, payloads, rules, bytes(32))
+        comparison = replace(comparison, projections=comparison.projections[:, :SIZE])  # the others are 0
+        weighting = weigh_round(workers, comparison, sent, RobustSettings())
         sent = sent.after(weighting.sent)
         counted = [place for place, factor in enumerate(weighting.factors) if factor > 0]
         shared = shared.after(
             [payloads[place] for place in counted], [weighting.factors[place] for place in counted], rules
         )
-        for place in counted:
-            sites[place].moments = ends[place]
-            sites[place].feedback = encoded[place].residual["w"] if rules.uses_feedback(number) else torch.zeros(SIZE)
+        for place, site in enumerate(sites):
+            site.moments = ends[place] if place in counted else NEW_MOMENTS
+            if place in counted and rules.uses_feedback(number):
+                site.feedback = encoded[place].residual["w"]
+            else:
+                site.feedback = torch.zeros(SIZE)
         weightings.append(weighting)
     return weightings, shared.weights["w"].numpy()
