@@ -85,6 +85,7 @@ class LyingValidator(Validator):
 
 RULES = demo_rules(groups=4, group_size=4, max_tokens=4, seal_rounds=9, verdict_rounds=14, spares=0)
 MINERS = 2
+CHEAT = "impostor"
 GROUPS = MINERS * RULES.groups
 
 
@@ -203,7 +204,7 @@ async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
 async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> dict[int, int]:
     """Return how many groups of the cheat in each window have the liar as their only judge."""
     alone = {key(liar).public}
-    return {window: sum(set(own) == alone for own in await due_judges(network, "cheat", window)) for window in windows}
+    return {window: sum(set(own) == alone for own in await due_judges(network, CHEAT, window)) for window in windows}
 
 
 async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, str]:
@@ -212,8 +213,8 @@ async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, 
     liar = network.validators.pop()
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_liar, network, liar, greedy)
-        nursery.start_soon(partial(network.run_miner, "cheat", RULES.groups, FalseSketches))
-        await network.until_window(9)
+        nursery.start_soon(partial(network.run_miner, CHEAT, RULES.groups, FalseSketches))
+        await network.until_window(11)
     return network, liar
 
 
@@ -221,9 +222,9 @@ async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, 
 @simulated
 async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_only_judge(quorum: int):
     network, liar = await run_with_liar(quorum)
-    windows = range(1, 6)
+    windows = range(1, 8)
     expected = await dealt_to_liar_alone(network, liar, windows)
-    assert used_groups(network, windows, "cheat") == expected
+    assert used_groups(network, windows, CHEAT) == expected
     assert (sum(expected.values()) > 0) == (quorum == 1)
     assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, RULES.groups)
     checker = network.node("checker")
@@ -234,7 +235,7 @@ async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_
 async def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found():
     network, liar = await run_with_liar(1, greedy=True)
     windows = range(1, 6)
-    assert used_groups(network, windows, "cheat") == await dealt_to_liar_alone(network, liar, windows)
+    assert used_groups(network, windows, CHEAT) == await dealt_to_liar_alone(network, liar, windows)
     with pytest.raises(ProtocolError, match="not dealt to it"):
         await verify_ledger(network.node("checker"), key(liar).public, lambda line: None)
 

@@ -128,7 +128,7 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
 
 
 class FewFalseSketches(Turncoat):
-    """In one earlier window each group has three rollouts with a sketch beyond the first step: too few to reject one
+    """In one earlier window each group has four rollouts with a sketch beyond the first step: too few to reject one
     group alone.
     """
 
@@ -138,7 +138,7 @@ class FewFalseSketches(Turncoat):
         groups = await super().produce(mining_window, indices)
         if mining_window.window != self.window:
             return groups
-        return [with_sketches(group, self._beyond_first_step, 3) for group in groups]
+        return [with_sketches(group, self._beyond_first_step, 4) for group in groups]
 
     @staticmethod
     def _beyond_first_step(sketch: bytes) -> bytes:

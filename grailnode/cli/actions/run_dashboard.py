@@ -16,6 +16,7 @@ from grailnode.engine.policy import Policy, PolicyError
 from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import serve_http
 from grailnode.node.node_makers import make_auditor
+from grailnode.node.supervisor import run_until_interrupted
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, read_rollouts
 from grailnode.observe.state import NetworkState
@@ -42,7 +43,8 @@ def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
     node = make_auditor(open_config_to_read(**run_options))
     if not _is_loopback(host):
         click.echo(f"{host}: whoever reaches port {port} of this machine sees the page", err=True)
-    trio.run(_serve, node, host, port)
+    run_until_interrupted(partial(_serve, node, host, port))
+    raise click.exceptions.Abort
 
 
 def _is_loopback(host: str) -> bool:
