@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 import trio
@@ -24,31 +25,37 @@ from grailnode.node import own_rollouts, time_check
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
 from grailnode.node.node_makers import make_node
 from grailnode.node.own_rollouts import SkippedError, judge_own_rollouts
-from grailnode.node.role_checks import Role, RoleChecks
+from grailnode.node.role_checks import Role
 from grailnode.node.state_locks import lock_state
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.run import workspace
+from grailnode.run import key_files, workspace
 from protocol import paths
 from protocol.identity.signing import sign
 from protocol.proof import EXACT_PROOF
 from tests.support.builders.recipes import demo_recipe
+from tests.support.builders.samples import revision
 from tests.support.processes.command_line import run_command
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 ROLES = {"trainer": "trainer", "miner-1": "miner"}
-_WRONG_REGION = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
 Monkeypatch = pytest.MonkeyPatch
 
 
 class _Elsewhere(BaseHTTPRequestHandler):
-    """A service whose buckets are in another region, and whose pages name nobody who may read them."""
+    """A service that refuses everything, as one whose buckets are in another region, and whose pages name nobody who
+    may read them.
+    """
+
+    error = 400, "AuthorizationHeaderMalformed"
 
     def _answer(self) -> None:
-        self.send_response(400)
-        self.send_header("Content-Length", str(len(_WRONG_REGION)))
+        status, code = self.error
+        body = f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(_WRONG_REGION)
+            self.wfile.write(body)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 - http.server asks for these names
 
@@ -75,11 +82,25 @@ class Site:
     elsewhere: str
 
     def findings(self, name: str, *checks: str, overrides: tuple[str, ...] = ()) -> list[Finding]:
-        """Return what some checks of a machine find, in the order of doctor."""
+        """Return what some checks of a machine find, or all, in the order of doctor."""
         role: Role = "trainer" if name == "trainer" else "miner"
         config = load(self.directory / name / "run.toml", ("run.manifest=run.manifest", *overrides))
-        role_checks = RoleChecks(config, role, name, print, waits=False)
-        return list(examine([check for check in node_checks(config, role_checks) if check.name in checks]))
+        all_checks = node_checks(config, role, name, print)
+        return list(examine([check for check in all_checks if not checks or check.name in checks]))
+
+    def is_running(self, name: str, kind: str) -> IO[str]:
+        """Lock a node's state, as one of its processes does, until the returned file is closed."""
+        config = load(self.directory / name / "run.toml")
+        return lock_state(config.at(config.node.state) / name, kind)
+
+    def publish_revision(self) -> None:
+        """Publish a revision of the authority that changes nothing."""
+        node = make_node(load(self.directory / "trainer" / "run.toml"), "trainer", NodeTelemetry("test"))
+        root = key_files.read_or_create(self.directory.parent / "founder" / "keys" / "root.key")
+        record = revision(1, node.run_id, run=node.run_id, authority=node.run.authority)
+        path = self.buckets / "square" / paths.revision(node.run_id, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(sign(record, root))
 
 
 @pytest.fixture
@@ -104,7 +125,10 @@ def wrong_clock(site: Site, monkeypatch: Monkeypatch) -> Finding:
 def no_rights(site: Site, monkeypatch: Monkeypatch) -> Finding:
     credentials = site.directory / "trainer" / "s3.credentials"
     credentials.write_text(credentials.read_text().replace("loopback-secret", "another"))
-    return last(site.findings("trainer", "storage"))
+    began = time.monotonic()
+    found = last(site.findings("trainer", "storage"))
+    assert time.monotonic() - began < 15  # not as long as a node tries
+    return found
 
 
 def wrong_region(site: Site, monkeypatch: Monkeypatch) -> Finding:
@@ -157,7 +181,8 @@ def used_bucket(site: Site, monkeypatch: Monkeypatch) -> Finding:
     head = site.buckets / "trainer" / paths.head(node.key.public)
     head.parent.mkdir(parents=True)
     head.write_bytes(b"of another run")
-    return last(site.findings("trainer", "twin"))
+    site.publish_revision()  # which the check of storage writes into the state, before "twin" looks there
+    return next(finding for finding in site.findings("trainer") if finding.check == "twin")
 
 
 MISTAKES: dict[str, tuple[Callable[[Site, Monkeypatch], Finding], str, str]] = {
@@ -209,6 +234,17 @@ def test_a_machine_that_works_has_no_failures(site: Site, monkeypatch: Monkeypat
     assert "may write below other keys" in findings["other keys"]["line"]
 
 
+def test_a_program_that_is_linked_into_its_environment_is_this_one(tmp_path: Path, monkeypatch: Monkeypatch) -> None:
+    own = tmp_path / "venv" / "bin"
+    own.mkdir(parents=True)
+    for name in ("python", "grailnode"):
+        (own / name).touch(0o755)
+    (tmp_path / "grailnode").symlink_to(own / "grailnode")  # as pipx does in ~/.local/bin
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert next(finding for finding in examine(machine_checks()[:1])).outcome == "ok"
+
+
 def test_what_fails_for_one_reason_is_said_once_and_ends_with_1(site: Site) -> None:
     run = site.directory / "trainer" / "run.toml"
     (run.parent / "run.manifest").unlink()
@@ -219,9 +255,42 @@ def test_what_fails_for_one_reason_is_said_once_and_ends_with_1(site: Site) -> N
 
 
 def test_a_running_node_is_no_twin_of_itself(site: Site) -> None:
-    config = load(site.directory / "trainer" / "run.toml")
-    with lock_state(config.at(config.node.state) / "trainer", "upload"):
+    with site.is_running("trainer", "upload"):
         assert "is running on this machine" in last(site.findings("trainer", "twin")).line
+
+
+def test_copies_of_revisions_are_no_traces_of_a_lost_state(site: Site) -> None:
+    site.publish_revision()
+    site.findings("trainer")  # which passes the revision on
+    shutil.rmtree(site.directory / "trainer" / "state")
+    assert last(site.findings("trainer", "twin")).outcome == "ok"
+
+
+def test_what_a_failure_of_storage_hides_is_skipped(site: Site, monkeypatch: Monkeypatch) -> None:
+    no_rights(site, monkeypatch)
+    shutil.copy(
+        site.directory / "miner-1" / "keys" / "miner-1.key", site.directory / "trainer" / "keys" / "trainer.key"
+    )
+    findings = {finding.check: finding for finding in site.findings("trainer", "storage", "permission", "other keys")}
+    assert findings["storage"].outcome == "failed"
+    assert "waits for what `storage` says" in findings["permission"].line
+    assert findings["other keys"].outcome == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "words"),
+    [
+        ("AccessDenied", "ok", "storage refuses this node's credentials below other keys"),
+        ("SignatureDoesNotMatch", "skipped", "not tried"),
+        ("InternalError", "skipped", "not tried"),
+    ],
+)
+def test_only_a_refusal_shows_that_other_keys_are_safe(
+    code: str, outcome: str, words: str, site: Site, elsewhere: str, monkeypatch: Monkeypatch
+) -> None:
+    monkeypatch.setattr(_Elsewhere, "error", (500 if code == "InternalError" else 403, code))
+    found = last(site.findings("trainer", "other keys", overrides=(f"store.endpoint={elsewhere}",)))
+    assert (found.outcome, words in found.line) == (outcome, True), found.line
 
 
 def test_rollouts_that_the_row_would_refuse_are_a_failure(site: Site) -> None:
