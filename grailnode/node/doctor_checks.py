@@ -6,7 +6,6 @@ start: memory, GPU, what storage shows of this node, and honest rollouts judged 
 
 import importlib.metadata
 import platform
-import re
 import secrets
 import shutil
 import sys
@@ -28,9 +27,10 @@ from grailnode.config import Config
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.verify_requests import NoAnswerError, request_verification
 from grailnode.node.disk_check import parameters
+from grailnode.node.free_memory import free_memory
 from grailnode.node.node_makers import engine_directory
-from grailnode.node.own_rollouts import SkippedError, judge_own_rollouts
-from grailnode.node.role_checks import Check, Role, RoleChecks
+from grailnode.node.own_rollouts import judge_own_rollouts
+from grailnode.node.role_checks import Check, Role, RoleChecks, SkippedError
 from grailnode.node.run_model import policy_directory
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
@@ -127,7 +127,7 @@ def node_checks(config: Config, role: Role, name: str, report: LineReporter) -> 
         Check("browsers", partial(_check_browsers, checks)),
         Check("twin", partial(_check_twin, checks), needs="storage"),
         Check("engine's weights", partial(_check_engine_weights, config, checks)),
-        Check("acceptance", partial(_check_acceptance, config, checks)),
+        Check("acceptance", partial(_check_acceptance, config, checks), needs="engine"),
     )
 
 
@@ -194,6 +194,8 @@ def _check_clock() -> str:
 
 def _check_memory(checks: RoleChecks) -> str:
     """Compare the memory that is free with what a role was measured to take for each parameter."""
+    if _is_running(checks):
+        raise SkippedError("the node of this name is running, and has its memory")
     run, config, role = checks.node.run, checks.config, checks.role
     policy = _policy_at_hand(config, checks)
     count = parameters(policy)
@@ -204,18 +206,10 @@ def _check_memory(checks: RoleChecks) -> str:
     needed = _SMALL_BYTES + round(share * count)
     kind = f"a {role} in {config.engine.dtype}" + (" beside vLLM" if served_by_vllm else "")
     line = f"{kind} takes about {share:.3g} bytes for each of {count:,} parameters: {needed / 1e9:.1f} GB"
-    free = _free_memory()
+    free = free_memory()
     if free < needed:
         raise UserError(f"{line}, and {free / 1e9:.1f} GB are free: end other programs, or take a larger machine")
     return f"{line} of {free / 1e9:.1f} GB that are free"
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that new programs can have."""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    if found is None:
-        raise SkippedError("/proc/meminfo does not say how much memory is free")
-    return int(found[1]) << 10
 
 
 def _policy_at_hand(config: Config, checks: RoleChecks) -> Policy:
@@ -338,5 +332,9 @@ def _check_engine_weights(config: Config, checks: RoleChecks) -> str:
 
 
 def _check_acceptance(config: Config, checks: RoleChecks) -> str:
+    if not checks.takes_part:
+        raise SkippedError(f"a {checks.role}{' without canaries' * (checks.role == 'trainer')} submits no rollouts")
+    if _is_running(checks):
+        raise SkippedError("the node of this name is running, and validators judge its rollouts")
     policy = _policy_at_hand(config, checks)
     return judge_own_rollouts(config, checks.node.run, policy, checks=checks.role == "validator")

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import trio
 
+from grailnode import UserError
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.calibration import proof_file
 from grailnode.config import Config, ConfigError
@@ -35,6 +36,10 @@ from roles.node.identity import Node
 from roles.ports import Beacon, Clock, LineReporter
 
 Role = Literal["trainer", "worker", "miner", "validator"]
+
+
+class SkippedError(UserError):
+    """A check that cannot be carried out here; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,24 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
 import pytest
+import torch
 import trio
 
 from grailnode import UserError
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from grailnode.node import own_rollouts, time_check
+from grailnode.node import free_memory, own_rollouts, time_check
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
 from grailnode.node.node_makers import make_node
-from grailnode.node.own_rollouts import SkippedError, judge_own_rollouts
-from grailnode.node.role_checks import Role
+from grailnode.node.own_rollouts import judge_own_rollouts
+from grailnode.node.role_checks import Role, SkippedError
 from grailnode.node.state_locks import lock_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, workspace
@@ -223,15 +224,21 @@ def test_a_usual_mistake_is_answered_by_one_line_with_its_fix(
     assert len(finding.line) < 420, finding.line
 
 
-def test_a_machine_that_works_has_no_failures(site: Site, monkeypatch: Monkeypatch) -> None:
-    monkeypatch.setattr(own_rollouts, "_MOST_GROUPS", 1)
+def test_a_machine_that_works_has_no_failures(site: Site) -> None:
     result = run_command("doctor", "--run", str(site.directory / "trainer" / "run.toml"), "--json")
     findings = {item["check"]: item for item in map(json.loads, result.stdout.splitlines())}
     assert result.returncode == 0, result.stdout
     assert {item["outcome"] for item in findings.values()} <= {"ok", "warning", "skipped"}
     assert findings["storage"]["outcome"] == findings["clock"]["outcome"] == findings["memory"]["outcome"] == "ok"
-    assert "1 groups of 8 rollouts, computed here and by torch-float32" in findings["acceptance"]["line"]
     assert "may write below other keys" in findings["other keys"]["line"]
+    assert "a trainer without canaries submits no rollouts" in findings["acceptance"]["line"]
+
+
+def test_rollouts_that_are_computed_here_are_within_the_thresholds(site: Site, monkeypatch: Monkeypatch) -> None:
+    monkeypatch.setattr(own_rollouts, "_MOST_GROUPS", 1)
+    found = last(site.findings("miner-1", "acceptance"))
+    assert found.outcome == "ok"
+    assert "1 groups of 8 rollouts, computed here and by torch-float32" in found.line
 
 
 def test_a_program_that_is_linked_into_its_environment_is_this_one(tmp_path: Path, monkeypatch: Monkeypatch) -> None:
@@ -257,6 +264,46 @@ def test_what_fails_for_one_reason_is_said_once_and_ends_with_1(site: Site) -> N
 def test_a_running_node_is_no_twin_of_itself(site: Site) -> None:
     with site.is_running("trainer", "upload"):
         assert "is running on this machine" in last(site.findings("trainer", "twin")).line
+
+
+def test_a_running_node_has_its_memory_and_its_rollouts_are_judged(site: Site, monkeypatch: Monkeypatch) -> None:
+    monkeypatch.setattr("grailnode.node.doctor_checks.free_memory", lambda: 0)
+    assert site.findings("miner-1", "memory")[0].outcome == "failed"
+    with site.is_running("miner-1", "miner"):
+        findings = site.findings("miner-1", "memory", "acceptance")
+    assert [finding.outcome for finding in findings] == ["skipped", "skipped"]
+    assert all("is running" in finding.line for finding in findings)
+
+
+@pytest.mark.parametrize(("limit", "free"), [(str(3 << 20), (3 << 20) - 5000 + 1000), ("max", None)])
+def test_the_limit_of_a_container_bounds_the_free_memory(
+    limit: str, free: int | None, tmp_path: Path, monkeypatch: Monkeypatch
+) -> None:
+    for name, text in {"max": limit, "current": "5000", "stat": "anon 4000\ninactive_file 1000"}.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(free_memory, "_CGROUPS", tmp_path)
+    found = free_memory.free_memory()
+    assert found == free if free is not None else found > 3 << 20
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch has the device")
+def test_acceptance_waits_for_a_device_that_torch_cannot_use(site: Site) -> None:
+    for checks in (("engine", "acceptance"), ("acceptance",)):
+        found = last(site.findings("miner-1", *checks, overrides=("engine.device=cuda",)))
+        assert found.outcome == "skipped"
+        assert re.search("waits for what `engine` says|could not compute them: .*CUDA", found.line), found.line
+
+
+@pytest.mark.parametrize(("layers", "free", "words"), [(4000, 0, "GB are free"), (400, 1 << 60, "would take about")])
+def test_a_model_that_is_too_large_to_try_is_not_tried(
+    layers: int, free: int, words: str, site: Site, monkeypatch: Monkeypatch
+) -> None:
+    config = load(site.directory / "miner-1" / "run.toml", ("run.manifest=run.manifest",))
+    run, packaged = make_node(config, "miner-1", NodeTelemetry("test")).run, Policy.load(PACKAGED_POLICY)
+    sizes = {"num_hidden_layers": layers, "hidden_size": 4096, "intermediate_size": 16384}
+    monkeypatch.setattr(own_rollouts, "free_memory", lambda: free)
+    with pytest.raises(SkippedError, match=words):
+        judge_own_rollouts(config, run, replace(packaged, config={**packaged.config, **sizes}), checks=False)
 
 
 def test_copies_of_revisions_are_no_traces_of_a_lost_state(site: Site) -> None:
