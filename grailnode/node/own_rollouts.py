@@ -117,7 +117,9 @@ def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
         raise SkippedError(f"the policy computed twice takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
     seconds = sum(_group_seconds(both[0], work) for both in sides) * count
     if seconds > _SECONDS:
-        raise SkippedError(f"this machine would take about {seconds:.0f} s for the first groups; `grailnode calibrate`")
+        raise SkippedError(
+            f"this machine would take about {seconds:.0f} s for a group, and {_SECONDS:.0f} s are allowed"
+        )
 
 
 def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
