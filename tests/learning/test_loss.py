@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from grailnode.config import TrainerSection
 from protocol.rollout.sampling import log_probabilities
 from roles.trainer.learn.loss.loss_settings import LOSSES, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import (
@@ -429,6 +430,21 @@ def test_a_loss_that_cannot_be_imported_is_named(name: str) -> None:
 def test_a_name_of_no_loss_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="loss"):
         LossSettings(loss=name)
+
+
+def test_a_correction_of_each_token_needs_a_ratio_of_each_token() -> None:
+    with pytest.raises(ValueError, match="gspo has one ratio for a completion"):
+        LossSettings(loss="gspo", correction="masked")
+
+
+def test_groups_of_equal_rewards_teach_some_losses() -> None:
+    settings = {
+        name: LossSettings(loss=name, reference=Path("teacher") if name == "distillation" else None) for name in LOSSES
+    }
+    assert {name for name, item in settings.items() if not item.needs_contrast} == {"supervised", "distillation"}
+    assert LossSettings(loss="supervised", advantage="centered").needs_contrast
+    assert TrainerSection(loss="supervised").filters_groups is False
+    assert TrainerSection().filters_groups is True
 
 
 def test_distillation_needs_a_teacher() -> None:
