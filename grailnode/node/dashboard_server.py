@@ -6,7 +6,7 @@ has, and the time of this machine.
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -66,17 +66,19 @@ class Dashboard:
         """Read the run again and again."""
         while True:
             view = await self._read()
-            self._publish(view, await trio.to_thread.run_sync(sections_of, view.state))
+            sections = await trio.to_thread.run_sync(sections_of, view.state)
+            self._names = {miner.key: miner.name for miner in view.state.miners}
+            self.show(view.rollouts, sections)
             await trio.sleep(self._pace)
 
-    def _publish(self, view: View, sections: dict[str, str]) -> None:
+    def show(self, rollouts: tuple[PublishedRollout, ...], sections: Mapping[str, str] | None = None) -> None:
+        """Show other rollouts, and sections where they are others."""
         self._revision = max(self._revision + 1, int(1000 * self._now()))  # grows over restarts, too
-        for name, html in sections.items():
+        for name, html in (sections or {}).items():
             if self._sections.get(name, (0, ""))[1] != html:
                 self._sections[name] = self._revision, html
-        self._names = {miner.key: miner.name for miner in view.state.miners}
-        if view.rollouts != self._rollouts:
-            self._rollouts, self._rollout_revision = view.rollouts, self._revision
+        if rollouts != self._rollouts:
+            self._rollouts, self._rollout_revision = rollouts, self._revision
         self._changed.set()
         self._changed = trio.Event()
 
