@@ -3,12 +3,11 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from math import inf
 from operator import itemgetter
 from typing import Final
-
-import trio
 
 from grailnode import UserError
 from grailnode.engine.policy import Tokenizer
@@ -18,6 +17,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, Group, open_group
+from roles.gather import answer_of
 from roles.node.identity import Node
 from roles.participants import list_announced_keys
 from roles.ports import NotFoundError, StoreError
@@ -136,20 +136,31 @@ async def read_rollouts(
     rollouts: list[PublishedRollout] = []
     unread: list[str] = []
     for key in miners:
+        if limits.are_reached(rollouts):
+            break
         try:
-            with trio.move_on_after(limits.seconds) as patience:
-                async with aclosing(read_judged_groups(node, window, key)) as groups:
-                    async for item in groups:
-                        rollouts += await node.run_sync(_published_rollouts, tokenizer, item)
-                        if limits.are_reached(rollouts):
-                            return ReadWindow(tuple(rollouts), tuple(unread))
-            if patience.cancelled_caught:
-                unread.append(f"{key.hex()[:16]}: not read in {limits.seconds:g} s")
+            await answer_of(partial(_read_miner, node, tokenizer, window, key, limits, rollouts), limits.seconds)
         except NotFoundError:
             continue  # no work in this window, or it was deleted since
         except (StoreError, ProtocolError) as error:
             unread.append(f"{key.hex()[:16]}: {error}")
     return ReadWindow(tuple(rollouts), tuple(unread))
+
+
+async def _read_miner(
+    node: Node,
+    tokenizer: Tokenizer,
+    window: int,
+    miner: bytes,
+    limits: ReadingLimits,
+    rollouts: list[PublishedRollout],
+) -> None:
+    """Add the rollouts of a miner, group by group."""
+    async with aclosing(read_judged_groups(node, window, miner)) as groups:
+        async for item in groups:
+            rollouts += await node.run_sync(_published_rollouts, tokenizer, item)
+            if limits.are_reached(rollouts):
+                break
 
 
 def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup) -> list[PublishedRollout]:

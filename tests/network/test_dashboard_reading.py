@@ -8,6 +8,7 @@ import trio
 
 from grailnode.cli.actions.run_dashboard import RunReader
 from grailnode.node.dashboard_server import View
+from grailnode.observe.observer import Observer, newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, ReadingLimits, read_rollouts
 from grailnode.run.creation import model_files, publish_files
 from protocol import paths
@@ -134,7 +135,7 @@ async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_
     assert len((await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(characters=1))).rollouts) == 2
     read = await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(seconds=5.0))
     assert {rollout.miner for rollout in read.rollouts} == {keys[0], keys[2]}
-    assert read.unread == (f"{slow.hex()[:16]}: not read in 5 s",)
+    assert read.unread == (f"{slow.hex()[:16]}: no answer in 5 s",)
 
 
 @simulated
@@ -168,6 +169,53 @@ async def test_rollouts_are_read_again_when_another_validator_reveals_and_while_
         assert max(rollout.judged for rollout in view.rollouts) == 1
         await reveal(network, "validator-1", work, other)
         assert max(rollout.judged for rollout in (await reading(item)).rollouts) == 2
+
+
+@simulated
+async def test_one_validator_whose_space_cannot_be_listed_hides_no_window_and_costs_no_observer(tmp_path: Path):
+    network = Network(RULES, validators=2)
+    work = await deliver(network, "miner-1", 2)
+    await reveal(network, "validator-0", work)
+    await trio.sleep(20.0)
+    away = key("validator-1").public.hex()
+    store = UnreachableStore(network.store, away, operations=("get", "list"), seconds=0.0)
+    async with reader(network, store, tmp_path) as item:
+        first = (await reading(item)).state
+        assert first.windows[-1].window == WINDOW
+        store.prefixes = ("",)  # nothing answers
+        assert (await item.read()).state.windows == first.windows
+
+
+@simulated
+async def test_a_reader_that_began_without_storage_keeps_its_observer(tmp_path: Path):
+    network = Network(RULES)
+    await trio.sleep(20.0)
+    async with reader(network, UnreachableStore(network.store, "", operations=("get", "list")), tmp_path) as item:
+        first = (await item.read()).state
+        await trio.sleep(5.0)
+        assert (await item.read()).state.seconds >= first.seconds + 5.0
+
+
+@simulated
+async def test_a_validator_whose_space_hangs_or_fails_hides_nothing_that_the_next_one_shows():
+    network = Network(RULES, validators=2)
+    work = await deliver(network, "miner-1", 2)
+    await reveal(network, "validator-1", work)
+    await trio.sleep(20.0)
+    away = f"{key('validator-0').public.hex()}/"
+    for store in (CountingStore(network, away), UnreachableStore(network.store, away, operations=("get", "list"))):
+        node = network.node("observer", store=store)
+        assert await newest_summarized(node) == WINDOW
+        later = Observer(node, WINDOW + 1)
+        with trio.fail_after(120):
+            await later.read_back(2)
+            assert [row.window for row in later.state().windows] == [WINDOW]
+            observer = Observer(node, WINDOW, last_window=WINDOW)
+            await observer.refresh()
+        assert [row.window for row in observer.state().windows] == [WINDOW]
+    nowhere = Observer(network.node("observer", store=UnreachableStore(network.store, "")), WINDOW + 1)
+    await nowhere.read_back(2)
+    assert any("storage cannot be read now" in alarm for alarm in nowhere.state().alarms)
 
 
 @simulated

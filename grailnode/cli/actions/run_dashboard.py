@@ -84,6 +84,7 @@ class RunReader:
         self._node = node
         self._directory = directory
         self._observer: Observer | None = None
+        self._first = 0  # window that the observer reads
         self._policy: Policy | None = None
         self._rollouts: tuple[PublishedRollout, ...] = ()
         self._read_window: tuple[int, frozenset[str]] = (-1, frozenset())  # and the validators that had revealed it
@@ -114,17 +115,23 @@ class RunReader:
                     show(self._rollouts)
 
     async def _observe(self) -> Observer:
-        """Return the observer, which knows the newest window with a summary; one for now if storage does not answer."""
+        """Return the observer, told of the newest window with a summary.
+
+        One that was made while storage did not answer is replaced if the run had ended before its windows.
+        """
         node, due = self._node, not self._has_ended or self._readings % _READINGS_OF_AN_ENDED_RUN == 0
         self._readings += 1
-        with suppress(StoreError, ProtocolError):
-            if due or self._observer is None:
+        newest, is_known = None, False
+        if due or self._observer is None:
+            with suppress(StoreError, ProtocolError):
                 await refresh_authority(node)
-                newest = await newest_summarized(node)
-                first = node.window() if newest is None else newest
-                self._observer = self._observer or Observer(node, max(0, first - RECENT_WINDOWS))
-                self._observer.last_window = newest
-        return self._observer or Observer(node, max(0, node.window() - RECENT_WINDOWS))
+                newest, is_known = await newest_summarized(node), True
+        if self._observer is None or (newest is not None and newest < self._first):
+            self._first = max(0, (node.window() if newest is None else newest) - RECENT_WINDOWS)
+            self._observer = Observer(node, self._first)
+        if is_known:
+            self._observer.last_window = newest
+        return self._observer
 
     async def _read_rollouts(self) -> None:
         """Read rollouts of the newest window with a summary, miners with rejected groups first.
