@@ -88,7 +88,8 @@ class Dashboard:
         if request.path == "/":
             sections = {name: html for name, (_, html) in self._sections.items()}
             choice = Choice.of(request.query)
-            page = dashboard(self._run_name, sections, self._list(choice), choice, self._revision)
+            revisions = self._revision, self._rollout_revision
+            page = dashboard(self._run_name, sections, self._list(choice), choice, *revisions)
             return _text(page, _HTML, packed)
         if request.path == "/rollouts":
             return _text(self._list(Choice.of(request.query)), _HTML, packed)

@@ -70,11 +70,13 @@ class Choice:
         return not self.judgement or self.judgement in (*rollout.reasons, *(["rejected"] if rollout.reasons else []))
 
 
-def dashboard(run_name: str, sections: dict[str, str], rollout_list: str, choice: Choice, revision: int) -> str:
+def dashboard(
+    run_name: str, sections: dict[str, str], rollout_list: str, choice: Choice, revision: int, rollout_revision: int
+) -> str:
     """Return the whole page."""
     content = Template(asset("dashboard.html")).substitute(
         heading=text(run_title(run_name)),
-        filter=_filter(choice, revision),
+        filter=_filter(choice, revision, rollout_revision),
         rollouts=rollout_list,
         **{name: sections.get(name, "") for name in SECTIONS},
     )
@@ -252,7 +254,7 @@ def _chain(state: NetworkState) -> Markup:
     return join([facts, table(tuple((name, "n") for name in names), rows, "")])
 
 
-def _filter(choice: Choice, revision: int) -> Markup:
+def _filter(choice: Choice, revision: int, rollout_revision: int) -> Markup:
     def options(name: str, words: dict[str, str], chosen: str) -> Markup:
         items = [
             element("option", label, value=value, selected="" if value == chosen else None)
@@ -269,6 +271,7 @@ def _filter(choice: Choice, revision: int) -> Markup:
         element("noscript", element("button", "Show")),
         id="filter",
         data_revision=str(revision),
+        data_rollouts=str(rollout_revision),
     )
 
 
