@@ -6,7 +6,7 @@ has, and the time of this machine.
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -51,6 +51,8 @@ class Dashboard:
     def __init__(
         self, run_name: str, read: Callable[[], Awaitable[View]], pace: float, now: Callable[[], float]
     ) -> None:
+        for name in ("page.html", "dashboard.html", "style.css", "dashboard.js"):
+            asset(name)  # later this process may have no free file descriptor
         self._run_name = run_name
         self._read = read
         self._pace = pace
@@ -104,7 +106,7 @@ class Dashboard:
     def _list(self, choice: Choice) -> str:
         return rollout_list(self._rollouts, self._names, choice)
 
-    async def _events(self, since: int) -> AsyncIterator[bytes]:
+    async def _events(self, since: int) -> AsyncGenerator[bytes]:
         while True:
             changed = self._changed
             sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
