@@ -20,6 +20,7 @@ from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_li
 from grailnode.ui.report.page import asset
 
 _HEARTBEAT_SECONDS: Final = 15.0
+_STREAM_SECONDS: Final = 600.0  # then a browser asks again
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -46,10 +47,16 @@ class Dashboard:
         read: reads the run; it says in the state what it could not read.
         pace: seconds between two readings.
         now: returns the seconds since the Unix epoch.
+        streams: of events at a time; fewer than the server's connections, of which the page needs some.
     """
 
     def __init__(
-        self, run_name: str, read: Callable[[], Awaitable[View]], pace: float, now: Callable[[], float]
+        self,
+        run_name: str,
+        read: Callable[[], Awaitable[View]],
+        pace: float,
+        now: Callable[[], float],
+        streams: int = 400,
     ) -> None:
         for name in ("page.html", "dashboard.html", "style.css", "dashboard.js"):
             asset(name)  # later this process may have no free file descriptor
@@ -63,6 +70,9 @@ class Dashboard:
         self._rollout_revision = 0
         self._names: dict[str, str] = {}
         self._changed = trio.Event()
+        self._streams = 0
+        self._most_streams = streams
+        self._encoded: dict[tuple[str, ...], bytes] = {}  # news of this revision by their sections
 
     async def keep_new(self) -> None:
         """Read the run again and again."""
@@ -81,6 +91,7 @@ class Dashboard:
                 self._sections[name] = self._revision, html
         if rollouts != self._rollouts:
             self._rollouts, self._rollout_revision = rollouts, self._revision
+        self._encoded.clear()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -107,14 +118,29 @@ class Dashboard:
         return rollout_list(self._rollouts, self._names, choice)
 
     async def _events(self, since: int) -> AsyncGenerator[bytes]:
-        while True:
-            changed = self._changed
-            sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
-            since = self._revision
-            news = {"now": self._now(), "rollouts": self._rollout_revision, "sections": sections}
-            yield f"id: {since}\nretry: 2000\ndata: {json.dumps(news)}\n\n".encode()
-            with trio.move_on_after(_HEARTBEAT_SECONDS):
-                await changed.wait()
+        if self._streams >= self._most_streams:
+            yield b"retry: 10000\n\n"  # an EventSource asks again after so many milliseconds
+            return
+        self._streams += 1
+        try:
+            end = trio.current_time() + _STREAM_SECONDS
+            while trio.current_time() < end:
+                changed, news = self._changed, self._news(since)
+                since = self._revision
+                yield f'id: {since}\nretry: 2000\ndata: {{"now": {self._now()}, '.encode()
+                yield news
+                with trio.move_on_after(_HEARTBEAT_SECONDS):
+                    await changed.wait()
+        finally:
+            self._streams -= 1
+
+    def _news(self, since: int) -> bytes:
+        """Return what changed after a revision; viewers that lack the same sections share the same bytes."""
+        sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
+        if (names := tuple(sections)) not in self._encoded:
+            news = json.dumps({"rollouts": self._rollout_revision, "sections": sections})
+            self._encoded[names] = f"{news.removeprefix('{')}\n\n".encode()
+        return self._encoded[names]
 
 
 def _text(words: str, content_type: str, packed: bool) -> Answer:

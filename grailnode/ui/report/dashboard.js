@@ -45,7 +45,8 @@ form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", async () => history.replaceState(null, "", `?${await list()}`));
 
 const events = new EventSource(`events?since=${form.dataset.revision}`);
-events.onerror = () => (byId("link").hidden = false);
+const missed = () => (byId("link").hidden = events.readyState === EventSource.OPEN);
+events.onerror = () => setTimeout(missed, 5000); // a stream that has ended is soon followed by another
 events.onmessage = (event) => {
   const news = JSON.parse(event.data);
   byId("link").hidden = true;

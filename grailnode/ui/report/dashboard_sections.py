@@ -21,6 +21,7 @@ SECTIONS: Final = (
     *("head", "tiles", "plots", "alarms", "windows", "strata", "miners", "validators", "sites", "chain"),
 )
 _SHOWN_ROLLOUTS: Final = 20
+_SHOWN_MINERS: Final = 200
 _SHOWN_ROWS: Final = 12  # windows and versions in tables; the plots show all
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _ORDERS: Final = {"newest": "as delivered", "best": "best first", "worst": "worst first"}
@@ -95,7 +96,7 @@ def sections_of(state: NetworkState) -> dict[str, str]:
         "alarms": _alarms(state),
         "windows": _windows(state),
         "strata": _strata(state),
-        "miners": element("div", miners(figures, state.recent), class_="tall"),
+        "miners": _miners(figures, state),
         "validators": _validators(state),
         "sites": join([sites(figures), rounds(figures)]) if state.sites else Markup(""),
         "chain": _chain(state),
@@ -207,6 +208,17 @@ def _strata(state: NetworkState) -> Markup:
     oldest, newest = evaluations[0].window, evaluations[-1].window
     names = ("problems", f"pass@1, window {oldest}", f"pass@1, window {newest}", *_pass_at_k(state))
     return table((("problems of", ""), *((name, "n") for name in names)), rows, "")
+
+
+def _miners(figures: RunFigures, state: NetworkState) -> Markup:
+    """Return the table of those miners that earn most, by name."""
+    shown = sorted(figures.groups, key=lambda miner: (-miner.score, -miner.accepted))[:_SHOWN_MINERS]
+    rows = tuple(sorted(shown, key=lambda miner: miner.name))
+    count = f"{len(rows)} of {len(figures.groups):,} miners: those that earn most."
+    lines = [element("p", count, class_="aside")] if len(rows) < len(figures.groups) else []
+    return join(
+        [*lines, element("div", miners(figures.model_copy(update={"groups": rows}), state.recent), class_="tall")]
+    )
 
 
 def _validators(state: NetworkState) -> Markup:
