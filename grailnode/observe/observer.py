@@ -91,6 +91,7 @@ class Observer:
         self._silent: list[str] = []
         self._rounds = RoundHistory(node)
         self._alarms: deque[str] = deque(maxlen=_MOST_ALARMS)
+        self._validator_alarms: deque[str] = deque(maxlen=_MOST_ALARMS)  # apart: one of them may have too many
         self._storage_alarm = ""  # why storage could not be read at the last refresh
         self._read_at: float | None = None
 
@@ -143,7 +144,7 @@ class Observer:
             raise failures[0]
         return None
 
-    async def _try_read(self, read: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_read(self, read: Callable[[], Awaitable[None]], *, by_validator: bool = False) -> bool:
         """Read something; turn errors into alarms, and return whether storage answered."""
         try:
             await read()
@@ -153,12 +154,13 @@ class Observer:
             self._storage_alarm = self._storage_alarm or f"{STORAGE_ALARM}: {error}"
             return False
         except ProtocolError as error:
-            self._alarm(str(error))
+            self._alarm(str(error), by_validator=by_validator)
         return True
 
-    def _alarm(self, line: str) -> None:
-        if line not in self._alarms:
-            self._alarms.append(line)
+    def _alarm(self, line: str, *, by_validator: bool = False) -> None:
+        alarms = self._validator_alarms if by_validator else self._alarms
+        if line not in alarms:
+            alarms.append(line)
 
     async def _read_names(self) -> None:
         if len(self._names) > 2 * limits.MAX_PARTICIPANTS:
@@ -189,7 +191,7 @@ class Observer:
         for window in windows:
             if self._history.has_summary(window, validator):
                 continue
-            if not await self._try_read(partial(self._read_window, window, validator)):
+            if not await self._try_read(partial(self._read_window, window, validator), by_validator=True):
                 break  # a space that does not answer is read again at the next refresh
 
     async def _read_window(self, window: int, validator: bytes) -> None:
@@ -199,7 +201,7 @@ class Observer:
             self._history.add_verdict(verdict)
         self._history.add_summary(summary)
         for alarm in summary.alarms:
-            self._alarm(alarm)
+            self._alarm(alarm, by_validator=True)
 
     async def _read_verdict(self, validator: bytes, window: int, row: LedgerRow) -> Verdict:
         path = paths.verdict(validator, window, row.miner)
@@ -274,7 +276,7 @@ class Observer:
             head_age=None if head is None else max(0.0, now - head.expires_ms / 1000 + run.head_ttl),
             has_ended=has_ended,
             silent=(*(["trainer"] if has_ended else []), *(f"validator {key}" for key in self._silent)),
-            alarms=(*self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
+            alarms=(*self._validator_alarms, *self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )
 
     def weights_digest(self) -> bytes:

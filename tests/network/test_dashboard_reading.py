@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from grailnode.cli.actions.run_dashboard import RunReader
 from grailnode.node.dashboard_server import View
 from grailnode.observe.observer import Observer, newest_summarized
-from grailnode.observe.rollout_reader import PublishedRollout, ReadingLimits, read_rollouts
+from grailnode.observe.rollout_reader import ReadingLimits, read_rollouts
 from grailnode.run.creation import model_files, publish_files
 from protocol import paths
 from protocol.digest import content_digest
@@ -50,9 +51,9 @@ async def deliver(network: Network, miner: str, groups: int, window: int = WINDO
     return commitment
 
 
-async def reveal(network: Network, validator: str, *commitments: Commitment) -> None:
+async def reveal(network: Network, validator: str, *commitments: Commitment, window: int = WINDOW, **more: Any) -> None:
     """Publish a validator's verdicts on the first group of each batch, and its summary."""
-    place = {"run": network.signed.digest, "window": WINDOW, "validator": key(validator).public}
+    place = {"run": network.signed.digest, "window": window, "validator": key(validator).public}
     rows = []
     for commitment in commitments:
         verdict = samples.verdict(
@@ -64,7 +65,7 @@ async def reveal(network: Network, validator: str, *commitments: Commitment) -> 
         await network.store.put(verdict.path, sign(verdict, key(validator)))
         row = {"miner": commitment.miner, "verdict": content_digest(verdict.to_bytes())}
         rows.append(samples.row().model_copy(update=row))
-    summary = samples.summary(*rows, **place, scores=())
+    summary = samples.summary(*rows, **(place | {"scores": ()} | more))
     await network.store.put(summary.path, sign(summary, key(validator)))
 
 
@@ -73,8 +74,7 @@ async def reader(network: Network, store: DecoratedStore, directory: Path) -> As
     """Run the reading of rollouts behind the state."""
     await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
     item = RunReader(network.node("observer", store=store), directory)
-    shown: list[tuple[PublishedRollout, ...]] = []
-    async with running(item.keep_rollouts, shown.append):
+    async with running(item.keep_rollouts, len):
         yield item
 
 
@@ -216,6 +216,21 @@ async def test_a_validator_whose_space_hangs_or_fails_hides_nothing_that_the_nex
     nowhere = Observer(network.node("observer", store=UnreachableStore(network.store, "")), WINDOW + 1)
     await nowhere.read_back(2)
     assert any("storage cannot be read now" in alarm for alarm in nowhere.state().alarms)
+
+
+@simulated
+async def test_alarms_of_a_validator_evict_none_of_the_chain():
+    network = Network(RULES)
+    await network.store.put(paths.head(key("trainer").public), b"no head")
+    for window in range(5):
+        alarms = tuple(f"alarm {number} of {window}" for number in range(100))
+        await reveal(network, "validator-0", window=window, alarms=alarms)
+    await trio.sleep(40.0)
+    observer = Observer(network.node("observer"), 0)
+    await observer.refresh()
+    alarms = observer.state().alarms
+    assert alarms[-1].startswith("byte 1: cut off")  # of the head
+    assert "alarm 99 of 4" in alarms
 
 
 @simulated
