@@ -7,6 +7,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Unpack
+from urllib.parse import urlsplit
 
 import click
 import trio
@@ -15,7 +16,7 @@ from grailnode.cli.options import RunOptions
 from grailnode.config import ConfigError
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.node.dashboard_server import Dashboard, View
-from grailnode.node.http_server import serve_http
+from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
@@ -47,6 +48,21 @@ def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
     raise click.exceptions.Abort
 
 
+def _for_host(host: str, respond: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
+    """Return what answers requests to this host alone, where it is a loopback address: a page of another site may let
+    its own name lead here (DNS rebinding).
+    """
+
+    def answer(request: Request) -> Answer:
+        with suppress(ValueError):
+            name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+            if not _is_loopback(host) or name == host.lower() or _is_loopback(name):
+                return respond(request)
+        return Answer(b"the Host header names another machine\n", status="421 Misdirected Request")
+
+    return answer
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
@@ -63,7 +79,7 @@ async def _serve(node: Node, host: str, port: int) -> None:
         serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
             try:
-                await nursery.start(serve, host, port, page.respond)
+                await nursery.start(serve, host, port, _for_host(host, page.respond))
             except OSError as error:
                 raise ConfigError(f"--host {host} --port {port}: cannot be used ({error.strerror or error})") from error
             click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
@@ -103,7 +119,7 @@ class RunReader:
         self._state_is_new.set()
         return View(self._state, self._rollouts)
 
-    async def keep_rollouts(self, show: Callable[[tuple[PublishedRollout, ...]], None]) -> None:
+    async def keep_rollouts(self, show: Callable[[tuple[PublishedRollout, ...]], object]) -> None:
         """Read rollouts again and again, behind the state; what cannot be read now stays as it was."""
         while True:
             await self._state_is_new.wait()
