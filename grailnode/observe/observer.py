@@ -26,7 +26,7 @@ from roles.records import fetch_envelope, fetch_record
 RECENT_WINDOWS = 50
 _MOST_ALARMS: Final = 200
 _LISTING_SECONDS: Final = 30.0  # for a validator's summaries
-_SUMMARY_SECONDS: Final = 10.0  # for one of them
+_SUMMARY_SECONDS: Final = 5.0  # for one of them
 _VALIDATOR_SECONDS: Final = 60.0  # for all that is new of a validator; the rest is read at the next refresh
 
 

@@ -124,8 +124,9 @@ class ReadingLimits:
     seconds: float = inf
 
     def are_reached(self, rollouts: Sequence[PublishedRollout]) -> bool:
-        size = sum(len(rollout.prompt) + 2 * len(rollout.completion) for rollout in rollouts)
-        return len(rollouts) >= self.rollouts or size > self.characters
+        if len(rollouts) >= self.rollouts or self.characters == inf:
+            return len(rollouts) >= self.rollouts
+        return sum(len(rollout.prompt) + 2 * len(rollout.completion) for rollout in rollouts) > self.characters
 
 
 async def read_rollouts(
