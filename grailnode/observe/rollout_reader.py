@@ -64,7 +64,7 @@ class PublishedRollout:
         """What the validators said about the rollout's group, in words."""
         if self.reasons:
             return f"rejected: {', '.join(self.reasons)}"
-        return f"accepted by {self.accepted}" if self.judged else "not judged"
+        return f"accepted by {self.accepted}" if self.accepted else "not judged"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup) -> list[Publish
             completion=tokenizer.decode(rollout.sequence),
             tokens=len(rollout.tokens),
             reward=(rollout.reward if rewards is None or index >= len(rewards) else rewards[index]) / REWARD_UNIT,
-            reasons=tuple(dict.fromkeys(judgement.reason for judgement in judgements if not judgement.accepted)),
+            reasons=tuple(dict.fromkeys(judgement.reason for judgement in judgements if judgement.rejected)),
             accepted=sum(judgement.accepted for judgement in judgements),
             judged=len(judgements),
             turns=tuple(
