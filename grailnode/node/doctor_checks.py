@@ -6,7 +6,6 @@ start: memory, GPU, what storage shows of this node, and honest rollouts judged 
 
 import importlib.metadata
 import platform
-import re
 import secrets
 import shutil
 import sys
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import httpx
 import torch
@@ -28,9 +27,10 @@ from grailnode.config import Config
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.verify_requests import NoAnswerError, request_verification
 from grailnode.node.disk_check import parameters
+from grailnode.node.free_memory import free_memory
 from grailnode.node.node_makers import engine_directory
-from grailnode.node.own_rollouts import SkippedError, judge_own_rollouts
-from grailnode.node.role_checks import Check, RoleChecks
+from grailnode.node.own_rollouts import judge_own_rollouts
+from grailnode.node.role_checks import Check, Role, RoleChecks, SkippedError
 from grailnode.node.run_model import policy_directory
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
@@ -38,11 +38,14 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.time_check import TOLERANCE_SECONDS, date_reader
 from grailnode.node.user_errors import StateInUseError, explain
 from grailnode.sandbox import BubblewrapSandbox
+from grailnode.store.checks import RefusedError
+from grailnode.store.state.state_store import REMAKEABLE
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.rollout.sampling import triton_fault
+from roles.authority_updates import AUTHORITY
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError
+from roles.ports import LineReporter, NotFoundError, ObjectStore, StoreError
 from roles.records import fetch_record
 
 Outcome = Literal["ok", "warning", "failed", "skipped"]
@@ -53,6 +56,7 @@ _VLLM_BYTES: Final = 6.0
 """The same of a miner or validator beside vLLM, with vLLM's own weights in bfloat16 (docs/benchmarks/engines.md)."""
 _SMALL_BYTES: Final = 600 << 20  # of the programs themselves, and of a batch
 _PROBE_BYTES: Final = 32
+_ATTEMPTS: Final = 2
 _HTTP_SECONDS: Final = 10.0
 
 
@@ -73,6 +77,9 @@ def examine(checks: Sequence[Check]) -> Iterator[Finding]:
     """Carry out checks one after another; what fails for the reason of an earlier one is skipped."""
     causes: dict[str, str] = {}
     for check in checks:
+        if check.needs in causes.values():
+            yield Finding(check.name, "skipped", f"waits for what `{check.needs}` says")
+            continue
         try:
             finding = Finding(check.name, "ok", check.find())
         except SkippedError as error:
@@ -100,18 +107,27 @@ def machine_checks() -> Sequence[Check]:
     )
 
 
-def node_checks(config: Config, checks: RoleChecks) -> Sequence[Check]:
-    """Return the checks of a node of a run: those of its start, and those that take longer."""
+def node_checks(config: Config, role: Role, name: str, report: LineReporter) -> Sequence[Check]:
+    """Return the checks of a node of a run: those of its start, and those that take longer.
+
+    They try a request to storage again only once, because somebody waits for the answer.
+    """
+    store, meeting = config.store, config.store.meeting
+    update: dict[str, Any] = {"attempts": min(store.attempts, _ATTEMPTS)}
+    if meeting is not None:
+        update["meeting"] = meeting.model_copy(update={"attempts": min(meeting.attempts, _ATTEMPTS)})
+    config = config.model_copy(update={"store": store.model_copy(update=update)})
+    checks = RoleChecks(config, role, name, report, waits=False)
     return (
         Check("python", _check_python),
         Check("gpu", _check_gpu),
         *checks.all(),
         Check("memory", partial(_check_memory, checks)),
-        Check("other keys", partial(_check_other_keys, config, checks)),
+        Check("other keys", partial(_check_other_keys, config, checks), needs="storage"),
         Check("browsers", partial(_check_browsers, checks)),
-        Check("twin", partial(_check_twin, checks)),
+        Check("twin", partial(_check_twin, checks), needs="storage"),
         Check("engine's weights", partial(_check_engine_weights, config, checks)),
-        Check("acceptance", partial(_check_acceptance, config, checks)),
+        Check("acceptance", partial(_check_acceptance, config, checks), needs="engine"),
     )
 
 
@@ -129,7 +145,8 @@ def _check_python() -> str:
                     f"`{sys.executable} -m pip install '{need.name}{need.specifier}'`"
                 )
     program = shutil.which("grailnode")
-    if program is not None and Path(program).parent != Path(sys.executable).parent:
+    # pipx and uv link the program to the environment's own, and the environment's interpreter links to another
+    if program is not None and Path(program).resolve().parent != Path(sys.executable).parent.resolve():
         raise AdviceError(
             f"{program}, which a shell starts, belongs to another Python than this one ({sys.executable}): activate "
             "the environment that grailnode is installed in"
@@ -177,6 +194,8 @@ def _check_clock() -> str:
 
 def _check_memory(checks: RoleChecks) -> str:
     """Compare the memory that is free with what a role was measured to take for each parameter."""
+    if _is_running(checks):
+        raise SkippedError("the node of this name is running, and has its memory")
     run, config, role = checks.node.run, checks.config, checks.role
     policy = _policy_at_hand(config, checks)
     count = parameters(policy)
@@ -187,18 +206,10 @@ def _check_memory(checks: RoleChecks) -> str:
     needed = _SMALL_BYTES + round(share * count)
     kind = f"a {role} in {config.engine.dtype}" + (" beside vLLM" if served_by_vllm else "")
     line = f"{kind} takes about {share:.3g} bytes for each of {count:,} parameters: {needed / 1e9:.1f} GB"
-    free = _free_memory()
+    free = free_memory()
     if free < needed:
         raise UserError(f"{line}, and {free / 1e9:.1f} GB are free: end other programs, or take a larger machine")
     return f"{line} of {free / 1e9:.1f} GB that are free"
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that new programs can have."""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    if found is None:
-        raise SkippedError("/proc/meminfo does not say how much memory is free")
-    return int(found[1]) << 10
 
 
 def _policy_at_hand(config: Config, checks: RoleChecks) -> Policy:
@@ -224,9 +235,12 @@ def _check_other_keys(config: Config, checks: RoleChecks) -> str:
     async def write() -> bool:
         try:
             await store.put(path, bytes(_PROBE_BYTES))
-        except StoreError:
-            return False
-        await store.delete(path)
+        except StoreError as error:
+            if isinstance(error.__cause__, RefusedError):
+                return False
+            raise SkippedError(f"not tried: {error}") from error
+        with suppress(StoreError):
+            await store.delete(path)
         return True
 
     if trio.run(write):
@@ -254,12 +268,19 @@ def _check_browsers(checks: RoleChecks) -> str:
     return f"pages in browsers may read {url}"
 
 
-def _check_twin(checks: RoleChecks) -> str:
-    """Look for another node with this key, and for objects of a state that this machine does not have."""
+def _is_running(checks: RoleChecks) -> bool:
+    """Return whether the node of this name runs on this machine."""
     kind = {"trainer": "upload", "worker": "site"}.get(checks.role, checks.role)
     try:
         lock_state(checks.state, kind, 0.0).close()
     except StateInUseError:
+        return True
+    return False
+
+
+def _check_twin(checks: RoleChecks) -> str:
+    """Look for another node with this key, and for objects of a state that this machine does not have."""
+    if _is_running(checks):
         return "the node of this name is running on this machine"
     has_objects, has_state, expiry = trio.run(_traces, checks.node)
     if has_objects and not has_state and checks.role != "miner":
@@ -280,19 +301,25 @@ def _check_twin(checks: RoleChecks) -> str:
 async def _traces(node: Node) -> tuple[bool, bool, float]:
     """Return whether storage has objects of this node's key, whether the node has a state, and until when the newest
     announcement of the key is valid (0 for none), in seconds since the Unix epoch.
+
+    What the checks before this one write themselves counts neither as the one nor as the other.
     """
-    has_objects = has_state = False
-    expiry = 0.0
-    async for _ in node.store.list(paths.writer_prefix(node.key.public)):
-        has_objects = True
-        break
-    async for _ in node.state.list(""):
-        has_state = True
-        break
+    key, expiry = node.key.public, 0.0
+    of_checks = tuple(paths.kind_prefix(key, kind) for kind in ("probes", "revisions"))
+    has_objects = await _lists_others(node.store, paths.writer_prefix(key), of_checks)
+    has_state = await _lists_others(node.state, "", (*REMAKEABLE, AUTHORITY))
     with suppress(NotFoundError):
-        record = (await fetch_record(node, Announcement, paths.participant(node.key.public))).record
+        record = (await fetch_record(node, Announcement, paths.participant(key))).record
         expiry = record.expires_ms / 1000
     return has_objects, has_state, expiry
+
+
+async def _lists_others(store: ObjectStore, prefix: str, ignored: tuple[str, ...]) -> bool:
+    """Return whether a store has objects below a prefix, and not only such below ignored ones."""
+    async for info in store.list(prefix):
+        if not info.path.startswith(ignored):
+            return True
+    return False
 
 
 def _check_engine_weights(config: Config, checks: RoleChecks) -> str:
@@ -305,5 +332,9 @@ def _check_engine_weights(config: Config, checks: RoleChecks) -> str:
 
 
 def _check_acceptance(config: Config, checks: RoleChecks) -> str:
+    if not checks.takes_part:
+        raise SkippedError(f"a {checks.role}{' without canaries' * (checks.role == 'trainer')} submits no rollouts")
+    if _is_running(checks):
+        raise SkippedError("the node of this name is running, and validators judge its rollouts")
     policy = _policy_at_hand(config, checks)
     return judge_own_rollouts(config, checks.node.run, policy, checks=checks.role == "validator")

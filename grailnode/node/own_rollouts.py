@@ -10,16 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import torch
 import trio
 
 from grailnode import UserError
 from grailnode.calibration import prompts
 from grailnode.calibration.pairs import CalibrationTask, check_groups, generate_groups
 from grailnode.calibration.proof_file import calibration_command
-from grailnode.calibration.variants import ALONE, Pair, Variant
+from grailnode.calibration.variants import ALONE, DType, Pair, Variant
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.environments import registry
+from grailnode.node.disk_check import parameters
+from grailnode.node.free_memory import free_memory
+from grailnode.node.role_checks import SkippedError
+from grailnode.store.checks import one_line
 from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Environment
@@ -30,14 +35,10 @@ from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, exceeded
 from protocol.proof import Thresholds, arithmetic_of
 from protocol.run import RunManifest
 
-
-class SkippedError(UserError):
-    """A check that cannot be carried out here; the text says why."""
-
-
 _SECONDS: Final = 45.0
 _MOST_GROUPS: Final = 16  # of each pair
 _MOST_TOKENS: Final = 64  # of a completion
+_BYTES: Final = {"bfloat16": 2, "float32": 4}  # of a parameter
 
 
 def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, checks: bool) -> str:
@@ -52,13 +53,6 @@ def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, chec
     """
     pairs = _pairs(config, run, checks=checks)
     source = _prompts(config, run)
-    try:
-        weights = load_weights(policy.directory)
-    except PolicyError as error:
-        raise SkippedError(
-            "the weights of the run's policy are not on this machine: `grailnode export` writes them, and --set "
-            "trainer.policy=DIR names them"
-        ) from error
     params = run.sampling.params()
     work = CalibrationTask(
         policy=policy,
@@ -68,7 +62,18 @@ def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, chec
         kind=run.proof.sketch,
         chat=run.chat,
     )
-    groups = sum([trio.run(_judge, pair, row, work, weights, _SECONDS / len(pairs)) for pair, row in pairs])
+    _check_costs([pair for pair, _ in pairs], work)
+    try:
+        weights = load_weights(policy.directory)
+    except PolicyError as error:
+        raise SkippedError(
+            "the weights of the run's policy are not on this machine: `grailnode export` writes them, and --set "
+            "trainer.policy=DIR names them"
+        ) from error
+    try:
+        groups = sum([trio.run(_judge, pair, row, work, weights, _SECONDS / len(pairs)) for pair, row in pairs])
+    except (RuntimeError, AssertionError, MemoryError) as error:  # of torch: a device that is missing, used or full
+        raise SkippedError(f"this machine could not compute them: {one_line(error)}") from error
     names = ", ".join(sorted({row.validator if not checks else row.miner for _, row in pairs}))
     return (
         f"{groups} groups of {run.group_size} rollouts, computed here and by {names}, are within the run's thresholds"
@@ -82,19 +87,57 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
         raise SkippedError("this run is exact: its nodes compute the same bits, or are refused at their start")
     if engine.kind != "torch" or run.lora is not None or run.precision != "bf16":
         raise SkippedError("vLLM, adapters and quantized weights are not tried here; `grailnode calibrate` does that")
-    own = Variant(dtype=engine.dtype, device=engine.device)
+    own = Variant(dtype=engine.dtype, device=engine.device, threads=engine.threads)
     name = arithmetic_of(engine.kind, engine.dtype)
     found = []
     for row in run.proof.table:
         ours, theirs = (row.validator, row.miner) if checks else (row.miner, row.validator)
         if ours != name or row.miner not in run.proof.miners or not theirs.startswith("torch-"):
             continue
-        other = Variant(dtype="float32" if theirs.endswith("float32") else "bfloat16")
+        dtype: DType = "float32" if theirs.endswith("float32") else "bfloat16"
+        other = Variant(dtype=dtype, threads=engine.threads)
         sides = (replace(other, batch_tokens=ALONE), own) if checks else (own, replace(other, batch_tokens=ALONE))
         found.append((Pair(f"{row.miner} checked in {row.validator}", *sides), row))
     if not found:
         raise SkippedError(f"nobody else in this run computes with torch; `{calibration_command(name, name)}` measures")
     return found
+
+
+def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
+    """Skip what would take more than the time, or than the memory that is free.
+
+    Raises:
+        SkippedError: a group would take too much.
+    """
+    count = parameters(work.policy)
+    sides = [[side for side in (pair.generating, pair.checking) if isinstance(side, Variant)] for pair in pairs]
+    needed = count * max(2 + sum(_BYTES[side.dtype] for side in both if side.device == "cpu") for both in sides)
+    free = free_memory()
+    if needed > free:
+        raise SkippedError(f"the policy computed twice takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+    seconds = sum(_group_seconds(both[0], work) for both in sides) * count
+    if seconds > _SECONDS:
+        raise SkippedError(f"this machine would take about {seconds:.0f} s for the first groups; `grailnode calibrate`")
+
+
+def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
+    """Return about how many seconds this machine takes for each parameter to generate a group on the CPU; a check takes
+    less.
+    """
+    if generating.device != "cpu":
+        return 0.0
+    is_alone = generating.batch_tokens == ALONE
+    passes = work.params.max_tokens * (work.group_size if is_alone else 1)
+    tensor = torch.ones(2048, 2048, dtype=getattr(torch, generating.dtype))
+    rows, before = tensor[: 1 if is_alone else work.group_size], torch.get_num_threads()
+    torch.set_num_threads(generating.threads)
+    try:
+        rows @ tensor
+        began = time.perf_counter()
+        rows @ tensor
+        return passes * (time.perf_counter() - began) / tensor.numel()
+    finally:
+        torch.set_num_threads(before)
 
 
 def _prompts(config: Config, run: RunManifest) -> prompts.Prompts:

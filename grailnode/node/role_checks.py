@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import trio
 
+from grailnode import UserError
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.calibration import proof_file
 from grailnode.config import Config, ConfigError
@@ -37,12 +38,21 @@ from roles.ports import Beacon, Clock, LineReporter
 Role = Literal["trainer", "worker", "miner", "validator"]
 
 
+class SkippedError(UserError):
+    """A check that cannot be carried out here; the text says why."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One check: what it is about in a word, and a function that returns what holds or raises what does not."""
+    """One check: what it is about in a word, and a function that returns what holds or raises what does not.
+
+    Attributes:
+        needs: name of an earlier check; if that one fails, this one says nothing.
+    """
 
     name: str
     find: Callable[[], str]
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class RoleChecks:
             Check("run", self._check_run),
             Check("disk", self._check_disk),
             Check("storage", self._check_storage),
-            Check("permission", self._check_permission),
+            Check("permission", self._check_permission, needs="storage"),
             *([Check("trainer", self._check_trainer)] if self.role == "trainer" else []),
             *([Check("sandbox", self._check_sandbox)] if self.takes_part else []),
             Check("clock", self._check_time),  # before admissions, which expire

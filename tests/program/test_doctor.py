@@ -9,46 +9,54 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
+import torch
 import trio
 
 from grailnode import UserError
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from grailnode.node import own_rollouts, time_check
+from grailnode.node import free_memory, own_rollouts, time_check
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
 from grailnode.node.node_makers import make_node
-from grailnode.node.own_rollouts import SkippedError, judge_own_rollouts
-from grailnode.node.role_checks import Role, RoleChecks
+from grailnode.node.own_rollouts import judge_own_rollouts
+from grailnode.node.role_checks import Role, SkippedError
 from grailnode.node.state_locks import lock_state
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.run import workspace
+from grailnode.run import key_files, workspace
 from protocol import paths
 from protocol.identity.signing import sign
 from protocol.proof import EXACT_PROOF
 from tests.support.builders.recipes import demo_recipe
+from tests.support.builders.samples import revision
 from tests.support.processes.command_line import run_command
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 ROLES = {"trainer": "trainer", "miner-1": "miner"}
-_WRONG_REGION = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
 Monkeypatch = pytest.MonkeyPatch
 
 
 class _Elsewhere(BaseHTTPRequestHandler):
-    """A service whose buckets are in another region, and whose pages name nobody who may read them."""
+    """A service that refuses everything, as one whose buckets are in another region, and whose pages name nobody who
+    may read them.
+    """
+
+    error = 400, "AuthorizationHeaderMalformed"
 
     def _answer(self) -> None:
-        self.send_response(400)
-        self.send_header("Content-Length", str(len(_WRONG_REGION)))
+        status, code = self.error
+        body = f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(_WRONG_REGION)
+            self.wfile.write(body)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 - http.server asks for these names
 
@@ -75,11 +83,25 @@ class Site:
     elsewhere: str
 
     def findings(self, name: str, *checks: str, overrides: tuple[str, ...] = ()) -> list[Finding]:
-        """Return what some checks of a machine find, in the order of doctor."""
+        """Return what some checks of a machine find, or all, in the order of doctor."""
         role: Role = "trainer" if name == "trainer" else "miner"
         config = load(self.directory / name / "run.toml", ("run.manifest=run.manifest", *overrides))
-        role_checks = RoleChecks(config, role, name, print, waits=False)
-        return list(examine([check for check in node_checks(config, role_checks) if check.name in checks]))
+        all_checks = node_checks(config, role, name, print)
+        return list(examine([check for check in all_checks if not checks or check.name in checks]))
+
+    def is_running(self, name: str, kind: str) -> IO[str]:
+        """Lock a node's state, as one of its processes does, until the returned file is closed."""
+        config = load(self.directory / name / "run.toml")
+        return lock_state(config.at(config.node.state) / name, kind)
+
+    def publish_revision(self) -> None:
+        """Publish a revision of the authority that changes nothing."""
+        node = make_node(load(self.directory / "trainer" / "run.toml"), "trainer", NodeTelemetry("test"))
+        root = key_files.read_or_create(self.directory.parent / "founder" / "keys" / "root.key")
+        record = revision(1, node.run_id, run=node.run_id, authority=node.run.authority)
+        path = self.buckets / "square" / paths.revision(node.run_id, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(sign(record, root))
 
 
 @pytest.fixture
@@ -104,7 +126,10 @@ def wrong_clock(site: Site, monkeypatch: Monkeypatch) -> Finding:
 def no_rights(site: Site, monkeypatch: Monkeypatch) -> Finding:
     credentials = site.directory / "trainer" / "s3.credentials"
     credentials.write_text(credentials.read_text().replace("loopback-secret", "another"))
-    return last(site.findings("trainer", "storage"))
+    began = time.monotonic()
+    found = last(site.findings("trainer", "storage"))
+    assert time.monotonic() - began < 15  # not as long as a node tries
+    return found
 
 
 def wrong_region(site: Site, monkeypatch: Monkeypatch) -> Finding:
@@ -157,7 +182,8 @@ def used_bucket(site: Site, monkeypatch: Monkeypatch) -> Finding:
     head = site.buckets / "trainer" / paths.head(node.key.public)
     head.parent.mkdir(parents=True)
     head.write_bytes(b"of another run")
-    return last(site.findings("trainer", "twin"))
+    site.publish_revision()  # which the check of storage writes into the state, before "twin" looks there
+    return next(finding for finding in site.findings("trainer") if finding.check == "twin")
 
 
 MISTAKES: dict[str, tuple[Callable[[Site, Monkeypatch], Finding], str, str]] = {
@@ -198,15 +224,32 @@ def test_a_usual_mistake_is_answered_by_one_line_with_its_fix(
     assert len(finding.line) < 420, finding.line
 
 
-def test_a_machine_that_works_has_no_failures(site: Site, monkeypatch: Monkeypatch) -> None:
-    monkeypatch.setattr(own_rollouts, "_MOST_GROUPS", 1)
+def test_a_machine_that_works_has_no_failures(site: Site) -> None:
     result = run_command("doctor", "--run", str(site.directory / "trainer" / "run.toml"), "--json")
     findings = {item["check"]: item for item in map(json.loads, result.stdout.splitlines())}
     assert result.returncode == 0, result.stdout
     assert {item["outcome"] for item in findings.values()} <= {"ok", "warning", "skipped"}
     assert findings["storage"]["outcome"] == findings["clock"]["outcome"] == findings["memory"]["outcome"] == "ok"
-    assert "1 groups of 8 rollouts, computed here and by torch-float32" in findings["acceptance"]["line"]
     assert "may write below other keys" in findings["other keys"]["line"]
+    assert "a trainer without canaries submits no rollouts" in findings["acceptance"]["line"]
+
+
+def test_rollouts_that_are_computed_here_are_within_the_thresholds(site: Site, monkeypatch: Monkeypatch) -> None:
+    monkeypatch.setattr(own_rollouts, "_MOST_GROUPS", 1)
+    found = last(site.findings("miner-1", "acceptance"))
+    assert found.outcome == "ok"
+    assert "1 groups of 8 rollouts, computed here and by torch-float32" in found.line
+
+
+def test_a_program_that_is_linked_into_its_environment_is_this_one(tmp_path: Path, monkeypatch: Monkeypatch) -> None:
+    own = tmp_path / "venv" / "bin"
+    own.mkdir(parents=True)
+    for name in ("python", "grailnode"):
+        (own / name).touch(0o755)
+    (tmp_path / "grailnode").symlink_to(own / "grailnode")  # as pipx does in ~/.local/bin
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert next(finding for finding in examine(machine_checks()[:1])).outcome == "ok"
 
 
 def test_what_fails_for_one_reason_is_said_once_and_ends_with_1(site: Site) -> None:
@@ -219,9 +262,82 @@ def test_what_fails_for_one_reason_is_said_once_and_ends_with_1(site: Site) -> N
 
 
 def test_a_running_node_is_no_twin_of_itself(site: Site) -> None:
-    config = load(site.directory / "trainer" / "run.toml")
-    with lock_state(config.at(config.node.state) / "trainer", "upload"):
+    with site.is_running("trainer", "upload"):
         assert "is running on this machine" in last(site.findings("trainer", "twin")).line
+
+
+def test_a_running_node_has_its_memory_and_its_rollouts_are_judged(site: Site, monkeypatch: Monkeypatch) -> None:
+    monkeypatch.setattr("grailnode.node.doctor_checks.free_memory", lambda: 0)
+    assert site.findings("miner-1", "memory")[0].outcome == "failed"
+    with site.is_running("miner-1", "miner"):
+        findings = site.findings("miner-1", "memory", "acceptance")
+    assert [finding.outcome for finding in findings] == ["skipped", "skipped"]
+    assert all("is running" in finding.line for finding in findings)
+
+
+@pytest.mark.parametrize(("limit", "free"), [(str(3 << 20), (3 << 20) - 5000 + 1000), ("max", None)])
+def test_the_limit_of_a_container_bounds_the_free_memory(
+    limit: str, free: int | None, tmp_path: Path, monkeypatch: Monkeypatch
+) -> None:
+    for name, text in {"max": limit, "current": "5000", "stat": "anon 4000\ninactive_file 1000"}.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(free_memory, "_CGROUPS", tmp_path)
+    found = free_memory.free_memory()
+    assert found == free if free is not None else found > 3 << 20
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch has the device")
+def test_acceptance_waits_for_a_device_that_torch_cannot_use(site: Site) -> None:
+    for checks in (("engine", "acceptance"), ("acceptance",)):
+        found = last(site.findings("miner-1", *checks, overrides=("engine.device=cuda",)))
+        assert found.outcome == "skipped"
+        assert re.search("waits for what `engine` says|could not compute them: .*CUDA", found.line), found.line
+
+
+@pytest.mark.parametrize(("layers", "free", "words"), [(4000, 0, "GB are free"), (400, 1 << 60, "would take about")])
+def test_a_model_that_is_too_large_to_try_is_not_tried(
+    layers: int, free: int, words: str, site: Site, monkeypatch: Monkeypatch
+) -> None:
+    config = load(site.directory / "miner-1" / "run.toml", ("run.manifest=run.manifest",))
+    run, packaged = make_node(config, "miner-1", NodeTelemetry("test")).run, Policy.load(PACKAGED_POLICY)
+    sizes = {"num_hidden_layers": layers, "hidden_size": 4096, "intermediate_size": 16384}
+    monkeypatch.setattr(own_rollouts, "free_memory", lambda: free)
+    with pytest.raises(SkippedError, match=words):
+        judge_own_rollouts(config, run, replace(packaged, config={**packaged.config, **sizes}), checks=False)
+
+
+def test_copies_of_revisions_are_no_traces_of_a_lost_state(site: Site) -> None:
+    site.publish_revision()
+    site.findings("trainer")  # which passes the revision on
+    shutil.rmtree(site.directory / "trainer" / "state")
+    assert last(site.findings("trainer", "twin")).outcome == "ok"
+
+
+def test_what_a_failure_of_storage_hides_is_skipped(site: Site, monkeypatch: Monkeypatch) -> None:
+    no_rights(site, monkeypatch)
+    shutil.copy(
+        site.directory / "miner-1" / "keys" / "miner-1.key", site.directory / "trainer" / "keys" / "trainer.key"
+    )
+    findings = {finding.check: finding for finding in site.findings("trainer", "storage", "permission", "other keys")}
+    assert findings["storage"].outcome == "failed"
+    assert "waits for what `storage` says" in findings["permission"].line
+    assert findings["other keys"].outcome == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "words"),
+    [
+        ("AccessDenied", "ok", "storage refuses this node's credentials below other keys"),
+        ("SignatureDoesNotMatch", "skipped", "not tried"),
+        ("InternalError", "skipped", "not tried"),
+    ],
+)
+def test_only_a_refusal_shows_that_other_keys_are_safe(
+    code: str, outcome: str, words: str, site: Site, elsewhere: str, monkeypatch: Monkeypatch
+) -> None:
+    monkeypatch.setattr(_Elsewhere, "error", (500 if code == "InternalError" else 403, code))
+    found = last(site.findings("trainer", "other keys", overrides=(f"store.endpoint={elsewhere}",)))
+    assert (found.outcome, words in found.line) == (outcome, True), found.line
 
 
 def test_rollouts_that_the_row_would_refuse_are_a_failure(site: Site) -> None:

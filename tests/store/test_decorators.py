@@ -4,6 +4,7 @@ import random
 
 import pytest
 import trio
+import trio.testing
 
 from grailnode.store.checks import PermanentError
 from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, RequestLimits
@@ -87,6 +88,18 @@ class TestLimited:
         for _ in range(4):
             await store.delete("a")
         assert trio.current_time() == pytest.approx(102.0)
+
+    def test_another_event_loop_does_not_wait_for_the_times_of_the_last_one(self, memory):
+        store = LimitedStore(memory, RequestLimits(10, rate=1e6, burst=9, max_put_bytes=10, max_get_bytes=10))
+
+        async def put(began: float) -> float:
+            await trio.sleep(began)
+            await store.put("a", b"x")
+            return trio.current_time()
+
+        for began in (500_000.0, 0.0):  # each trio.run counts from a random number
+            clock = trio.testing.MockClock(autojump_threshold=0)
+            assert trio.run(put, began, clock=clock) == pytest.approx(began)
 
     async def test_concurrent_operations_are_limited(self, memory, autojump_clock):
         slow = FaultyStore(memory, random.Random(1), {Fault.DELAY: 1.0}, delay=1.0)

@@ -11,7 +11,7 @@ import platformdirs
 from grailnode.cli.options import check_name, report_line
 from grailnode.config import Config
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
-from grailnode.node.role_checks import Role, RoleChecks
+from grailnode.node.role_checks import Role
 from grailnode.run import key_files
 from grailnode.run.joining import is_url, open_config
 
@@ -43,7 +43,7 @@ def doctor(
         role = role or _role_of_keys(config)
         name = name or _NAMES[role]
         check_name(name)
-        checks = node_checks(config, RoleChecks(config, role, name, report_line, waits=False))
+        checks = node_checks(config, role, name, report_line)
     failures = 0
     for finding in examine(checks):
         click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))

@@ -90,9 +90,13 @@ class _TokenBucket:
         self._interval = 1.0 / rate
         self._burst_seconds = (burst - 1) / rate
         self._next_time = -math.inf
+        self._clock: trio.abc.Clock | None = None
 
     async def take(self) -> None:
         """Take a token; wait for it if there is none."""
+        clock = trio.lowlevel.current_clock()
+        if clock is not self._clock:  # the store was used in another trio.run, whose times have nothing to do with ours
+            self._clock, self._next_time = clock, -math.inf
         now = trio.current_time()
         token_time = max(self._next_time, now - self._burst_seconds)
         self._next_time = token_time + self._interval

@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionEr
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from grailnode.store.checks import one_line
+from grailnode.store.checks import RefusedError, one_line
 from roles.ports import NotFoundError, StoreError
 
 _advice: Final = {
@@ -83,4 +83,5 @@ def _store_error(error: ClientError, where: str) -> StoreError:
     if status == 501:
         return UnsupportedError(f"{where}: the service does not implement this ({code[:60]!r})")
     advice = _advice.get(code) or _by_status.get(status) or "the service refused or failed"
-    return StoreError(f"{where}: {advice} ({status} {code[:60]!r})")
+    kind = RefusedError if advice == _advice["AccessDenied"] else StoreError
+    return kind(f"{where}: {advice} ({status} {code[:60]!r})")

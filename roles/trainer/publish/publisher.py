@@ -234,10 +234,10 @@ class Publisher:
         """Return whether a node that joins would fetch less with an anchor of this version than with the patches that
         follow the last one, or the interval is over.
         """
-        nbytes = patch.size
+        nbytes, retired = patch.size, self._history.retired_anchors  # such as those that storage lost
         for version in range(weights.version - 1, -1, -1):
             earlier = self._history.manifests.get(version)
-            if earlier is None or earlier.record.anchor or earlier.record.patch is None:
+            if earlier is None or earlier.record.patch is None or (earlier.record.anchor and version not in retired):
                 break
             nbytes += earlier.record.patch.size
         # One at a time: on a slow link, anchors must not delay each other and the patches.
