@@ -67,9 +67,10 @@ def train(net: Trainer | None, directory: Path, steps: int) -> None:
         groups, again = on_rank_0(lambda: take_groups(net, set(learned)))
         samples = [(group, i) for group in groups for i in range(len(group.completions))]
         tokens = sum(sum(group.drawn[i]) for group, i in samples)
-        for group, i in samples[dist.get_rank() :: dist.get_world_size()]:  # as many on each rank: all compute layers
-            loss = loss_of(model, group, i, temperature) / tokens
-            (loss * dist.get_world_size()).backward()  # FSDP takes the mean over ranks
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        for place in range(rank, len(samples) + -len(samples) % ranks, ranks):  # as many on each: all compute layers
+            share = ranks / tokens if place < len(samples) else 0.0  # FSDP takes the mean over ranks
+            (loss_of(model, *samples[place % len(samples)], temperature) * share).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -261,6 +261,11 @@ class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettin
     outer: OuterSection | None = None
     """With this section the run's workers train, and the trainer closes their rounds."""
 
+    @property
+    def filters_groups(self) -> bool:
+        """Whether groups whose rewards do not differ are left out: not if the loss learns from them."""
+        return self.dynamic_filtering and self.needs_contrast
+
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)

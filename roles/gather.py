@@ -1,4 +1,4 @@
-"""Run a task for many items: for all at once, ahead of their use, or one by one until it succeeds.
+"""Run a task for many items: for all at once, ahead of their use, or one by one until it succeeds; or one in time.
 
 Where it fails, the first failure is raised by itself.
 """
@@ -17,6 +17,17 @@ Result = TypeVar("Result")
 
 STORAGE_ERRORS: Final = (StoreError, ProtocolError)
 """What reading from storage raises: no answer, or an answer that must not be used."""
+
+
+async def answer_of(read: Callable[[], Awaitable[Result]], seconds: float) -> Result:
+    """Return what a reading returns.
+
+    Raises:
+        StoreError: it has not ended after some seconds, or it raised this itself.
+    """
+    with trio.move_on_after(seconds):
+        return await read()
+    raise StoreError(f"no answer in {seconds:g} s")
 
 
 async def first_success(task: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> Result:

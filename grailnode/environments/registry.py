@@ -37,6 +37,7 @@ from protocol.environments.record import (
     MixtureSpec,
     canonical_config,
 )
+from protocol.environments.rubric import Rubric
 from protocol.errors import ProtocolError
 
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -96,12 +97,12 @@ def parse_mixture(text: str) -> dict[str, int]:
     return shares
 
 
-def built_in_spec(name: str) -> EnvironmentSpec:
-    """Return the record of a built-in environment."""
-    digest = _digest_of_modules(environments.module(name))
+def built_in_spec(name: str, rubric: Rubric = ()) -> EnvironmentSpec:
+    """Return the record of a built-in environment with the rubric of its rewards."""
+    digest = _digest_of_modules(environments.module(name), *([rubrics.__name__] if rubric else []))
     code = CodeRef(distribution=OWN_DISTRIBUTION, version=_own_version(), digest=digest, size=0)
     python, exact = environments.requirements(name).python, environments.is_exact(name)
-    return EnvironmentSpec(name=name, code=(code,), python=python, config=b"{}", exact=exact)
+    return EnvironmentSpec(name=name, code=(code,), python=python, config=b"{}", exact=exact, rubric=rubric)
 
 
 def task_spec(
@@ -117,14 +118,14 @@ def task_spec(
         PluginError: the rubric is none.
     """
     try:
-        change = {"rubric": rubrics.parse(rubric)}
+        parts = rubrics.parse(rubric)
     except ValueError as error:
         raise PluginError(f"--rubric {rubric}: no rubric, such as score=7/10,thinking=1/10,overlong:512=1") from error
-    specs = {name: plugins.get(name) or built_in_spec(name) for name in parse_mixture(text)}
-    return tuple(
-        EnvironmentShare(ppm=share, environment=specs[name].model_copy(update=change))
-        for name, share in parse_mixture(text).items()
-    )
+    specs = {
+        name: plugins[name].model_copy(update={"rubric": parts}) if name in plugins else built_in_spec(name, parts)
+        for name in parse_mixture(text)
+    }
+    return tuple(EnvironmentShare(ppm=share, environment=specs[name]) for name, share in parse_mixture(text).items())
 
 
 def open_plugin(name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0) -> Plugin:
@@ -173,13 +174,13 @@ def check_code(spec: EnvironmentSpec) -> None:
         return
     if not is_built_in(spec.name):
         raise PluginError(f"unknown environment {spec.name!r}; there are: {', '.join(distributions())}")
-    own = built_in_spec(spec.name)
+    own = built_in_spec(spec.name, spec.rubric)
     if own.code[0].digest != spec.code[0].digest:
         raise PluginError(
             f"environment {spec.name!r} of this run is that of {spec.code[0]}, and here it is that of {own.code[0]}: "
             f"install {spec.code[0].distribution} {spec.code[0].version}, or join with code of equal digest"
         )
-    if own.model_copy(update={"code": spec.code, "rubric": spec.rubric}) != spec:
+    if own.model_copy(update={"code": spec.code}) != spec:
         raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")
 
 
@@ -199,11 +200,11 @@ def _own_version() -> str:
 
 
 @cache
-def _digest_of_modules(module: str) -> bytes:
-    """Return the SHA-256 of the modules of protocol/environments that a module imports, directly or not, and its own
+def _digest_of_modules(*modules: str) -> bytes:
+    """Return the SHA-256 of modules of protocol/environments and of those that they import, directly or not
     (docs/spec/environments.md).
     """
-    folder, found, names = Path(protocol.environments.__file__).parent, dict[str, bytes](), [module]
+    folder, found, names = Path(protocol.environments.__file__).parent, dict[str, bytes](), [*modules]
     while names:
         name = names.pop()
         file = folder / f"{name.rpartition('.')[2]}.py"

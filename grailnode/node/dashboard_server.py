@@ -6,7 +6,7 @@ has, and the time of this machine.
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -20,6 +20,7 @@ from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_li
 from grailnode.ui.report.page import asset
 
 _HEARTBEAT_SECONDS: Final = 15.0
+_STREAM_SECONDS: Final = 600.0  # then a browser asks again
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -46,11 +47,19 @@ class Dashboard:
         read: reads the run; it says in the state what it could not read.
         pace: seconds between two readings.
         now: returns the seconds since the Unix epoch.
+        streams: of events at a time; fewer than the server's connections, of which the page needs some.
     """
 
     def __init__(
-        self, run_name: str, read: Callable[[], Awaitable[View]], pace: float, now: Callable[[], float]
+        self,
+        run_name: str,
+        read: Callable[[], Awaitable[View]],
+        pace: float,
+        now: Callable[[], float],
+        streams: int = 400,
     ) -> None:
+        for name in ("page.html", "dashboard.html", "style.css", "dashboard.js"):
+            asset(name)  # later this process may have no free file descriptor
         self._run_name = run_name
         self._read = read
         self._pace = pace
@@ -61,22 +70,28 @@ class Dashboard:
         self._rollout_revision = 0
         self._names: dict[str, str] = {}
         self._changed = trio.Event()
+        self._streams = 0
+        self._most_streams = streams
+        self._encoded: dict[tuple[str, ...], bytes] = {}  # news of this revision by their sections
 
     async def keep_new(self) -> None:
         """Read the run again and again."""
         while True:
             view = await self._read()
-            self._publish(view, await trio.to_thread.run_sync(sections_of, view.state))
+            sections = await trio.to_thread.run_sync(sections_of, view.state)
+            self._names = {miner.key: miner.name for miner in view.state.miners}
+            self.show(view.rollouts, sections)
             await trio.sleep(self._pace)
 
-    def _publish(self, view: View, sections: dict[str, str]) -> None:
+    def show(self, rollouts: tuple[PublishedRollout, ...], sections: Mapping[str, str] | None = None) -> None:
+        """Show other rollouts, and sections where they are others."""
         self._revision = max(self._revision + 1, int(1000 * self._now()))  # grows over restarts, too
-        for name, html in sections.items():
+        for name, html in (sections or {}).items():
             if self._sections.get(name, (0, ""))[1] != html:
                 self._sections[name] = self._revision, html
-        self._names = {miner.key: miner.name for miner in view.state.miners}
-        if view.rollouts != self._rollouts:
-            self._rollouts, self._rollout_revision = view.rollouts, self._revision
+        if rollouts != self._rollouts:
+            self._rollouts, self._rollout_revision = rollouts, self._revision
+        self._encoded.clear()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -86,7 +101,8 @@ class Dashboard:
         if request.path == "/":
             sections = {name: html for name, (_, html) in self._sections.items()}
             choice = Choice.of(request.query)
-            page = dashboard(self._run_name, sections, self._list(choice), choice, self._revision)
+            revisions = self._revision, self._rollout_revision
+            page = dashboard(self._run_name, sections, self._list(choice), choice, *revisions)
             return _text(page, _HTML, packed)
         if request.path == "/rollouts":
             return _text(self._list(Choice.of(request.query)), _HTML, packed)
@@ -101,15 +117,30 @@ class Dashboard:
     def _list(self, choice: Choice) -> str:
         return rollout_list(self._rollouts, self._names, choice)
 
-    async def _events(self, since: int) -> AsyncIterator[bytes]:
-        while True:
-            changed = self._changed
-            sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
-            since = self._revision
-            news = {"now": self._now(), "rollouts": self._rollout_revision, "sections": sections}
-            yield f"id: {since}\nretry: 2000\ndata: {json.dumps(news)}\n\n".encode()
-            with trio.move_on_after(_HEARTBEAT_SECONDS):
-                await changed.wait()
+    async def _events(self, since: int) -> AsyncGenerator[bytes]:
+        if self._streams >= self._most_streams:
+            yield b"retry: 10000\n\n"  # an EventSource asks again after so many milliseconds
+            return
+        self._streams += 1
+        try:
+            end = trio.current_time() + _STREAM_SECONDS
+            while trio.current_time() < end:
+                changed, news = self._changed, self._news(since)
+                since = self._revision
+                yield f'id: {since}\nretry: 2000\ndata: {{"now": {self._now()}, '.encode()
+                yield news
+                with trio.move_on_after(_HEARTBEAT_SECONDS):
+                    await changed.wait()
+        finally:
+            self._streams -= 1
+
+    def _news(self, since: int) -> bytes:
+        """Return what changed after a revision; viewers that lack the same sections share the same bytes."""
+        sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
+        if (names := tuple(sections)) not in self._encoded:
+            news = json.dumps({"rollouts": self._rollout_revision, "sections": sections})
+            self._encoded[names] = f"{news.removeprefix('{')}\n\n".encode()
+        return self._encoded[names]
 
 
 def _text(words: str, content_type: str, packed: bool) -> Answer:

@@ -2,11 +2,12 @@
 
 It answers a request with one text or one stream of pieces, and closes the connection: no keep-alive, no bodies, no
 methods but GET and HEAD. A client that sends nothing, or sends or reads without end, occupies one of a limited number
-of connections for a limited time.
+of connections for a limited time; while none is free, new ones are closed at once.
 """
 
-from collections.abc import AsyncIterable, Callable, Mapping
-from contextlib import suppress
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +15,7 @@ import trio
 
 _MAX_REQUEST_BYTES: Final = 1 << 14
 _REQUEST_SECONDS: Final = 5.0
+log = logging.getLogger(__name__)
 PLAIN_TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -30,7 +32,7 @@ class Request:
 class Answer:
     """What a request gets: the pieces of a stream are sent as they come."""
 
-    body: bytes | AsyncIterable[bytes]
+    body: bytes | AsyncGenerator[bytes]
     content_type: str = PLAIN_TEXT
     status: str = "200 OK"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +42,7 @@ async def serve_http(
     host: str,
     port: int,
     respond: Callable[[Request], Answer],
-    connections: int = 8,
+    connections: int = 32,
     send_seconds: float = 5.0,
     *,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
@@ -48,8 +50,8 @@ async def serve_http(
     """Serve until cancelled.
 
     Args:
-        respond: computes the answer to a GET or HEAD.
-        connections: how many are served at a time; others wait.
+        respond: computes the answer to a GET or HEAD; an exception ends that connection alone, and is logged.
+        connections: how many are served at a time.
         send_seconds: in which a client must take a body, or one piece of a stream.
 
     Raises:
@@ -58,14 +60,25 @@ async def serve_http(
     limiter = trio.CapacityLimiter(connections)
 
     async def answer(stream: trio.SocketStream) -> None:
-        async with limiter, stream:
-            data = b""
-            with trio.move_on_after(_REQUEST_SECONDS):
-                data = await _read_request(stream)
-            with suppress(trio.BrokenResourceError, trio.TooSlowError):  # the client has left, or does not read
-                await _send(stream, data, respond, send_seconds)
+        async with stream:
+            with suppress(trio.WouldBlock):
+                limiter.acquire_nowait()
+                try:
+                    await _converse(stream, respond, send_seconds)
+                except Exception:
+                    log.exception("a request was not answered")
+                finally:
+                    limiter.release()
 
     await trio.serve_tcp(answer, port, host=host, task_status=task_status)
+
+
+async def _converse(stream: trio.SocketStream, respond: Callable[[Request], Answer], send_seconds: float) -> None:
+    data = b""
+    with trio.move_on_after(_REQUEST_SECONDS):
+        data = await _read_request(stream)
+    with suppress(trio.BrokenResourceError, trio.TooSlowError):  # the client has left, or does not read
+        await _send(stream, data, respond, send_seconds)
 
 
 async def _read_request(stream: trio.SocketStream) -> bytes:
@@ -96,11 +109,10 @@ async def _send(
         headers["Content-Length"] = str(len(answer.body))
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     first = f"HTTP/1.1 {answer.status}\r\n{head}\r\n".encode()
-    if isinstance(answer.body, bytes):
-        with trio.fail_after(send_seconds):
-            await stream.send_all(first + (b"" if method == "HEAD" else answer.body))
-    elif method == "GET":
-        await stream.send_all(first)
-        async for piece in answer.body:
-            with trio.fail_after(send_seconds):
-                await stream.send_all(piece)
+    with trio.fail_after(send_seconds):
+        await stream.send_all(first + (answer.body if isinstance(answer.body, bytes) and method != "HEAD" else b""))
+    if not isinstance(answer.body, bytes) and method == "GET":
+        async with aclosing(answer.body) as pieces:
+            async for piece in pieces:
+                with trio.fail_after(send_seconds):
+                    await stream.send_all(piece)

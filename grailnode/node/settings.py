@@ -67,7 +67,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             optimizer=section,
             read_reference=reference_reader(config),
         ),
-        replay=section,
+        replay=section.model_copy(update={"dynamic_filtering": section.filters_groups}),
         publisher=PublisherSettings(
             anchor_interval=section.anchor_interval,
             keep_patches=section.keep_patches,
@@ -133,6 +133,7 @@ def site_settings(config: Config, run: RunManifest) -> SiteSettings:
     return SiteSettings(
         groups_per_step=trainer.groups_per_step,
         max_staleness=trainer.max_staleness,
+        dynamic_filtering=trainer.filters_groups,
         upload_seconds=section.upload_seconds,
         poll_seconds=_poll_seconds(config, section, run),
     )

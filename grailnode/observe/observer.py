@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -18,7 +17,7 @@ from protocol.judging.ledger import LedgerRow, Summary
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
 from roles.authority_updates import refresh_authority
-from roles.gather import gather
+from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
@@ -26,6 +25,9 @@ from roles.records import fetch_envelope, fetch_record
 
 RECENT_WINDOWS = 50
 _MOST_ALARMS: Final = 200
+_LISTING_SECONDS: Final = 30.0  # for a validator's summaries
+_SUMMARY_SECONDS: Final = 5.0  # for one of them
+_VALIDATOR_SECONDS: Final = 60.0  # for all that is new of a validator; the rest is read at the next refresh
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,31 @@ class OperatorKnowledge:
 
 
 async def newest_summarized(node: Node) -> int | None:
-    """Return the newest window that a validator has summarized; None if there is none."""
-    prefixes = [paths.kind_prefix(validator, "summaries") for validator in node.authority.validators]
+    """Return the newest window that a validator has summarized; None if there is none.
+
+    Raises:
+        StoreError: no validator's space answers.
+    """
     recent = f"{max(0, node.window() - RECENT_WINDOWS):010d}"
     for after in (recent, ""):  # all of them are listed only if the run ended long ago
-        summaries = []
-        for prefix in prefixes:
-            summaries += [item.path async for item in node.store.list(prefix, after=prefix + after if after else "")]
-        windows = [window for window in map(paths.window_of, summaries) if window <= node.window()]
+        windows: list[int] = []
+        failures: list[StoreError] = []
+        for validator in node.authority.validators:
+            try:
+                windows += await answer_of(partial(_summarized, node, validator, after), _LISTING_SECONDS)
+            except StoreError as error:
+                failures.append(error)
         if windows:
             return max(windows)
+        if len(failures) == len(node.authority.validators):
+            raise failures[0]
     return None
+
+
+async def _summarized(node: Node, validator: bytes, after: str) -> list[int]:
+    prefix = paths.kind_prefix(validator, "summaries")
+    listed = [item.path async for item in node.store.list(prefix, after=prefix + after if after else "")]
+    return [window for window in map(paths.window_of, listed) if window <= node.window()]
 
 
 class Observer:
@@ -75,6 +91,7 @@ class Observer:
         self._silent: list[str] = []
         self._rounds = RoundHistory(node)
         self._alarms: deque[str] = deque(maxlen=_MOST_ALARMS)
+        self._validator_alarms: deque[str] = deque(maxlen=_MOST_ALARMS)  # apart: one of them may have too many
         self._storage_alarm = ""  # why storage could not be read at the last refresh
         self._read_at: float | None = None
 
@@ -89,11 +106,8 @@ class Observer:
         await self._try_read(self._find_silent)
         now = self._node.window() if self.last_window is None else min(self._node.window(), self.last_window)
         for validator in self._node.authority.validators:
-            for window in range(self._next_window, now + 1):
-                if self._history.has_summary(window, validator):
-                    continue
-                if not await self._try_read(partial(self._read_window, window, validator)):
-                    break  # a space that does not answer is read again at the next refresh
+            read = partial(self._read_validator, range(self._next_window, now + 1), validator)
+            await self._try_read(partial(answer_of, read, _VALIDATOR_SECONDS))
         for trainer in self._node.authority.trainers:
             await self._try_read(partial(self._read_reports, trainer))
         if self._node.authority.workers:
@@ -116,12 +130,21 @@ class Observer:
         self._oldest = windows.start
 
     async def _read_old(self, window: int) -> Summary | None:
+        """Return a summary of a window; None if no space that answers has one."""
+        failures: list[StoreError] = []
         for validator in self._node.authority.validators:
-            with suppress(NotFoundError, TooLargeError, ProtocolError):
-                return (await fetch_record(self._node, Summary, paths.summary(validator, window))).record
+            fetch = partial(fetch_record, self._node, Summary, paths.summary(validator, window))
+            try:
+                return (await answer_of(fetch, _SUMMARY_SECONDS)).record
+            except (NotFoundError, TooLargeError, ProtocolError):
+                continue
+            except StoreError as error:
+                failures.append(error)
+        if len(failures) == len(self._node.authority.validators):
+            raise failures[0]
         return None
 
-    async def _try_read(self, read: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_read(self, read: Callable[[], Awaitable[None]], *, by_validator: bool = False) -> bool:
         """Read something; turn errors into alarms, and return whether storage answered."""
         try:
             await read()
@@ -131,12 +154,13 @@ class Observer:
             self._storage_alarm = self._storage_alarm or f"{STORAGE_ALARM}: {error}"
             return False
         except ProtocolError as error:
-            self._alarm(str(error))
+            self._alarm(str(error), by_validator=by_validator)
         return True
 
-    def _alarm(self, line: str) -> None:
-        if line not in self._alarms:
-            self._alarms.append(line)
+    def _alarm(self, line: str, *, by_validator: bool = False) -> None:
+        alarms = self._validator_alarms if by_validator else self._alarms
+        if line not in alarms:
+            alarms.append(line)
 
     async def _read_names(self) -> None:
         if len(self._names) > 2 * limits.MAX_PARTICIPANTS:
@@ -163,6 +187,13 @@ class Observer:
             path = paths.manifest(trainer, version, digest)
             self._chain.accept_manifest(version, await fetch_envelope(node, Manifest, path))
 
+    async def _read_validator(self, windows: range, validator: bytes) -> None:
+        for window in windows:
+            if self._history.has_summary(window, validator):
+                continue
+            if not await self._try_read(partial(self._read_window, window, validator), by_validator=True):
+                break  # a space that does not answer is read again at the next refresh
+
     async def _read_window(self, window: int, validator: bytes) -> None:
         summary = (await fetch_record(self._node, Summary, paths.summary(validator, window))).record
         rows = [row for row in summary.rows if row.verdict and not self._history.is_judged_whole(window, row)]
@@ -170,7 +201,7 @@ class Observer:
             self._history.add_verdict(verdict)
         self._history.add_summary(summary)
         for alarm in summary.alarms:
-            self._alarm(alarm)
+            self._alarm(alarm, by_validator=True)
 
     async def _read_verdict(self, validator: bytes, window: int, row: LedgerRow) -> Verdict:
         path = paths.verdict(validator, window, row.miner)
@@ -245,7 +276,7 @@ class Observer:
             head_age=None if head is None else max(0.0, now - head.expires_ms / 1000 + run.head_ttl),
             has_ended=has_ended,
             silent=(*(["trainer"] if has_ended else []), *(f"validator {key}" for key in self._silent)),
-            alarms=(*self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
+            alarms=(*self._validator_alarms, *self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )
 
     def weights_digest(self) -> bytes:

@@ -164,7 +164,8 @@ async def _validator_result(
     text = own.reason or "accepted"
     if verdict.validator_arithmetic != arithmetic:
         return ValidatorResult(key, f"{text}, in {verdict.validator_arithmetic}", contradicts=False)
-    return ValidatorResult(key, text, contradicts=own.reason != judgement.reason)
+    is_open = Reason.UNREPRODUCED in (own.reason, judgement.reason)  # one of the machines reached a limit
+    return ValidatorResult(key, text, contradicts=own.reason != judgement.reason and not is_open)
 
 
 def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[Statistic, ...]:

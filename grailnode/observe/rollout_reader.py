@@ -1,9 +1,11 @@
 """`grailnode rollouts`: the rollouts of a window, their rewards and the validators' reasons, from public objects."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 from typing import Final
 
@@ -15,6 +17,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, Group, open_group
+from roles.gather import answer_of
 from roles.node.identity import Node
 from roles.participants import list_announced_keys
 from roles.ports import NotFoundError, StoreError
@@ -61,7 +64,7 @@ class PublishedRollout:
         """What the validators said about the rollout's group, in words."""
         if self.reasons:
             return f"rejected: {', '.join(self.reasons)}"
-        return f"accepted by {self.accepted}" if self.judged else "not judged"
+        return f"accepted by {self.accepted}" if self.accepted else "not judged"
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,32 @@ async def find_miners(node: Node, miner: str = "") -> list[bytes]:
     )
 
 
-async def read_rollouts(node: Node, tokenizer: Tokenizer, window: int, miners: Sequence[bytes]) -> ReadWindow:
-    """Read the rollouts that some miners delivered for a window."""
+@dataclass(frozen=True)
+class ReadingLimits:
+    """When a reading ends: after so many rollouts or characters of all miners, or so many seconds for one miner."""
+
+    rollouts: float = inf
+    characters: float = inf
+    seconds: float = inf
+
+    def are_reached(self, rollouts: Sequence[PublishedRollout]) -> bool:
+        if len(rollouts) >= self.rollouts or self.characters == inf:
+            return len(rollouts) >= self.rollouts
+        return sum(len(rollout.prompt) + 2 * len(rollout.completion) for rollout in rollouts) > self.characters
+
+
+async def read_rollouts(
+    node: Node, tokenizer: Tokenizer, window: int, miners: Sequence[bytes], limits: ReadingLimits | None = None
+) -> ReadWindow:
+    """Read the rollouts that some miners delivered for a window, up to the end of the group that reaches a limit."""
+    limits = limits or ReadingLimits()
     rollouts: list[PublishedRollout] = []
     unread: list[str] = []
     for key in miners:
+        if limits.are_reached(rollouts):
+            break
         try:
-            rollouts += await _read_miner(node, tokenizer, window, key)
+            await answer_of(partial(_read_miner, node, tokenizer, window, key, limits, rollouts), limits.seconds)
         except NotFoundError:
             continue  # no work in this window, or it was deleted since
         except (StoreError, ProtocolError) as error:
@@ -126,57 +148,69 @@ async def read_rollouts(node: Node, tokenizer: Tokenizer, window: int, miners: S
     return ReadWindow(tuple(rollouts), tuple(unread))
 
 
-async def _read_miner(node: Node, tokenizer: Tokenizer, window: int, miner: bytes) -> list[PublishedRollout]:
-    rollouts = []
-    for item in await read_judged_groups(node, window, miner):
-        group, judgements = item.group, item.judgements.values()
-        rewards = next((judgement.rewards for judgement in judgements if judgement.accepted), None)
-        for index, rollout in enumerate(group.rollouts):
-            rollouts.append(
-                PublishedRollout(
-                    miner=miner,
-                    window=window,
-                    group=group.index,
-                    index=index,
-                    version=group.version,
-                    prompt=tokenizer.decode(group.prompt_tokens),
-                    completion=tokenizer.decode(rollout.sequence),
-                    tokens=len(rollout.tokens),
-                    reward=(rollout.reward if rewards is None or index >= len(rewards) else rewards[index])
-                    / REWARD_UNIT,
-                    reasons=tuple(
-                        dict.fromkeys(judgement.reason for judgement in judgements if not judgement.accepted)
-                    ),
-                    accepted=sum(judgement.accepted for judgement in judgements),
-                    judged=len(judgements),
-                    turns=tuple(
-                        ("policy" if drawn else "environment", tokenizer.decode(tuple(token for token, _ in tokens)))
-                        for drawn, tokens in groupby(zip(rollout.sequence, rollout.drawn, strict=True), itemgetter(1))
-                    ),
-                )
-            )
-    return rollouts
+async def _read_miner(
+    node: Node,
+    tokenizer: Tokenizer,
+    window: int,
+    miner: bytes,
+    limits: ReadingLimits,
+    rollouts: list[PublishedRollout],
+) -> None:
+    """Add the rollouts of a miner, group by group."""
+    async with aclosing(read_judged_groups(node, window, miner)) as groups:
+        async for item in groups:
+            rollouts += await node.run_sync(_published_rollouts, tokenizer, item)
+            if limits.are_reached(rollouts):
+                break
 
 
-async def read_judged_groups(node: Node, window: int, miner: bytes) -> list[JudgedGroup]:
-    """Read the groups that a miner delivered for a window, with what validators said about them."""
+def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup) -> list[PublishedRollout]:
+    group, judgements = item.group, item.judgements.values()
+    rewards = next((judgement.rewards for judgement in judgements if judgement.accepted), None)
+    return [
+        PublishedRollout(
+            miner=group.miner,
+            window=group.window,
+            group=group.index,
+            index=index,
+            version=group.version,
+            prompt=tokenizer.decode(group.prompt_tokens),
+            completion=tokenizer.decode(rollout.sequence),
+            tokens=len(rollout.tokens),
+            reward=(rollout.reward if rewards is None or index >= len(rewards) else rewards[index]) / REWARD_UNIT,
+            reasons=tuple(dict.fromkeys(judgement.reason for judgement in judgements if judgement.rejected)),
+            accepted=sum(judgement.accepted for judgement in judgements),
+            judged=len(judgements),
+            turns=tuple(
+                ("policy" if drawn else "environment", tokenizer.decode(tuple(token for token, _ in tokens)))
+                for drawn, tokens in groupby(zip(rollout.sequence, rollout.drawn, strict=True), itemgetter(1))
+            ),
+        )
+        for index, rollout in enumerate(group.rollouts)
+    ]
+
+
+async def read_judged_groups(node: Node, window: int, miner: bytes) -> AsyncGenerator[JudgedGroup]:
+    """Read the groups that a miner delivered for a window one by one, with what validators said about them.
+
+    Places and frames beyond the run's limits, which no validator accepts, are left out.
+    """
     signed = await fetch_record(node, Commitment, paths.commitment(miner, window))
     commitment = signed.record
     verdicts = await _verdicts(node, signed.digest, window, miner)
     path = paths.batch(miner, window, commitment.batch)
-    groups = []
-    for place, (digest, _) in enumerate(commitment.groups):
-        offset, size = commitment.extent(place)
-        frame = await node.store.get(path, size, offset=offset, size=size)
-        group = open_group(frame, commitment, place, node.run.group_bytes)
+    for place, (digest, size) in enumerate(commitment.groups[: node.run.groups]):
+        if size > node.run.group_bytes:
+            continue
+        frame = await node.store.get(path, size, offset=commitment.extent(place)[0], size=size)
+        group = await node.run_sync(open_group, frame, commitment, place, node.run.group_bytes)
         judgements = {
             verdict.validator: judgement
             for verdict in verdicts
             for judgement in verdict.judgements
             if judgement.index == place and judgement.digest == digest
         }
-        groups.append(JudgedGroup(group, digest, judgements))
-    return groups
+        yield JudgedGroup(group, digest, judgements)
 
 
 async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
@@ -191,7 +225,7 @@ async def read_verified_groups(node: Node, window: int) -> list[VerifiedGroup]:
     verified: list[VerifiedGroup] = []
     for miner in sorted(await list_announced_keys(node)):
         with suppress(StoreError, ProtocolError):
-            for item in await read_judged_groups(node, window, miner):
+            async for item in read_judged_groups(node, window, miner):
                 judges = roster.judges_of(node.run_id, window, draw, miner, item.group.index)
                 accepting = tuple(
                     judgement

@@ -69,7 +69,8 @@ class Mixture:
 
     @property
     def turns(self) -> int:
-        return max(member.turns for member in self._members.values() if isinstance(member, EpisodeEnvironment))
+        turns = (member.turns for member in self._members.values() if isinstance(member, EpisodeEnvironment))
+        return max(turns, default=1)
 
     def begin(self, problem: Problem, seed: bytes) -> Episode:
         member = self._members[problem.stratum]

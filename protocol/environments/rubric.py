@@ -17,6 +17,7 @@ from protocol.environments.completion import Completion
 
 PartName = Literal["score", "format", "thinking", "brevity", "overlong", "repetition"]
 
+MAX_GRAM_TOKENS: Final = 64
 _MAX_WEIGHT: Final = 1_000_000
 _WITH_TOKENS: Final = ("overlong", "repetition")
 _part: Final = re.compile(r"([a-z]+)(?::([1-9][0-9]{0,6}))?=([1-9][0-9]{0,6})(?:/([1-9][0-9]{0,6}))?")
@@ -41,6 +42,8 @@ class RubricPart(Record):
     def _consistent(self) -> "RubricPart":
         if (self.tokens > 0) != (self.part in _WITH_TOKENS):
             raise ValueError(f"tokens belong to {' and '.join(_WITH_TOKENS)} alone, which need some")
+        if self.part == "repetition" and self.tokens > MAX_GRAM_TOKENS:  # the memory of a reward grows with its square
+            raise ValueError(f"repetition of at most {MAX_GRAM_TOKENS} tokens")
         return self
 
 

@@ -18,7 +18,7 @@ from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
 from protocol.judging.roster import Roster
-from protocol.judging.verdict import Verdict
+from protocol.judging.verdict import Reason, Verdict
 from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, ProofSpec, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
@@ -81,6 +81,8 @@ class LedgerRow(Record):
     def of(cls, verdict: Verdict) -> "LedgerRow":
         """Return the row of a verdict."""
         group_counts = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
+        # A group that could not be judged is not paid for the others, as one is that was not picked.
+        unreproduced = sum(judgement.reason == Reason.UNREPRODUCED for judgement in verdict.judgements)
         rejected_groups = sum(judgement.rejected for judgement in verdict.judgements)
         return cls(
             miner=verdict.miner,
@@ -88,7 +90,7 @@ class LedgerRow(Record):
             arithmetic=verdict.miner_arithmetic,
             pledged=verdict.pledged,
             submitted=verdict.submitted,
-            dealt=verdict.dealt,
+            dealt=verdict.dealt - unreproduced,
             audited=len(group_counts) + rejected_groups,
             accepted=len(group_counts),
             rejected=rejected_groups,

@@ -134,11 +134,12 @@ class Miner:
         mining_window = MiningWindow(max(0, node.window()), bytes(32), weights.version, node.key.public)
         await serve(node, self._engine, weights)
         chunk = min(self._settings.chunk, node.run.groups)
+        seconds = chunk * (node.run.deadline_time(0) - node.run.opening_time(0))  # for one group, if no chunk succeeds
         for _ in range(2):
             start = trio.current_time()
             with suppress(SandboxLimitError):
                 await self._producer.produce(mining_window, range(chunk))
-        seconds = trio.current_time() - start
+                seconds = trio.current_time() - start
         self._group_seconds = seconds / chunk
         node.telemetry.event("warmed-up", version=weights.version, chunk_seconds=seconds)
 
@@ -170,12 +171,21 @@ class Miner:
             try:
                 groups += await self._producer.produce(mining_window, chunk)
             except SandboxLimitError as error:  # groups count from 0 without gaps, so none behind it can be delivered
+                groups += await self._groups_before_limit(mining_window, chunk)
                 if not groups:
                     raise
                 self._node.telemetry.event("groups-left-out", window=mining_window.window, error=str(error))
                 break
             if len(chunk) == size or not chunk.start:  # the short last chunk of a pledge is no measure of a whole one
                 self._group_seconds = max((trio.current_time() - start) / len(chunk), 0.8 * self._group_seconds)
+        return groups
+
+    async def _groups_before_limit(self, mining_window: MiningWindow, chunk: range) -> list[Group]:
+        """Return the groups of a chunk before the one whose environment reaches a limit."""
+        groups: list[Group] = []
+        with suppress(SandboxLimitError):
+            for index in chunk:
+                groups += await self._producer.produce(mining_window, range(index, index + 1))
         return groups
 
     async def _deliver(self, window: int, groups: Sequence[Group]) -> bool:

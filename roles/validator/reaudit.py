@@ -111,11 +111,11 @@ class Reaudit:
 
 
 def _amendment(window: int, row: LedgerRow, verdict: Verdict | None) -> Amendment:
-    accepted_groups = sum(judgement.accepted for judgement in verdict.judgements) if verdict else 0
+    result = None if verdict is None else LedgerRow.of(verdict)
     return Amendment(
         window=window,
         miner=row.miner,
-        verdict=LedgerRow.of(verdict).verdict if verdict else b"",
-        accepted=accepted_groups,
-        rejected=len(verdict.judgements) - accepted_groups if verdict else 0,
+        verdict=b"" if result is None else result.verdict,
+        accepted=0 if result is None else result.accepted,
+        rejected=0 if result is None else result.rejected,
     )

@@ -51,6 +51,7 @@ class Validator:
         self._settings = settings
         self._accepted_work: dict[bytes, bytes] = {}  # work digest -> miner
         self._evaluation: Evaluation | None = None
+        self._evaluated_version = -1  # the newest one that was tried
         self._pledges = Pledges(node)
         self._rosters = Rosters(node)
         self._revealer = Revealer(node, ledger)
@@ -174,13 +175,14 @@ class Validator:
     async def _evaluate(self, weights: VerifiedWeights) -> None:
         """Solve held-out problems by the run's rule, once for each version."""
         count = self._node.run.evaluation.problems if self._settings.evaluate else 0
-        if count == 0 or (self._evaluation is not None and self._evaluation.version == weights.version):
+        if count == 0 or self._evaluated_version == weights.version:
             return
         await serve(self._node, self._engine, weights)
         try:
             self._evaluation = await evaluate(self._task, self._engine, weights.version)
-        except SandboxLimitError as error:
+        except SandboxLimitError as error:  # so would the next try end: the problems are the same
             self._node.telemetry.event("not-evaluated", version=weights.version, error=str(error))
+        self._evaluated_version = weights.version
 
     async def _record(
         self, cases: WindowCases, weights: VerifiedWeights, roster: Roster, verdicts: list[Verdict], seconds: float

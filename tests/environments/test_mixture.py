@@ -68,6 +68,10 @@ def test_members_take_turns_at_held_out_problems_until_each_is_through(sizes: li
         assert mixture.held_out_problem(count) == problems[0]
 
 
+def test_a_mixture_without_episodes_has_one_turn() -> None:
+    assert Mixture([(500_000, Numbered("a", None)), (500_000, Numbered("b", None))]).turns == 1
+
+
 def test_a_mixture_of_episodes_begins_those_of_the_member() -> None:
     mixture = Mixture([(500_000, environments.get("calculator")), (500_000, environments.get("wordle"))])
     assert isinstance(mixture, EpisodeEnvironment) and mixture.turns == 6

@@ -51,6 +51,12 @@ def test_soft_overlong_punishment_of_more_tokens_than_there_are_begins_with_the_
     assert of("score=1,overlong:500=1", 1.0, tokens=(7,) * 25) == 750_000
 
 
+def test_the_memory_of_a_reward_is_bounded() -> None:
+    assert parse("repetition:64=1")
+    with pytest.raises(ValueError, match="repetition of at most 64 tokens"):
+        parse("score=1,repetition:65=1")
+
+
 @pytest.mark.parametrize(
     ("tokens", "millionths"),
     [((), 1_000_000), ((1, 2), 1_000_000), ((1, 2, 3, 4), 1_000_000), ((1, 1, 1, 1), 500_000), ((5,) * 102, 10_000)],

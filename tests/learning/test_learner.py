@@ -16,7 +16,7 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.loss.loss_settings import LOSSES, LossName, LossSettings
+from roles.trainer.learn.loss.loss_settings import LOSSES, CorrectionName, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer_settings import AdamWSettings
@@ -159,8 +159,9 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
 
 
 def _extended(name: LossName) -> LossSettings:
-    """Return a loss with a divergence, an entropy and a correction."""
-    return LossSettings(loss=name, kl_coefficient=0.01, entropy_coefficient=0.01, correction="truncated")
+    """Return a loss with a divergence, an entropy and, if it has a ratio for each token, a correction."""
+    correction: CorrectionName = "none" if name == "gspo" else "truncated"
+    return LossSettings(loss=name, kl_coefficient=0.01, entropy_coefficient=0.01, correction=correction)
 
 
 RL_LOSSES = [name for name in LOSSES if name != "distillation"]

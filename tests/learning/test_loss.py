@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from grailnode.config import TrainerSection
 from protocol.rollout.sampling import log_probabilities
 from roles.trainer.learn.loss.loss_settings import LOSSES, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import (
@@ -278,6 +279,8 @@ class TestEveryLoss:
         """The ratio is against the policy before the step, and the correction's weight against the sampling one."""
         ages = [age for one in step for age in _ages(one)]
         assume(not any(abs(age - bound) < 1e-3 for age in ages for bound in (0.5, 5.0)))
+        if name == "gspo":  # it has one ratio for a completion, and takes no correction
+            return
         loss, _ = _loss(step, _settings(name, correction=correction))
         objectives, aggregate = REFERENCES[name]
         values = [
@@ -314,6 +317,7 @@ class TestEveryLoss:
         if name in ("cispo", "distillation"):
             return  # their weight and advantage are taken as constants; the test above has their gradients
         draws = [torch.rand(12, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+        correction = "none" if name == "gspo" else correction
         settings = _settings(name, correction=correction, kl_coefficient=0.1, clip_low=0.2, clip_high=0.28)
         tokens = _tokens(
             [5, 7], -draws[0], -draws[1], [1.5, -0.5], proximal=-draws[2], reference=-draws[3], entropy=draws[4]
@@ -331,6 +335,7 @@ class TestEveryLoss:
     def test_a_ratio_that_overflows_gives_a_finite_gradient(
         self, name: LossName, advantage: float, truncation: float, correction: str
     ) -> None:
+        correction = "none" if name == "gspo" else correction
         settings = _settings(name, truncation=truncation, correction=correction)
         reference = -0.5 + advantage
         one = Completion((-0.5,), (-1000.0,), (reference,), (-0.5,), (0.0,), advantage)
@@ -429,6 +434,21 @@ def test_a_loss_that_cannot_be_imported_is_named(name: str) -> None:
 def test_a_name_of_no_loss_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="loss"):
         LossSettings(loss=name)
+
+
+def test_a_correction_of_each_token_needs_a_ratio_of_each_token() -> None:
+    with pytest.raises(ValueError, match="gspo has one ratio for a completion"):
+        LossSettings(loss="gspo", correction="masked")
+
+
+def test_groups_of_equal_rewards_teach_some_losses() -> None:
+    settings = {
+        name: LossSettings(loss=name, reference=Path("teacher") if name == "distillation" else None) for name in LOSSES
+    }
+    assert {name for name, item in settings.items() if not item.needs_contrast} == {"supervised", "distillation"}
+    assert LossSettings(loss="supervised", advantage="centered").needs_contrast
+    assert TrainerSection(loss="supervised").filters_groups is False
+    assert TrainerSection().filters_groups is True
 
 
 def test_distillation_needs_a_teacher() -> None:

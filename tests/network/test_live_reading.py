@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from grailnode.cli.actions.run_dashboard import RunReader
+from grailnode.node.dashboard_server import View
 from grailnode.observe.observer import Observer
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.observe.window_history import WindowHistory
@@ -16,9 +17,16 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
-from tests.support.simulation.virtual_clock import simulated
+from tests.support.simulation.virtual_clock import running, simulated
 
 LAST = 10
+
+
+async def read(reader: RunReader) -> View:
+    """Return a reading with the rollouts that are read behind its state."""
+    await reader.read()
+    await trio.sleep(0.01)
+    return await reader.read()
 
 
 @simulated
@@ -29,12 +37,13 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     reader = RunReader(network.node("observer", store=store), tmp_path)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(network.run_cheat)
+        nursery.start_soon(reader.keep_rollouts, len)
         for window in range(LAST):
             await network.until_window(window)
             view = await reader.read()
             assert [stage.window for stage in view.state.stages][:1] == [window]
         await network.until_window(LAST)
-        view = await reader.read()
+        view = await read(reader)
         store.is_away = True
         await trio.sleep(30)
         away = await reader.read()
@@ -74,7 +83,9 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     assert afterwards.state().windows[: len(state.windows)] == state.windows
 
     await trio.sleep(3 * network.run.head_ttl)
-    ended = await RunReader(network.node("late"), tmp_path).read()
+    last = RunReader(network.node("late"), tmp_path)
+    async with running(last.keep_rollouts, len):
+        ended = await read(last)
     assert ended.state.stages == ()
     assert ended.state.silent[0] == "trainer"
     assert ended.state.windows[-1].window >= state.windows[-1].window

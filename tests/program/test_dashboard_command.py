@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from grailnode.cli.actions.run_dashboard import _for_host
+from grailnode.node.http_server import Answer, Request
 from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.programs import PATIENCE, Program
 
@@ -42,7 +44,22 @@ def test_it_serves_a_run_that_has_not_begun_and_warns_who_can_see_it(run_file: s
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert "The run has published no version that could be read." in page
+        assert httpx.get(f"http://127.0.0.1:{port}/", headers={"Host": "any.example"}).status_code == 200
         program.interrupt()
         assert program.wait() == 130
     finally:
         program.kill()
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "is_answered"),
+    [
+        *[("127.0.0.1", name, True) for name in ("127.0.0.1:8600", "localhost:8600", "LOCALHOST", "[::1]:8600")],
+        *[("127.0.0.1", name, False) for name in ("evil.example:8600", "", "127.0.0.1.evil.example", "[", "[::1")],
+        ("localhost", "localhost:1", True),
+        ("0.0.0.0", "north.example.org", True),
+    ],
+)
+def test_on_loopback_only_requests_to_this_machine_are_answered(host: str, name: str, is_answered: bool):
+    answer = _for_host(host, lambda _: Answer(b"page"))(Request("/", "", {"host": name}))
+    assert (answer.body == b"page") == is_answered

@@ -28,7 +28,9 @@ from protocol.judging.ledger import (
     shares,
 )
 from protocol.judging.roster import Roster
+from protocol.judging.verdict import Judgement
 from protocol.run import ScoringSpec
+from roles.validator.reaudit import _amendment
 from tests.support.builders import samples
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import MINER, SCORING, TRAINER, counts, judgement, rejected, row, summary, verdict
@@ -37,6 +39,10 @@ BALANCE = st.integers(-(10**10), 10**10)
 A, B, C = MINER, TRAINER, samples.VALIDATOR
 STEADY = SCORING.model_copy(update={"miss_price": 0, "deposit": 0, "cap": SHARE, "decay": SHARE})
 PROOF = samples.run_manifest().proof
+
+
+def unreproduced(index: int) -> Judgement:
+    return judgement(index, reason="unreproduced", counts=NO_COUNTS, rewards=(), logprobs=b"")
 
 
 def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
@@ -142,6 +148,23 @@ def test_the_row_of_a_verdict() -> None:
     result = LedgerRow.of(verdict(judgement(0), judgement(1), rejected(2)))
     assert (result.pledged, result.submitted, result.audited, result.accepted, result.rejected) == (16, 16, 3, 2, 1)
     assert LedgerRow.undelivered(A.public, 4).submitted == 0
+
+
+def test_a_group_that_was_not_reproduced_earns_and_costs_nothing() -> None:
+    accepted = LedgerRow.of(verdict(judgement(0), judgement(1), *(unreproduced(index) for index in range(2, 12))))
+    assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (6, 2, 2, 0)
+    assert worth(summary(accepted)) == 6
+    nothing = LedgerRow.of(verdict(*(unreproduced(index) for index in range(2)), pledged=16, submitted=2))
+    assert not nothing.lapsed  # what was pledged and not delivered still costs
+    assert balance(summary(nothing)) == -14 * STEADY.shortfall
+
+
+def test_a_reaudit_counts_what_its_verdict_says() -> None:
+    """As `verify --ledger` compares it."""
+    found = verdict(judgement(0), unreproduced(1), rejected(2))
+    amendment = _amendment(5, row(), found)
+    assert (amendment.accepted, amendment.rejected) == (1, 1)
+    assert amendment.verdict == LedgerRow.of(found).verdict
 
 
 def test_unaudited_groups_count_unless_the_window_has_a_rejection_or_an_amendment() -> None:

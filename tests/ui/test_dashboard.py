@@ -9,9 +9,12 @@ import httpx
 import pytest
 import trio
 
+from grailnode.node.dashboard_server import Dashboard
+from grailnode.node.http_server import Request
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.ui.report.dashboard_sections import SECTIONS, Choice, sections_of
 from tests.support.builders.observed_runs import observed_run
+from tests.support.simulation.virtual_clock import simulated
 from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
 from tests.ui.tags import Tags
@@ -160,3 +163,52 @@ async def test_a_reading_that_finds_new_rollouts_has_a_new_number():
             while (await anext(stream))["rollouts"] == first:
                 pass
         await stream.aclose()
+
+
+def idle_page(streams: int = 2) -> Dashboard:
+    """Return a page that shows a state and reads no other."""
+    source = usual()
+    page = Dashboard("run", source.read, 1.0, source.now, streams)
+    page.show(source.view.rollouts, sections_of(source.view.state))
+    return page
+
+
+def stream_of(page: Dashboard, since: str = "0") -> AsyncGenerator[bytes]:
+    body = page.respond(Request("/events", f"since={since}", {})).body
+    assert not isinstance(body, bytes)
+    return body
+
+
+@simulated
+async def test_streams_are_few_and_end():
+    page = idle_page()
+    first, second, third = (stream_of(page) for _ in range(3))
+    assert b'"now"' in await anext(first)
+    assert b'"now"' in await anext(second)
+    assert [piece async for piece in third] == [b"retry: 10000\n\n"]
+    await first.aclose()
+    with trio.fail_after(3600):
+        assert b'"now"' in b"".join([piece async for piece in stream_of(page)])
+        assert [piece async for piece in second]
+
+
+@simulated
+async def test_viewers_who_lack_the_same_sections_share_the_same_bytes():
+    page = idle_page(streams=9)
+    pieces = []
+    for since in ("0", "1", "2"):
+        stream = stream_of(page, since)
+        await anext(stream)
+        pieces.append(await anext(stream))
+        await stream.aclose()
+    assert pieces[0] is pieces[1] is pieces[2]
+
+
+def test_the_table_has_the_miners_that_earn_most_and_says_how_many_there_are():
+    state = observed_run(miners=1000).state
+    html = sections_of(state)["miners"]
+    assert html.count("<tr>") == 201
+    assert "miner-0<" in html
+    assert "miner-999<" not in html
+    assert "200 of 1,000 miners" in html
+    assert "of 6 miners" not in sections_of(usual().view.state)["miners"]

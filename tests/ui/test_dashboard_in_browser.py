@@ -4,6 +4,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import Queue
 
 import pytest
@@ -97,6 +98,37 @@ def test_it_loads_and_keeps_itself_new(new_page):
         source.change(alarms=("a second history",))
         page.get_by_text("a second history").wait_for()
         page.get_by_text("1 min 42 s ago").wait_for()
+
+
+def test_a_page_that_was_opened_before_the_first_reading_lists_the_rollouts_that_come(new_page):
+    source = usual()
+    whole = source.view
+    source.view = replace(whole, rollouts=())
+    with server(source) as (address, _):
+        page = new_page(address)
+        assert not names(page)
+        page.get_by_text("42 s ago").wait_for()
+        source.view = whole
+        wait_until(page, lambda: len(names(page)) == 6)
+
+
+def test_the_answer_to_an_older_choice_replaces_no_newer_one(new_page):
+    with server(usual()) as (address, _):
+        page = new_page(address)
+        waiting = []
+
+        def hold(route):
+            waiting.append(route)
+
+        page.route("**/rollouts?*judgement=rejected*", hold)
+        page.select_option("[name=judgement]", "rejected")
+        wait_until(page, lambda: bool(waiting))
+        page.select_option("[name=judgement]", "wrong-sketch")
+        wait_until(page, lambda: names(page) == ["miner-4"])
+        with page.expect_response("**/rollouts?*judgement=rejected*"):
+            waiting[0].continue_()
+        page.wait_for_timeout(300)
+        assert names(page) == ["miner-4"]
 
 
 def test_it_filters_and_shows_whole_episodes(new_page):

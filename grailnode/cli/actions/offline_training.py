@@ -47,7 +47,7 @@ def train(
     node = make_spectator(config)
     groups = trio.run(_read, node, first_window, last_window)
     settings = trainer_settings(config, node.run.sampling.params())
-    usable = [group for group in groups if group.informative or not config.trainer.dynamic_filtering]
+    usable = [group for group in groups if group.informative or not config.trainer.filters_groups]
     click.echo(f"{len(groups)} verified groups, {len(usable)} to learn from", err=True)
     learner = make_learner(config, node.run, policy or policy_directory(config), settings.learner)
     reports = take_steps(learner, usable, settings.training.groups_per_step)

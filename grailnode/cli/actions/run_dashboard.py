@@ -1,11 +1,13 @@
 """`grailnode dashboard`: serve a live page of a run, from what its storage shows."""
 
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Unpack
+from urllib.parse import urlsplit
 
 import click
 import trio
@@ -14,11 +16,11 @@ from grailnode.cli.options import RunOptions
 from grailnode.config import ConfigError
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.node.dashboard_server import Dashboard, View
-from grailnode.node.http_server import serve_http
+from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
-from grailnode.observe.rollout_reader import PublishedRollout, read_rollouts
+from grailnode.observe.rollout_reader import PublishedRollout, ReadingLimits, read_rollouts
 from grailnode.observe.state import NetworkState
 from grailnode.run.creation import fetch_model
 from grailnode.run.joining import open_config_to_read
@@ -34,8 +36,7 @@ _READINGS_OF_AN_ENDED_RUN: Final = 60
 _WINDOWS_BACK: Final = 100  # older windows at each reading, for their curves
 _VIEWERS: Final = 500  # connections at a time
 _SEND_SECONDS: Final = 30.0
-_MOST_ROLLOUTS: Final = 400  # that are kept of a window
-_MOST_CHARACTERS: Final = 8_000_000  # of these
+_LIMITS: Final = ReadingLimits(rollouts=400, characters=8_000_000, seconds=10.0)
 
 
 def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
@@ -45,6 +46,21 @@ def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
         click.echo(f"{host}: whoever reaches port {port} of this machine sees the page", err=True)
     run_until_interrupted(partial(_serve, node, host, port))
     raise click.exceptions.Abort
+
+
+def _for_host(host: str, respond: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
+    """Return what answers requests to this host alone, where it is a loopback address: a page of another site may let
+    its own name lead here (DNS rebinding).
+    """
+
+    def answer(request: Request) -> Answer:
+        with suppress(ValueError):
+            name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+            if not _is_loopback(host) or name == host.lower() or _is_loopback(name):
+                return respond(request)
+        return Answer(b"the Host header names another machine\n", status="421 Misdirected Request")
+
+    return answer
 
 
 def _is_loopback(host: str) -> bool:
@@ -58,14 +74,16 @@ async def _serve(node: Node, host: str, port: int) -> None:
     period = node.run.schedule.rounds * node.run.beacon.period_ms / 1000
     pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
-        page = Dashboard(node.run.name, RunReader(node, Path(directory)).read, pace, node.clock.now)
+        reader = RunReader(node, Path(directory))
+        page = Dashboard(node.run.name, reader.read, pace, node.clock.now)
         serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
             try:
-                await nursery.start(serve, host, port, page.respond)
+                await nursery.start(serve, host, port, _for_host(host, page.respond))
             except OSError as error:
                 raise ConfigError(f"--host {host} --port {port}: cannot be used ({error.strerror or error})") from error
             click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
+            nursery.start_soon(reader.keep_rollouts, page.show)
             await page.keep_new()
 
 
@@ -82,50 +100,72 @@ class RunReader:
         self._node = node
         self._directory = directory
         self._observer: Observer | None = None
+        self._first = 0  # window that the observer reads
         self._policy: Policy | None = None
         self._rollouts: tuple[PublishedRollout, ...] = ()
-        self._read_window = -1
+        self._read_window: tuple[int, frozenset[str]] = (-1, frozenset())  # and the validators that had revealed it
+        self._state: NetworkState | None = None
+        self._state_is_new = trio.Event()
         self._readings = 0
         self._has_ended = False
 
     async def read(self) -> View:
-        """Read what is new; what cannot be read now stays as it was."""
+        """Read the state as far as it is new, and return it with the newest rollouts that `keep_rollouts` has read."""
         observer = await self._observe()
         await observer.refresh()
         await observer.read_back(_WINDOWS_BACK)
-        state = observer.state()
-        self._has_ended = state.has_ended
-        with suppress(StoreError, ProtocolError, PolicyError):  # the state says what storage does not show
-            await self._read_rollouts(state)
-        return View(state, self._rollouts)
+        self._state = observer.state()
+        self._has_ended = self._state.has_ended
+        self._state_is_new.set()
+        return View(self._state, self._rollouts)
+
+    async def keep_rollouts(self, show: Callable[[tuple[PublishedRollout, ...]], object]) -> None:
+        """Read rollouts again and again, behind the state; what cannot be read now stays as it was."""
+        while True:
+            await self._state_is_new.wait()
+            self._state_is_new = trio.Event()
+            with suppress(StoreError, ProtocolError, PolicyError, OSError):  # the state says what storage does not show
+                before = self._rollouts
+                await self._read_rollouts()
+                if self._rollouts != before:
+                    show(self._rollouts)
 
     async def _observe(self) -> Observer:
-        """Return the observer, which knows the newest window with a summary; one for now if storage does not answer."""
+        """Return the observer, told of the newest window with a summary.
+
+        One that was made while storage did not answer is replaced if the run had ended before its windows.
+        """
         node, due = self._node, not self._has_ended or self._readings % _READINGS_OF_AN_ENDED_RUN == 0
         self._readings += 1
-        with suppress(StoreError, ProtocolError):
-            if due or self._observer is None:
+        newest, is_known = None, False
+        if due or self._observer is None:
+            with suppress(StoreError, ProtocolError):
                 await refresh_authority(node)
-                newest = await newest_summarized(node)
-                first = node.window() if newest is None else newest
-                self._observer = self._observer or Observer(node, max(0, first - RECENT_WINDOWS))
-                self._observer.last_window = newest
-        return self._observer or Observer(node, max(0, node.window() - RECENT_WINDOWS))
+                newest, is_known = await newest_summarized(node), True
+        if self._observer is None or (newest is not None and newest < self._first):
+            self._first = max(0, (node.window() if newest is None else newest) - RECENT_WINDOWS)
+            self._observer = Observer(node, self._first)
+        if is_known:
+            self._observer.last_window = newest
+        return self._observer
 
-    async def _read_rollouts(self, state: NetworkState) -> None:
-        """Read rollouts of the newest window with a summary, miners with rejected groups first."""
-        window = state.windows[-1].window if state.windows else -1
-        if window <= self._read_window:
+    async def _read_rollouts(self) -> None:
+        """Read rollouts of the newest window with a summary, miners with rejected groups first.
+
+        They are read again when another validator has revealed its verdicts, and while some could not be read.
+        """
+        if self._state is None or not self._state.windows:
+            return
+        state, window = self._state, self._state.windows[-1].window
+        revealed = frozenset(row.key for row in state.validators if any(item.window == window for item in row.recent))
+        if (window, revealed) == self._read_window:
             return
         if self._policy is None:
             self._policy = await fetch_model(self._node, self._directory)
         in_window = {key: item for key, cells in state.recent.items() for item in cells if item.window == window}
-        rollouts: list[PublishedRollout] = []
-        for key in sorted(in_window, key=lambda key: -in_window[key].rejected):
-            read = await read_rollouts(self._node, self._policy.tokenizer, window, [bytes.fromhex(key)])
-            rollouts += read.rollouts
-            size = sum(len(rollout.prompt) + 2 * len(rollout.completion) for rollout in rollouts)
-            if len(rollouts) >= _MOST_ROLLOUTS or size > _MOST_CHARACTERS:
-                break
-        self._rollouts = tuple(rollouts[:_MOST_ROLLOUTS])
-        self._read_window = window
+        miners = [bytes.fromhex(key) for key in sorted(in_window, key=lambda key: -in_window[key].rejected)]
+        read = await read_rollouts(self._node, self._policy.tokenizer, window, miners, _LIMITS)
+        if not read.unread:
+            self._read_window = window, revealed
+        if read.rollouts or not read.unread:
+            self._rollouts = read.rollouts[: int(_LIMITS.rollouts)]

@@ -3,7 +3,8 @@
 const byId = (id) => document.getElementById(id);
 const form = byId("filter");
 let ahead = 0; // seconds by which the server's clock is ahead of this one
-let rollouts = 0;
+let rollouts = Number(form.dataset.rollouts); // the number of what the list shows
+let requests = 0;
 
 function words(seconds) {
   const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
@@ -33,8 +34,10 @@ function replace(id, html) {
 
 async function list() {
   const query = new URLSearchParams(new FormData(form));
+  const request = ++requests;
   const answer = await fetch(`rollouts?${query}`);
-  if (answer.ok) replace("rollouts", await answer.text());
+  const html = await answer.text();
+  if (answer.ok && request === requests) replace("rollouts", html); // no answer to an older request
   return query;
 }
 
@@ -42,15 +45,18 @@ form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", async () => history.replaceState(null, "", `?${await list()}`));
 
 const events = new EventSource(`events?since=${form.dataset.revision}`);
-events.onerror = () => (byId("link").hidden = false);
+const missed = () => (byId("link").hidden = events.readyState === EventSource.OPEN);
+events.onerror = () => setTimeout(missed, 5000); // a stream that has ended is soon followed by another
 events.onmessage = (event) => {
   const news = JSON.parse(event.data);
   byId("link").hidden = true;
   ahead = news.now - Date.now() / 1000;
   for (const [id, html] of Object.entries(news.sections)) replace(id, html);
   const reading = byId("rollouts").querySelector("details[open]"); // is not taken away from whoever reads it
-  if (rollouts && news.rollouts !== rollouts && !reading) list();
-  if (!rollouts || !reading) rollouts = news.rollouts;
+  if (news.rollouts !== rollouts && !reading) {
+    rollouts = news.rollouts;
+    list();
+  }
   tick();
 };
 setInterval(tick, 1000);

@@ -21,6 +21,7 @@ SECTIONS: Final = (
     *("head", "tiles", "plots", "alarms", "windows", "strata", "miners", "validators", "sites", "chain"),
 )
 _SHOWN_ROLLOUTS: Final = 20
+_SHOWN_MINERS: Final = 200
 _SHOWN_ROWS: Final = 12  # windows and versions in tables; the plots show all
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _ORDERS: Final = {"newest": "as delivered", "best": "best first", "worst": "worst first"}
@@ -70,11 +71,13 @@ class Choice:
         return not self.judgement or self.judgement in (*rollout.reasons, *(["rejected"] if rollout.reasons else []))
 
 
-def dashboard(run_name: str, sections: dict[str, str], rollout_list: str, choice: Choice, revision: int) -> str:
+def dashboard(
+    run_name: str, sections: dict[str, str], rollout_list: str, choice: Choice, revision: int, rollout_revision: int
+) -> str:
     """Return the whole page."""
     content = Template(asset("dashboard.html")).substitute(
         heading=text(run_title(run_name)),
-        filter=_filter(choice, revision),
+        filter=_filter(choice, revision, rollout_revision),
         rollouts=rollout_list,
         **{name: sections.get(name, "") for name in SECTIONS},
     )
@@ -93,7 +96,7 @@ def sections_of(state: NetworkState) -> dict[str, str]:
         "alarms": _alarms(state),
         "windows": _windows(state),
         "strata": _strata(state),
-        "miners": element("div", miners(figures, state.recent), class_="tall"),
+        "miners": _miners(figures, state),
         "validators": _validators(state),
         "sites": join([sites(figures), rounds(figures)]) if state.sites else Markup(""),
         "chain": _chain(state),
@@ -207,6 +210,17 @@ def _strata(state: NetworkState) -> Markup:
     return table((("problems of", ""), *((name, "n") for name in names)), rows, "")
 
 
+def _miners(figures: RunFigures, state: NetworkState) -> Markup:
+    """Return the table of those miners that earn most, by name."""
+    shown = sorted(figures.groups, key=lambda miner: (-miner.score, -miner.accepted))[:_SHOWN_MINERS]
+    rows = tuple(sorted(shown, key=lambda miner: miner.name))
+    count = f"{len(rows)} of {len(figures.groups):,} miners: those that earn most."
+    lines = [element("p", count, class_="aside")] if len(rows) < len(figures.groups) else []
+    return join(
+        [*lines, element("div", miners(figures.model_copy(update={"groups": rows}), state.recent), class_="tall")]
+    )
+
+
 def _validators(state: NetworkState) -> Markup:
     heads = ("windows", "newest windows", "accepted", "rejected", "tokens/s")
     rows = [
@@ -252,7 +266,7 @@ def _chain(state: NetworkState) -> Markup:
     return join([facts, table(tuple((name, "n") for name in names), rows, "")])
 
 
-def _filter(choice: Choice, revision: int) -> Markup:
+def _filter(choice: Choice, revision: int, rollout_revision: int) -> Markup:
     def options(name: str, words: dict[str, str], chosen: str) -> Markup:
         items = [
             element("option", label, value=value, selected="" if value == chosen else None)
@@ -269,6 +283,7 @@ def _filter(choice: Choice, revision: int) -> Markup:
         element("noscript", element("button", "Show")),
         id="filter",
         data_revision=str(revision),
+        data_rollouts=str(rollout_revision),
     )
 
 

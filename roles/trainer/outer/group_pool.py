@@ -17,9 +17,11 @@ class GroupPool:
 
     Args:
         max_staleness: versions behind the newest one; older groups leave.
+        dynamic_filtering: whether groups whose rewards do not differ are left out.
     """
 
-    def __init__(self, run_id: bytes, max_staleness: int) -> None:
+    def __init__(self, run_id: bytes, max_staleness: int, *, dynamic_filtering: bool = True) -> None:
+        self._dynamic_filtering = dynamic_filtering
         self._run_id = run_id
         self._max_staleness = max_staleness
         self._groups: dict[bytes, VerifiedGroup] = {}
@@ -36,7 +38,7 @@ class GroupPool:
             batch = VerifiedBatch.from_bytes(await state.get(path, VerifiedBatch.max_bytes))
             self._digests_by_path[path] = {group.digest for group in batch.groups}
             for group in batch.groups:
-                if group.informative and group.digest not in self._used:
+                if (group.informative or not self._dynamic_filtering) and group.digest not in self._used:
                     self._groups.setdefault(group.digest, group)
         for digest in [d for d, group in self._groups.items() if version - group.version > self._max_staleness]:
             del self._groups[digest]

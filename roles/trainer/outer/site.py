@@ -53,7 +53,7 @@ class Site:
     def __init__(self, node: Node, learner: LocalLearner, settings: SiteSettings) -> None:
         self._node = node
         self._settings = settings
-        self._pool = GroupPool(node.run_id, settings.max_staleness)
+        self._pool = GroupPool(node.run_id, settings.max_staleness, dynamic_filtering=settings.dynamic_filtering)
         self._steps = LocalSteps(node, learner, self._pool, settings)
         self._end: Weights | None = None  # of this round's local steps, if more are taken while the round closes
         initial = learner.state()

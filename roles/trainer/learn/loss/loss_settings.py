@@ -119,6 +119,8 @@ class LossSettings(Settings):
             raise ValueError(f"truncation must be above 1 + clip_high = {high:g}: the clip comes first")
         if not self.correction_bounds[0] < self.correction_bounds[1]:
             raise ValueError("correction_low must be below correction_high")
+        if self.correction != "none" and spec.surrogate == "sequence-ratio":
+            raise ValueError(f"{self.loss} has one ratio for a completion, and correction one for each token: set none")
         if self.loss == "distillation" and self.reference is None:
             raise ValueError("distillation needs a reference: the checkpoint of the teacher")
         return self
@@ -131,6 +133,11 @@ class LossSettings(Settings):
     @property
     def advantage_name(self) -> AdvantageName:
         return self.spec.advantage if self.advantage == "of-loss" else self.advantage
+
+    @property
+    def needs_contrast(self) -> bool:
+        """Whether groups whose rewards are equal teach nothing."""
+        return self.advantage_name != "reward" and self.spec.surrogate != "teacher"
 
     @property
     def aggregation_name(self) -> AggregationName:
