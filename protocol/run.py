@@ -217,13 +217,14 @@ class RunManifest(Record):
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
         built_in = environments.names + environments.data_names
-        known = [spec for spec in self.tasks if spec.is_plugin or spec.name in built_in]
-        readers = sum(not spec.is_plugin and environments.requirements(spec.name).data for spec in known)
+        # Those that this program does not know are refused where their code is looked for.
+        members = [spec for spec in self.tasks if spec.is_plugin or spec.name in built_in]
+        readers = sum(not spec.is_plugin and environments.requirements(spec.name).data for spec in members)
         if readers > 1:
             raise ValueError("several environments that read a data file, of which a run has one")
-        if readers != (self.data is not None) and (readers or len(known) == len(self.tasks)):
+        if readers != (self.data is not None) and (readers or len(members) == len(self.tasks)):
             raise ValueError("a data file that the environment does not read, or no data file for one that does")
-        if not all(map(self._plays_by_rule, known)):
+        if not all(map(self._plays_by_rule, members)):
             raise ValueError("an episode that the environment does not play, or none for one that plays episodes")
         if self.episode is not None and any(spec.rubric for spec in self.tasks):
             raise ValueError("a rubric of episodes, which it does not cover")

@@ -11,9 +11,9 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 def free_memory() -> int:
     """Return the bytes of memory that new programs can have."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found is not None, "Linux has said it since 3.14"
-    return min(int(found[1]) << 10, *_cgroup_rooms(), 1 << 62)
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert available is not None  # Linux 3.14 and later
+    return min(int(available[1]) << 10, *_cgroup_rooms(), 1 << 62)
 
 
 def _cgroup_rooms() -> Iterator[int]:

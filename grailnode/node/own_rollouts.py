@@ -89,7 +89,7 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
         raise SkippedError("vLLM, adapters and quantized weights are not tried here; `grailnode calibrate` does that")
     own = Variant(dtype=engine.dtype, device=engine.device, threads=engine.threads)
     name = arithmetic_of(engine.kind, engine.dtype)
-    found = []
+    pairs = []
     for row in run.proof.table:
         ours, theirs = (row.validator, row.miner) if checks else (row.miner, row.validator)
         if ours != name or row.miner not in run.proof.miners or not theirs.startswith("torch-"):
@@ -97,10 +97,10 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
         dtype: DType = "float32" if theirs.endswith("float32") else "bfloat16"
         other = Variant(dtype=dtype, threads=engine.threads)
         sides = (replace(other, batch_tokens=ALONE), own) if checks else (own, replace(other, batch_tokens=ALONE))
-        found.append((Pair(f"{row.miner} checked in {row.validator}", *sides), row))
-    if not found:
+        pairs.append((Pair(f"{row.miner} checked in {row.validator}", *sides), row))
+    if not pairs:
         raise SkippedError(f"nobody else in this run computes with torch; `{calibration_command(name, name)}` measures")
-    return found
+    return pairs
 
 
 def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:

@@ -178,8 +178,8 @@ def _agreement_factor(rounds: Sequence[SentRound], worker: bytes, settled: int) 
     """
     if worker not in rounds[-1].disagreeing:
         return 1.0
-    disagreed = [worker in sent.disagreeing for sent in rounds if worker in sent.workers][-settled:]
-    return 0.0 if len(disagreed) == settled and all(disagreed) else DISTRUST
+    disagreements = [worker in sent.disagreeing for sent in rounds if worker in sent.workers][-settled:]
+    return 0.0 if len(disagreements) == settled and all(disagreements) else DISTRUST
 
 
 def _drift_factors(
@@ -189,17 +189,18 @@ def _drift_factors(
 
     Args:
         rounds: up to this one; workers: of the contributions of this round.
-        active: places that are not refused; compared: places that are compared, of which fewer than half are scaled.
+        active: places of those that agree with the others.
+        compared: places that are compared, of which fewer than half are scaled.
         steps: local steps of a round.
     """
     factors, rest = [1.0] * len(workers), [place for place in compared if place in active]
     while 2 * (len(compared) - len(rest) + 1) < len(compared):
         excluded = {workers[place] for place in compared if place not in rest}
-        found = {place: drift_factor(rounds, workers[place], steps, excluded) for place in rest}
-        worst = min(rest, key=lambda place: found[place])
-        if found[worst] == 1:
+        drifts = {place: drift_factor(rounds, workers[place], steps, excluded) for place in rest}
+        worst = min(rest, key=lambda place: drifts[place])
+        if drifts[worst] == 1:
             break
-        factors[worst] = found[worst]
+        factors[worst] = drifts[worst]
         rest.remove(worst)
     return factors
 

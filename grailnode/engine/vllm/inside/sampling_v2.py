@@ -63,8 +63,8 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         whole = lengths >= self._prefill_lengths.np[in_batch]
         batch = in_batch.tobytes(), whole.tobytes()
         if batch != self._batch:
-            found = enumerate(map(slots.get, in_batch.tolist()))
-            drawn = [(row, ours) for row, ours in found if ours is not None and ours.check is None and whole[row]]
+            requests = enumerate(map(slots.get, in_batch.tolist()))
+            drawn = [(row, ours) for row, ours in requests if ours is not None and ours.check is None and whole[row]]
             self._drawn, self._batch = DrawnRows(drawn, logits.device), batch
             self._rows = np.array([row for row, _ in drawn], np.int64)
         # V2 has no list of generated tokens: the position follows from the lengths of sequence and prompt.
