@@ -1,35 +1,10 @@
 """The addition environment: the prompt '57+68=' must be continued by '125' (docs/spec/environments.md)."""
 
 import functools
-from typing import Final
 
 from protocol.environments.base import Problem
 from protocol.environments.final_number import ends_with_number
 from protocol.environments.seeded_rng import SeededRng, is_held_out
-
-_LOW: Final = 10
-_HIGH: Final = 99
-
-
-def _is_held_out_pair(a: int, b: int) -> bool:
-    """Return whether a + b is a held-out problem. The order of the operands does not matter, because a training problem
-    b + a would reveal the answer.
-    """
-    return is_held_out(f"addition {min(a, b)} {max(a, b)}")
-
-
-def _problem(a: int, b: int) -> Problem:
-    return Problem(prompt=f"{a}+{b}=", reference=str(a + b))
-
-
-@functools.cache
-def _test_set() -> tuple[Problem, ...]:
-    """Return all held-out problems, in a pseudorandom order that is the same on every machine."""
-    numbers = range(_LOW, _HIGH + 1)
-    problems = [_problem(a, b) for a in numbers for b in numbers if _is_held_out_pair(a, b)]
-    rng = SeededRng("addition held-out order", b"")
-    keys = [rng.below(1 << 63) for _ in problems]
-    return tuple(problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda pair: pair[0]))
 
 
 class Addition:
@@ -37,21 +12,41 @@ class Addition:
 
     name = "addition"
     exact = True
+    form = "{}+{}="
+    low, high = 10, 99
 
     def problem(self, seed: bytes) -> Problem:
-        # Operands are drawn uniformly from 10..99 until they are no held-out pair.
-        rng = SeededRng("addition", seed)
+        # Operands are drawn uniformly until they are no held-out pair.
+        rng = SeededRng(self.name, seed)
         while True:
-            a, b = rng.between(_LOW, _HIGH), rng.between(_LOW, _HIGH)
-            if not _is_held_out_pair(a, b):
-                return _problem(a, b)
+            a, b = rng.between(self.low, self.high), rng.between(self.low, self.high)
+            if not self._is_held_out_pair(a, b):
+                return self._problem(a, b)
 
     def held_out_problem(self, index: int) -> Problem:
-        return _test_set()[index % self.held_out_size]  # there are about 800
+        return self._test_set[index % self.held_out_size]
 
     @property
     def held_out_size(self) -> int:
-        return len(_test_set())
+        return len(self._test_set)
+
+    @functools.cached_property
+    def _test_set(self) -> tuple[Problem, ...]:
+        """All held-out problems, in a pseudorandom order that is the same on every machine."""
+        numbers = range(self.low, self.high + 1)
+        problems = [self._problem(a, b) for a in numbers for b in numbers if self._is_held_out_pair(a, b)]
+        rng = SeededRng(f"{self.name} held-out order", b"")
+        keys = [rng.below(1 << 63) for _ in problems]
+        return tuple(problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda pair: pair[0]))
+
+    def _is_held_out_pair(self, a: int, b: int) -> bool:
+        """Return whether a + b is a held-out problem. The order of the operands does not matter, because a training
+        problem b + a would reveal the answer.
+        """
+        return is_held_out(f"{self.name} {min(a, b)} {max(a, b)}")
+
+    def _problem(self, a: int, b: int) -> Problem:
+        return Problem(prompt=self.form.format(a, b), reference=str(a + b))
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0 if ends_with_number(completion, problem.reference) else 0.0
