@@ -225,7 +225,9 @@ async def experts(machine: Machine, python: Path) -> list[Claim]:
             config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]  # type: ignore[attr-defined]
             config.save_pretrained(place)
             model, dtype = TransformersModel(place), machine.arguments().dtypes[0]
-            settings = VllmSettings(python=python, device=machine.device, dtype=dtype, memory_share=machine.memory_share, flags=flags)
+            settings = VllmSettings(
+                python=python, device=machine.device, dtype=dtype, memory_share=machine.memory_share, flags=flags
+            )
             engine = VllmEngine(
                 model, ChildServer(settings, place, place / "server"), place / "engine", dtype=getattr(torch, dtype)
             )

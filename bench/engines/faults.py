@@ -37,7 +37,9 @@ _SHARE = 0.01
 class Trial:
     """One engine with its expected rollouts, and the events that it reported."""
 
-    def __init__(self, python: Path, place: Path, rollouts: int, hang: float, device: str = "cpu", share: float = 0.4) -> None:
+    def __init__(
+        self, python: Path, place: Path, rollouts: int, hang: float, device: str = "cpu", share: float = 0.4
+    ) -> None:
         policy = Policy.load(PACKAGED_POLICY)
         self.model = build(policy)
         self.params = SamplingParams(1.0, 24, policy.stops)

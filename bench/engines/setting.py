@@ -105,7 +105,7 @@ def weights_of(model: CausalModel, device: str) -> dict[str, torch.Tensor]:
     """Return random BF16 weights, drawn on the device, because a CPU takes a minute for 7B."""
     generator = torch.Generator(device).manual_seed(0)
     return {
-        name: (torch.randn(shape, generator=generator, device=device) * 0.3 + (len(shape) == 1)).to(torch.bfloat16).cpu()
+        name: (torch.randn(shape, generator=generator, device=device) * 0.3 + (len(shape) == 1)).bfloat16().cpu()
         for name, shape in model.shapes.items()
     }
 
