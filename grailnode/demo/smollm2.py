@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import platformdirs
 
@@ -69,7 +69,7 @@ def _convert(source: Path, directory: Path, report: Callable[[str], None]) -> No
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     files = {"gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **files)
+    model: Any = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **files)
     report(f"writing {model.num_parameters():,} parameters in BF16 ...")
     del model.config.quantization_config  # of the file that was read; what is written is not quantized
     model.hf_quantizer = None

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,10 +45,10 @@ def test_the_checkpoint_is_a_policy_that_computes_and_answers_as_transformers_do
     assert sum(tensor.numel() for tensor in weights.values()) == 134_515_008
     check_model(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy.directory)
-    theirs = AutoModelForCausalLM.from_pretrained(policy.directory, dtype=torch.float32).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(policy.directory, dtype=torch.float32).eval()
     prompt = encode_prompt(policy.tokenizer, ChatTemplate.read(policy.directory).chat("", [QUESTION]), QUESTION)
     message = [{"role": "user", "content": QUESTION}]
-    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids: Any = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert prompt == tuple(ids["input_ids"][0].tolist())
     with torch.inference_mode():
         wide = {name: tensor.float() for name, tensor in weights.items()}
