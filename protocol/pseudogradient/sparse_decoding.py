@@ -279,11 +279,9 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
         counts[group] = cursor.varint(base.size)
     if int(counts.sum()) != count:
         raise ContributionError(f"{int(counts.sum())} entries in the classes of {count}", _WHERE)
-    # Sections are no longer than the elements, which an encoder never exceeds.
-    longest = 4 * base.size + 512
-    words, raw = cursor.varint(longest), cursor.varint(longest)
+    lengths = read_lengths(cursor, base.size)
     unranked = cursor.varint(count) if coding.exact else 0
-    changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
+    changes = decode_entries(cursor, model, counts, lengths, base.size)
     bits = cursor.take((UNRANKED_BITS * unranked + 7) // 8)
     # The bits that fill up the last byte are zeros: a payload has one form.
     if len(bits) and bits[-1] >> ((UNRANKED_BITS * unranked - 1) % 8 + 1):
@@ -294,9 +292,17 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
     return count
 
 
-def _decode_changes(
+def read_lengths(cursor: Cursor, elements: int) -> tuple[int, int]:
+    """Read the number of words and the bytes of raw bits of so many elements."""
+    # Sections are no longer than the elements, which an encoder never exceeds.
+    longest = 4 * elements + 512
+    return cursor.varint(longest), cursor.varint(longest)
+
+
+def decode_entries(
     cursor: Cursor, model: Model, counts: NDArray[np.int64], lengths: tuple[int, int], elements: int
 ) -> NDArray[np.uint64]:
+    """Decode the entries of some elements, of which each group has so many; see `get_changes`."""
     sections = cursor.take(2 * lengths[0]), cursor.take(lengths[1])
     # Zeros follow both sections, as the kernel reads ahead of its checks; each group ends with an entry that is NEVER.
     words, raw = np.zeros(lengths[0] + 8, np.uint16), np.zeros(lengths[1] // 4 + 5, "<u4")
