@@ -5,7 +5,7 @@ of the base if it is given, each frame as it is decoded, the digest of each chan
 The digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from protocol.patch.container import (
     header_bytes,
     read_header,
     split_frames,
+    unit_row,
+    units_of,
 )
 from protocol.patch.fields import BoundedBuffer
 from protocol.patch.frames import decode_frame
@@ -113,6 +115,43 @@ def apply_frame(
     return new, digest
 
 
+def apply_unit(
+    old: Weights,
+    rows: Sequence[TensorRow],
+    frame: memoryview,
+    places: Weights | None = None,
+    changes: dict[str, list[Changes]] | None = None,
+) -> dict[str, tuple[torch.Tensor, bytes]]:
+    """Decode the changed tensors of a frame; return each new tensor with its BLAKE3, by name.
+
+    Args:
+        old: the tensors, by name; rows: of them, the last one that of the frame.
+        places: where to write the new ones, which may be `old` itself; None for new memory.
+        changes: gets the changed elements of each tensor.
+    """
+    if changes is not None:
+        changes |= {row.name: [] for row in rows}
+    new = {row.name: empty_like(old[row.name]) if places is None else places[row.name] for row in rows}
+    if len(rows) == 1:
+        name = rows[0].name
+        return {name: apply_frame(old[name], rows[0], frame, new[name], None if changes is None else changes[name])}
+    # Joined tensors are small, so they are copied: side by side they are the tensor that was encoded.
+    before = np.concatenate([bits_of(old[row.name]) for row in rows])
+    after, begin, result = np.empty_like(before), 0, {}
+    for _ in decode_frame(unit_row(rows), frame, before, after):
+        pass
+    for row in rows:
+        own = slice(begin, begin + row.elements)
+        begin += row.elements
+        if changes is not None:
+            indices = np.flatnonzero(before[own] != after[own])
+            changes[row.name].append((indices, after[own][indices]))
+        bits_of(new[row.name])[:] = after[own]
+        result[row.name] = new[row.name], blake3(after[own].data.cast("B")).digest()
+    check_tensor(rows[-1], result[rows[-1].name][1])
+    return result
+
+
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
@@ -126,15 +165,19 @@ def apply_with_digests(
     """
     header, rows = _checked_table(weights, patch, digests)
 
-    def apply_row(item: tuple[TensorRow, memoryview]) -> tuple[torch.Tensor, bytes]:
-        row, frame = item
-        old = weights[row.name]
-        if row.mode == Mode.UNCHANGED:
-            return old, digests[row.name] if digests is not None else digest_tensor(old)
-        return apply_frame(old, row, frame)
+    def apply_rows(item: tuple[tuple[TensorRow, ...], memoryview]) -> dict[str, tuple[torch.Tensor, bytes]]:
+        unit, frame = item
+        if unit[-1].mode != Mode.UNCHANGED:
+            return apply_unit(weights, unit, frame)
+        name, old = unit[-1].name, weights[unit[-1].name]
+        return {name: (old, digests[name] if digests is not None else digest_tensor(old))}
 
-    items = zip(rows, split_frames(patch, header), strict=True)
-    pairs = dict(zip((row.name for row in rows), for_each(apply_row, items, threads), strict=True))
+    units, pairs = units_of(rows), dict[str, tuple[torch.Tensor, bytes]]()
+    frames = zip(rows, split_frames(patch, header), strict=True)
+    for result_of_unit in for_each(
+        apply_rows, ((units[row.name], frame) for row, frame in frames if not row.host), threads
+    ):
+        pairs |= result_of_unit
     result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
     # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
     check_result(result.weights, result.digests, header)
@@ -172,6 +215,7 @@ class StreamingApply:
         self._head = bytearray()
         self._header: Header | None = None
         self._rows: tuple[TensorRow, ...] = ()
+        self._units: dict[str, tuple[TensorRow, ...]] = {}
         self._next = 0
         self._frame: BoundedBuffer | None = None
         self._result = AppliedPatch({}, {})
@@ -188,9 +232,9 @@ class StreamingApply:
             if self._new_tensors is not None:
                 self._places = self._new_tensors(self._weights)
             rest = memoryview(bytes(self._head))[header.frames_begin :]
-            self._header, self._rows = header, rows
+            self._header, self._rows, self._units = header, rows, units_of(rows)
             self._head.clear()
-        return for_each(self._apply, self._take(rest), self._threads)
+        return [name for names in for_each(self._apply, self._take(rest), self._threads) for name in names]
 
     def finish(self) -> AppliedPatch:
         """Return the new weights after all bytes of the patch were processed.
@@ -221,17 +265,20 @@ class StreamingApply:
             # Counted before it is decoded: if it is refused, `finish` finds a tensor missing.
             frame, self._frame = self._frame.frame(), None
             self._next += 1
-            yield row, frame
+            if not row.host:
+                yield row, frame
         if len(rest):
             raise PatchError(f"{len(rest)} bytes behind the end", "patch")
 
-    def _apply(self, item: tuple[TensorRow, memoryview]) -> str:
+    def _apply(self, item: tuple[TensorRow, memoryview]) -> list[str]:
         row, frame = item
         old, place = self._weights[row.name], self._places.get(row.name)
         if row.mode == Mode.UNCHANGED:
             new = old if place is None else copy_bits(old, place)
             digest = self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
+            results = {row.name: (new, digest)}
         else:
-            new, digest = apply_frame(old, row, frame, place)
-        self._result.weights[row.name], self._result.digests[row.name] = new, digest
-        return row.name
+            results = apply_unit(self._weights, self._units[row.name], frame, self._places or None)
+        for name, (new, digest) in results.items():
+            self._result.weights[name], self._result.digests[name] = new, digest
+        return list(results)

@@ -33,6 +33,14 @@ def _weights(seed: int, dtype: torch.dtype, update: float) -> tuple[dict[str, to
     )
 
 
+def _rows(
+    pair: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return an embedding of which one row in ten changes, alone."""
+    old, new = (weights["a.weight"].repeat(8, 1) for weights in pair)
+    return {"a.weight": old}, {"a.weight": torch.where((torch.arange(len(old)) % 10 == 0)[:, None], new, old)}
+
+
 def _plain(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {
         name: [
@@ -55,6 +63,7 @@ def golden() -> list[dict[str, Any]]:
         ("f8_e4m3 compact", _weights(5, torch.float8_e4m3fn, 1e-4), "compact"),
         ("f8_e5m2 fast", _weights(6, torch.float8_e5m2, 1e-4), "fast"),
         ("small changes", _weights(7, torch.bfloat16, 2e-7), "compact"),
+        ("touched rows", _rows(_weights(8, torch.bfloat16, 2e-6)), "compact"),
     ]
     return [
         {"name": name, "profile": profile, "old": _plain(old), "new": _plain(new),
