@@ -27,7 +27,7 @@ from protocol.patch.fields import Cursor, varint
 PROFILES: Final = ("compact", "fast")
 """What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
 
-MAGIC: Final = b"GRP1"
+MAGIC: Final = b"GRP2"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
 FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensors

@@ -52,7 +52,6 @@ class FrameFacts:
         density: share of the changed elements, of all tensors of the frame.
         bits_per_change: bits of the frame per changed element; 0.0 if nothing changed.
         classes: number of classes of the model; 0 if the frame has no classes.
-        listed: number of listed changes, which leave their class (all changes of a frame without classes).
         sections: bytes of a sparse frame's sections "words" and "raw"; 0 in other modes.
     """
 
@@ -60,7 +59,6 @@ class FrameFacts:
     density: float
     bits_per_change: float
     classes: int
-    listed: int
     sections: dict[str, int]
 
 
@@ -85,6 +83,5 @@ def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
             row.changed / max(1, elements),
             8 * row.size / row.changed if row.changed else 0.0,
             model.classes if model else 0,
-            sum(chunk.counts[0] for chunk in chunks),
             {"words": sum(2 * chunk.words for chunk in chunks), "raw": sum(chunk.raw for chunk in chunks)},
         )

@@ -39,7 +39,7 @@ _WHERE: Final = "chunked frame"
 
 def entries_of(blocks: Blocks, chosen: int) -> int:
     """Return how many entries of a tensor are sent."""
-    return count_entries(blocks.bounds(0, blocks.count), chosen)
+    return int(count_entries(blocks.bounds(0, blocks.count), chosen))
 
 
 def quantize(values: Floats) -> tuple[NDArray[np.uint8], Floats]:

@@ -169,7 +169,7 @@ class SparseEncoder:
         statistics, ordered = Statistics(), self._sorted[:count]
         sort(changes, count, np.cumsum(listing.counts) - listing.counts, ordered)
         tally(ordered, count, statistics.elements, statistics.steps)
-        statistics.elements[1:] -= listing.gaps
+        statistics.elements -= listing.gaps
         model = statistics.model(LAYOUT, first, classes)
         head = varint(count) + (b"" if self._coding.exact else bytes((reference,))) + write_model(model)
         return count, head + self._sections(ordered, listing.counts, model, listing.filled)
@@ -186,7 +186,7 @@ class SparseEncoder:
     ) -> bytes:
         """Code the entries: counts of the classes, lengths, words, raw bits, values without a rank."""
         words, raw = code_entries(changes, counts, model, self._scratch)
-        lengths = [*counts[1 : model.classes + 1].tolist(), len(words) // 2, len(raw)]
+        lengths = [*counts[: model.classes].tolist(), len(words) // 2, len(raw)]
         unranked = b""
         if self._coding.exact:
             position, pending, fill = (int(number) for number in filled)

@@ -51,9 +51,9 @@ def test_other_parsers_raise_only_protocol_errors(case):
     ("data", "error"),
     [
         (b"", MalformedError),
-        (b"GRP2" + bytes(72), MalformedError),
-        (PREAMBLE.pack(b"GRP1", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
-        (PREAMBLE.pack(b"GRP1", 9, 0, bytes(32), bytes(32)), MalformedError),
+        (b"GRP1" + bytes(72), MalformedError),
+        (PREAMBLE.pack(b"GRP2", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
+        (PREAMBLE.pack(b"GRP2", 9, 0, bytes(32), bytes(32)), MalformedError),
         (container(row(b"w", 1 << 62)), LimitError),
         (container(row(b"w", 10, changes=11)), PatchError),
         (container(row(b"w", 10, changes=0)), PatchError),
@@ -81,7 +81,7 @@ def test_invalid_tables_are_refused(data, error):
 
 def test_a_table_over_its_limit_is_not_decompressed():
     bomb = compress(bytes(limits.MAX_PATCH_HEADER_BYTES + 1))
-    data = PREAMBLE.pack(b"GRP1", 0, len(bomb), bytes(32), bytes(32)) + bomb
+    data = PREAMBLE.pack(b"GRP2", 0, len(bomb), bytes(32), bytes(32)) + bomb
     tracemalloc.start()
     with pytest.raises(LimitError):
         patch.summary(data)

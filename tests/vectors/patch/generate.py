@@ -105,7 +105,7 @@ def hostile() -> list[dict[str, str]]:
         ("cut off in the table", data[: frames - 3], "MalformedError"),
         ("cut off in a frame", data[:-5], "MalformedError"),
         ("a byte behind the end", data + b"\0", "MalformedError"),
-        ("another magic", b"GRP2" + data[4:], "MalformedError"),
+        ("the first version", b"GRP1" + data[4:], "MalformedError"),
         ("2^62 elements", shaped(bytes((0, 1)) + varint(1 << 62)), "LimitError"),
         ("another dtype", shaped(bytes((1, 2)) + varint(24) + varint(40)), "PatchError"),
         ("another shape", shaped(bytes((0, 2)) + varint(40) + varint(24)), "PatchError"),
