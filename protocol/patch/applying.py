@@ -5,8 +5,11 @@ of the base if it is given, each frame as it is decoded, the digest of each chan
 The digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -38,6 +41,8 @@ NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
 
 Changes = tuple[NDArray[np.int64], Bits]
 """The flat indices of changed elements, distinct and in any order, and their new values."""
+
+_WAITING_FRAMES: Final = 4  # a thread, of a patch that arrives faster than it is decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,8 @@ def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
 
 
 class StreamingApply:
-    """The application of a patch while it arrives. With one thread, only one frame is in memory at a time; with more,
-    those that the bytes fed together complete.
+    """The application of a patch while it arrives. With one thread, only one frame is in memory at a time. More threads
+    go on decoding while the next bytes arrive, of up to `_WAITING_FRAMES` frames a thread.
 
     Args:
         digests, threads: see `apply_with_digests`.
@@ -219,9 +224,14 @@ class StreamingApply:
         self._next = 0
         self._frame: BoundedBuffer | None = None
         self._result = AppliedPatch({}, {})
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._pending: deque[Future[None]] = deque()
 
     def feed(self, data: bytes) -> list[str]:
-        """Process the next bytes of the patch (hostile), and return the names of the tensors that they complete."""
+        """Process the next bytes of the patch (hostile), and return the names of the tensors whose frames they end.
+
+        With threads, a frame may be refused by a later call, or by `finish`.
+        """
         # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
         rest = memoryview(data)
         if self._header is None:
@@ -234,7 +244,16 @@ class StreamingApply:
             rest = memoryview(bytes(self._head))[header.frames_begin :]
             self._header, self._rows, self._units = header, rows, units_of(rows)
             self._head.clear()
-        return [name for names in for_each(self._apply, self._take(rest), self._threads) for name in names]
+        names = []
+        for unit, frame in self._take(rest):
+            names += [row.name for row in unit]
+            if self._pool is None:
+                self._apply(unit, frame)
+                continue
+            self._pending.append(self._pool.submit(self._apply, unit, frame))
+            while len(self._pending) > _WAITING_FRAMES * self._threads:
+                self._pending.popleft().result()
+        return names
 
     def finish(self) -> AppliedPatch:
         """Return the new weights after all bytes of the patch were processed.
@@ -242,6 +261,8 @@ class StreamingApply:
         Raises:
             PatchError: the patch is cut off, or does not give the weights that it promises.
         """
+        while self._pending:
+            self._pending.popleft().result()
         result = self._result
         if self._header is None or len(result.weights) < len(self._rows):
             raise PatchError("cut off", "patch")
@@ -251,8 +272,8 @@ class StreamingApply:
             {name: result.digests[name] for name in self._weights},
         )
 
-    def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
-        """Yield the frames that more bytes complete, with their rows."""
+    def _take(self, rest: memoryview) -> Iterator[tuple[tuple[TensorRow, ...], memoryview]]:
+        """Yield the frames that more bytes complete, with the rows of their tensors."""
         while self._next < len(self._rows):
             # A frame may come in many pieces, and one piece may have the ends of many frames.
             row = self._rows[self._next]
@@ -266,19 +287,18 @@ class StreamingApply:
             frame, self._frame = self._frame.frame(), None
             self._next += 1
             if not row.host:
-                yield row, frame
+                yield self._units[row.name], frame
         if len(rest):
             raise PatchError(f"{len(rest)} bytes behind the end", "patch")
 
-    def _apply(self, item: tuple[TensorRow, memoryview]) -> list[str]:
-        row, frame = item
-        old, place = self._weights[row.name], self._places.get(row.name)
-        if row.mode == Mode.UNCHANGED:
+    def _apply(self, rows: tuple[TensorRow, ...], frame: memoryview) -> None:
+        name = rows[-1].name
+        old, place = self._weights[name], self._places.get(name)
+        if rows[-1].mode == Mode.UNCHANGED:
             new = old if place is None else copy_bits(old, place)
-            digest = self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
-            results = {row.name: (new, digest)}
+            digest = self._base_digests[name] if self._base_digests is not None else digest_tensor(old)
+            results = {name: (new, digest)}
         else:
-            results = apply_unit(self._weights, self._units[row.name], frame, self._places or None)
+            results = apply_unit(self._weights, rows, frame, self._places or None)
         for name, (new, digest) in results.items():
             self._result.weights[name], self._result.digests[name] = new, digest
-        return list(results)
