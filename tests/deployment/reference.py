@@ -50,7 +50,7 @@ _METRICS_INTRODUCTION: Final = f"""\
 {_GENERATED}
 
 With `node.metrics_port`, each process serves these on 127.0.0.1, with the label `node` and the usual `process_*`.
-[docker/monitoring](../../docker/monitoring) has alert rules and a dashboard of Grafana that use them.
+`docker/monitoring` has alert rules and a dashboard of Grafana that use them.
 
 | metric | type | other labels | what it is |
 |---|---|---|---|
