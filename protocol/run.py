@@ -123,6 +123,10 @@ class EpisodeSpec(Record):
     reply_tokens: Annotated[int, Field(ge=1, le=limits.MAX_REPLY_TOKENS)]
     tokens: Annotated[int, Field(ge=1, le=limits.MAX_EPISODE_TOKENS)]
 
+    def rule(self, sampling: SamplingSpec) -> EpisodeRule:
+        """Return the rule of turns that are sampled so."""
+        return EpisodeRule(**self.model_dump(), max_tokens=sampling.max_tokens, stops=sampling.stops)
+
 
 class EvaluationSpec(Record):
     """How validators evaluate the policy on held-out problems.
@@ -276,7 +280,7 @@ class RunManifest(Record):
         """The rule of turns; None for a run without episodes."""
         if self.episode is None:
             return None
-        return EpisodeRule(**self.episode.model_dump(), max_tokens=self.sampling.max_tokens, stops=self.sampling.stops)
+        return self.episode.rule(self.sampling)
 
     @property
     def group_items(self) -> int:

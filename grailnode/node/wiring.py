@@ -16,6 +16,7 @@ from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Environment, Sandbox
 from protocol.environments.mixture import mixed
+from protocol.environments.record import MixtureSpec
 from protocol.errors import MalformedError, ProtocolError
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
@@ -62,14 +63,24 @@ def make_task(
     Args:
         plugins: the run's environments that are no built-in ones, by name.
     """
-    try:
-        members = [_member(spec.name, data, sandbox, plugins) for spec in node.run.tasks]
-    except ProtocolError as error:
-        raise MalformedError(str(error), "the run's data file") from error
-    shares = [member.ppm for member in node.run.environment]
-    environment = mixed(list(zip(shares, members, strict=True)))
+    environment = make_environment(node.run.environment, data, sandbox, plugins)
     concurrency = min(_MAX_CONCURRENT_PROGRAMS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
     return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, concurrency)
+
+
+def make_environment(
+    mixture: MixtureSpec, data: bytes | None, sandbox: Sandbox | None, plugins: Mapping[str, Environment]
+) -> Environment:
+    """Return the environment of a task.
+
+    Args:
+        plugins: the environments that are opened already, by name.
+    """
+    try:
+        members = [(share.ppm, _member(share.environment.name, data, sandbox, plugins)) for share in mixture]
+    except ProtocolError as error:
+        raise MalformedError(str(error), "the run's data file") from error
+    return mixed(members)
 
 
 def _member(name: str, data: bytes | None, sandbox: Sandbox | None, plugins: Mapping[str, Environment]) -> Environment:
