@@ -45,7 +45,7 @@ def test_the_checkpoint_is_a_policy_that_computes_and_answers_as_transformers_do
     assert sum(tensor.numel() for tensor in weights.values()) == 134_515_008
     check_model(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy.directory)
-    theirs: Any = AutoModelForCausalLM.from_pretrained(policy.directory, dtype=torch.float32).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(policy.directory, dtype=torch.float32)
     prompt = encode_prompt(policy.tokenizer, ChatTemplate.read(policy.directory).chat("", [QUESTION]), QUESTION)
     message = [{"role": "user", "content": QUESTION}]
     ids: Any = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=True)
