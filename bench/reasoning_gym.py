@@ -2,8 +2,8 @@
 
 Without a task it checks all that the plug-in of examples/reasoning_gym does not refuse. For each it prints the seconds
 of its slowest reward, the most that an answer without merit earned, and what part of the contract failed. It exits with
-1 if one did. It needs bubblewrap and `pip install . ./examples/reasoning_gym`; on two idle cores a task takes from 10
-seconds to some minutes.
+1 if one did. It needs `pip install '.[code]' ./examples/reasoning_gym`; on two idle cores a task takes from 10 seconds
+to some minutes.
 """
 
 import argparse
