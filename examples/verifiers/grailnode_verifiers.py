@@ -229,12 +229,10 @@ def _rewards(task: Task) -> list[Any]:
     return [function for name in sorted(names) if getattr(function := getattr(task, name), "reward", None) is True]
 
 
-def _result(value: Any) -> Any:
-    """Return the result of a reward, which may be a coroutine that waits for nothing."""
-    if not inspect.iscoroutine(value):
-        return value
+def _result(reward: Any) -> Any:
+    """Return the result of a coroutine that waits for nothing."""
     try:
-        value.send(None)
+        reward.send(None)
     except StopIteration as end:
         return end.value
     raise RefusedError("a reward waits for something outside its process: the taskset needs a network or a container")

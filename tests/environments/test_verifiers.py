@@ -33,7 +33,7 @@ class Reverse(vf.Task[Data, vf.State]):
         return float(trace.last_reply == task.answer)
 
     @vf.reward(weight=0.25)
-    def shape(self, trace: vf.Trace) -> dict[str, float]:
+    async def shape(self, trace: vf.Trace) -> dict[str, float]:
         return {"length": float(len(trace.assistant_messages[-1].content) == len(self.data.answer)), "turns": 0.0}
 
     @vf.metric
