@@ -21,7 +21,7 @@ MOST_CALLS = 5_000_000  # calls and returns of functions while an answer is scor
 MOST_CHARACTERS = 50_000  # of an answer
 DATASET_SIZE = 1000  # kinds of problems, where a dataset chooses them when it is opened
 TRIES = 1000  # problems that are made until one is on the side that is asked for: of training, or held out
-HELD_OUT = 64  # of 256 problems, by the first byte of the SHA-256 of their text
+HELD_OUT = 128  # of 256 problems, by the first byte of the SHA-256 of their text
 
 REFUSED = {
     "composite": 'name its tasks instead: {"tasks": {"countdown": {}, "gcd": {}}}',
@@ -108,6 +108,9 @@ class ReasoningGym:
         self._datasets = {
             task: create(task, **{**tasks[task], "seed": 0, "size": DATASET_SIZE}) for task in sorted(tasks)
         }
+
+        for task in self._datasets:  # what is imported and cached at the first score stays shared with all forks
+            self.reward({"reference": [task, 0]}, str(self._entry(task, 0)["answer"]))
 
     def problem(self, seed: bytes) -> dict[str, Any]:
         return self._draw(b"training" + seed, False)
