@@ -57,10 +57,10 @@ class Observations:
     slowest: float
 
 
-def observe(environment: Environment) -> Observations:
+def observe(environment: Environment, count: int = PROBLEMS) -> Observations:
     """Draw problems of an environment, and judge hostile answers."""
-    training = [environment.problem(_seed(number)) for number in range(PROBLEMS)]
-    count = min(PROBLEMS, environment.held_out_size or PROBLEMS)
+    training = [environment.problem(_seed(number)) for number in range(count)]
+    count = min(count, environment.held_out_size or count)
     held_out = [environment.held_out_problem(index) for index in range(count)]
     rewards: list[list[float | str]] = []
     slowest = 0.0
@@ -127,7 +127,10 @@ def open_built_in(name: str, data: Path | None) -> Environment:
 def failures(first: Observations, second: Observations) -> Iterator[tuple[str, str]]:
     """Return each part of the contract, with what is wrong; empty if nothing is."""
     count = len(first.held_out)
-    yield f"problems of {PROBLEMS} seeds are equal in two processes", _difference(first.training, second.training)
+    yield (
+        f"problems of {len(first.training)} seeds are equal in two processes",
+        _difference(first.training, second.training),
+    )
     yield f"{count} held-out problems are equal in two processes", _difference(first.held_out, second.held_out)
     prompts = [{json.loads(text)[0] for text in texts} for texts in (first.training, first.held_out)]
     common = sorted(prompts[0] & prompts[1])

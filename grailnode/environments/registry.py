@@ -41,6 +41,9 @@ from protocol.environments.rubric import Rubric
 from protocol.errors import ProtocolError
 
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
+READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON}"}
+"""Built-in environments by the data sets whose form they read."""
+
 _PACKAGE: Final = "protocol.environments"
 _shares: Final = re.compile(r"[^=,]+=[1-9][0-9]{0,6}(,[^=,]+=[1-9][0-9]{0,6})*")
 
@@ -66,6 +69,11 @@ def is_built_in(name: str) -> bool:
     return name in environments.names + environments.data_names
 
 
+def reader_of(data_set: str) -> str:
+    """Return the line that says which built-in environment reads the form of a data set."""
+    return f"problems in this form are read by --environment {READERS[data_set]} --data FILE"
+
+
 def requirements(name: str) -> Requirements:
     """Return what an environment requires.
 
@@ -75,6 +83,8 @@ def requirements(name: str) -> Requirements:
     if is_built_in(name):
         return environments.requirements(name)
     if name not in _points():
+        if name in READERS:
+            raise PluginError(f"environment {name!r}: {reader_of(name)}")
         raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
     return Requirements(python=OWN_PYTHON)
 
