@@ -17,7 +17,7 @@ from grailnode.run.workspace import WorkspaceError
 from grailnode.ui.terminal import render_summary
 
 _WINDOWS: Final = 72
-_SMOLLM2_WINDOWS: Final = 54
+_SMOLLM2_WINDOWS: Final = 22
 
 
 def demo(
