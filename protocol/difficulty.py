@@ -137,11 +137,8 @@ class DifficultyTable(Record):
 def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None) -> str:
     """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is."""
     if rule is None or table is None:
-        return (
-            ""
-            if rule is None and table is None
-            else "a difficulty table in a run without them, or none in a run with them"
-        )
+        is_right = rule is None and table is None
+        return "" if is_right else "a difficulty table in a run without them, or none in a run with them"
     if len(table.shares) != len(rule.strata):
         return "a difficulty table of other strata"
     if not table.summaries and table != DifficultyTable.of(rule):
