@@ -8,7 +8,7 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, evidence_of, scores
-from protocol.judging.stratum_counts import SharesOf, accepted_groups
+from protocol.judging.stratum_counts import accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
 from protocol.proof import STATISTICS, ProofSpec
 from protocol.rollout.batch import Commitment
@@ -32,14 +32,14 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
     amended_rows: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
-    shares_of = await _read_shares(node)
+    follower = await _follow(node)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
     for place, summary in enumerate(ledger):
         earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
         try:
             verdicts = await _check_summary(node, validator, summary, earlier)
             if place or whole:
-                await _check_strata(node, summary, ledger[place - 1] if place else None, verdicts, shares_of)
+                await _check_strata(node, summary, ledger[place - 1] if place else None, verdicts, follower)
             for amendment in summary.amendments:
                 row = rows.get((amendment.window, amendment.miner))
                 if row is not None or whole or amendment.window >= ledger[0].window:
@@ -75,32 +75,34 @@ def _result(ledger: Sequence[Summary], expired: int) -> str:
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
 
 
-async def _read_shares(node: Node) -> SharesOf:
-    """Return the function that gives the shares by which the groups of a version drew their strata."""
+async def _follow(node: Node) -> Follower:
+    """Return a follower of the chain, whose tables say how groups drew their strata, if the run has any."""
     follower = await Follower.open(node, allow_expired=True)
     if node.run.difficulty is not None:
         await follower.refresh()
-    return follower.shares
+    return follower
 
 
 async def _check_strata(
-    node: Node, summary: Summary, before: Summary | None, verdicts: Sequence[Verdict], shares_of: SharesOf
+    node: Node, summary: Summary, before: Summary | None, verdicts: Sequence[Verdict], follower: Follower
 ) -> None:
     """Raise ProtocolError if what a summary counts by stratum does not follow from its verdicts and the summary before;
-    NotFoundError if the manifest of a version is gone.
+    NotFoundError if that cannot be known any more.
     """
-    counts, windows, rule = None, 0, node.run.difficulty
-    if before is not None:
-        counts, windows = before.strata, summary.window - before.window
+    rule, counts = node.run.difficulty, None
+    place = f"window {summary.window} of validator {summary.validator.hex()[:16]}"
     if rule is not None:
-        place = f"window {summary.window} of validator {summary.validator.hex()[:16]}"
+        earlier, windows = (None, 0) if before is None else (before.strata, summary.window - before.window)
         try:
             opening = await node.randomness(node.run.schedule.opening(summary.window))
-            counts = rule.count(counts, windows, accepted_groups(node.run_id, opening, verdicts, shares_of))
+            groups = list(accepted_groups(node.run_id, opening, verdicts, follower.shares))
+            if follower.chain.manifest(summary.version).weights != summary.weights:
+                return  # the roots have taken back the version that served then, and with it the table
         except (BeaconError, GapError) as error:
             raise NotFoundError(f"{place}: {error}") from error
-        if summary.strata != counts:
-            raise ProtocolError("what it counts by stratum does not follow from its verdicts", place)
+        counts = rule.count(earlier, windows, groups)
+    if summary.strata != counts:
+        raise ProtocolError("what it counts by stratum does not follow from its verdicts", place)
 
 
 async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier: Sequence[Summary]) -> list[Verdict]:

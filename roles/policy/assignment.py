@@ -92,6 +92,7 @@ class Task:
         rule = self.run.difficulty
         if rule is None or self.strata is None:
             return self.environment.problem(seed)
+        assert len(shares) == len(rule.strata)
         return self.strata.problem(rule.strata[drawn_member(shares, seed)].name, seed)
 
     def prompt(self, problem: Problem) -> tuple[int, ...]:

@@ -6,13 +6,14 @@ if it was read before the second round was out, so reading never waits for judgi
 round after which nobody waits for a verdict. Results are sealed first and revealed later (roles/validator/reveal.py).
 """
 
+from contextlib import suppress
 from functools import partial
 
 import trio
 
 from protocol.difficulty import Counts
 from protocol.environments.base import SandboxLimitError
-from protocol.errors import ProtocolError
+from protocol.errors import GapError, ProtocolError
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
 from protocol.judging.roster import Roster
 from protocol.judging.stratum_counts import accepted_groups
@@ -198,7 +199,9 @@ class Validator:
         node, entries = self._node, self._ledger.entries()
         if node.run.difficulty is None:
             return None
-        groups = accepted_groups(node.run_id, opening, verdicts, self._follower.shares)
+        groups: list[tuple[int, bool]] = []
+        with suppress(GapError):  # the roots have taken back a version meanwhile
+            groups = list(accepted_groups(node.run_id, opening, verdicts, self._follower.shares))
         before, newest = (entries[-1].strata, entries[-1].window) if entries else (None, window)
         return node.run.difficulty.count(before, window - newest, groups)
 
