@@ -123,7 +123,7 @@ class DifficultyTable(Record):
     def of(
         cls, rule: DifficultySpec, window: int = 0, ledgers: Mapping[bytes, tuple[bytes, Counts]] | None = None
     ) -> "DifficultyTable":
-        """Return the table that follows from summaries of a window; without any, the shares of the strata themselves.
+        """Return the table that follows from summaries of a window; without any, the own shares of the strata.
 
         Args:
             ledgers: by validator, the digest of its summary and the counts in it.
