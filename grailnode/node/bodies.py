@@ -49,6 +49,7 @@ from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.digest import Weights
 from protocol.environments import Environment
+from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, Pause
@@ -235,8 +236,8 @@ async def _canary(node: Node, launch: Launch) -> None:
     trainer = read_key(config, launch.name)
     producer = partial(CanaryProducer, trainer=trainer, trainer_state=trainer_state)
 
-    async def audit(engine: Engine) -> None:
-        await CanaryAudit(node, task, engine, trainer, trainer_state).run()
+    async def audit(engine: Engine, shares_of: SharesOf) -> None:
+        await CanaryAudit(node, task, engine, trainer, trainer_state, shares_of).run()
 
     await run_miner(node, task, compute, config.miner, producer, audit)
 
