@@ -3,8 +3,13 @@ time), the long tests first, and `--allowed-skips FILE`.
 """
 
 import os
+import sys
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported, also by what tests start
+# Images of containers forbid Python to keep compiled modules. Every worker and every process of a test would compile
+# the tests and the program again, which takes longer than many tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from collections.abc import Iterator
 from pathlib import Path

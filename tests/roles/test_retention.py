@@ -29,7 +29,7 @@ from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import running, simulate, simulated
 
 HEAD_TTL = 20  # seconds
-SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=0.05, part_bytes=1)
+SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=1.0, part_bytes=1)
 
 
 class CheckingStore(MemoryStore):
