@@ -67,14 +67,14 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
     testbed = await published(3)
     states = [testbed.state, await copy_objects(testbed.state, MemoryStore())]
     stopped_places: list[int] = []
+    settings = replace(SETTINGS, poll_seconds=0.5)
 
     async def run(place: int) -> None:
         await trio.sleep(delay * place)
         await testbed.snapshot(3, 4, state=states[place])
+        log, state = Log(f"twin {place}"), states[place]
         try:
-            await testbed.publish(
-                seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
-            )
+            await testbed.publish(seconds=seconds, expiry_offset_ms=place, state=state, log=log, settings=settings)
         except* (FencedError, ChainError):
             stopped_places.append(place)
 
