@@ -35,8 +35,9 @@ test would keep all but one worker waiting."""
 
 sys.dont_write_bytecode = False
 torch.set_num_threads(1)
-settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ, max_examples=40)
 settings.load_profile("grailnode")
+settings.register_profile("thorough", max_examples=100)  # as .ci/run has it
 
 
 @pytest.fixture(scope="session", autouse=True)
