@@ -297,7 +297,8 @@ def test_an_episode_that_nobody_ends_ends_with_its_object_and_one_whose_host_end
     host._process.kill()
     host._process.wait()
     with pytest.raises(SandboxLimitError, match="the process that forks has ended"):
-        lost.step("b")
+        while True:  # the kernel takes a moment to end the forks
+            lost.step("b")
     assert games.begin(problem, bytes(32)).step("b")
 
 
