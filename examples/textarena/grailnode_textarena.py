@@ -7,9 +7,11 @@ The configuration may have `game` and `turns`. A problem is a seed, and its prom
 draws from the global generator of `random`, which belongs to one episode here, as each has a process of its own.
 """
 
+import os
 import random
 from typing import Any
 
+os.environ.setdefault("HOME", "/tmp")  # noqa: S108, where TextArena's library of words would keep files; none comes
 import textarena
 from textarena import ObservationType
 
