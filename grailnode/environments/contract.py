@@ -114,7 +114,7 @@ def _play(environment: Environment, problem: Problem, answer: str) -> tuple[list
         episode = begin(environment, problem, _seed(0))
         for turn in range(turns(environment)):
             words = " ".join((problem.prompt, *replies)).split() or [""]
-            word = words[_seed(turn)[0] % len(words)] if answer == _WORDS else problem.prompt
+            word = words[_seed(turn)[0] % len(words)].strip(".,:;") if answer == _WORDS else problem.prompt
             reply = episode.step(ANSWERS.get(answer, word))
             if reply is None:
                 break
