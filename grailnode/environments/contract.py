@@ -44,7 +44,7 @@ ANSWERS: Final = {
 """Answers that a policy may write, by what they are."""
 
 
-_WORDS: Final = "words of the prompt and the replies"
+_WORDS: Final = "words of the prompt and the last reply"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _play(environment: Environment, problem: Problem, answer: str) -> tuple[list
     try:
         episode = begin(environment, problem, _seed(0))
         for turn in range(turns(environment)):
-            words = " ".join((problem.prompt, *replies)).split() or [""]
+            words = " ".join((problem.prompt, *replies[-1:])).split() or [""]
             word = words[_seed(turn)[0] % len(words)].strip(".,:;") if answer == _WORDS else problem.prompt
             reply = episode.step(ANSWERS.get(answer, word))
             if reply is None:
