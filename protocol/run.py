@@ -255,7 +255,11 @@ class RunManifest(Record):
         return self
 
     def _plays_by_rule(self, spec: EnvironmentSpec) -> bool:
-        most = 1 if spec.is_plugin else environments.requirements(spec.name).turns
+        # What a plug-in plays, its code says.
+        return spec.is_plugin or self.plays(environments.requirements(spec.name).turns)
+
+    def plays(self, most: int) -> bool:
+        """Return whether an environment whose episodes have at most so many turns plays by this run's rule."""
         return self.episode is None if most == 1 else self.episode is not None and self.episode.turns <= most
 
     @property

@@ -116,9 +116,12 @@ async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) 
         if not spec.is_plugin:
             continue
         folders = await creation.fetch_wheels(node, spec, config.at(config.node.state) / "wheels")
-        plugins[spec.name] = await node.run_sync(PluginEnvironment.open, sandbox, folders, spec.name, spec.config)
-        if plugins[spec.name].exact != spec.exact:
+        plugin = await node.run_sync(PluginEnvironment.open, sandbox, folders, spec.name, spec.config)
+        if plugin.exact != spec.exact:
             raise PluginError(f"environment {spec.name!r}: the run says exact = {spec.exact}, and its code does not")
+        if not node.run.plays(plugin.turns):
+            raise PluginError(f"environment {spec.name!r}: its code has {plugin.turns} turns, and the run has others")
+        plugins[spec.name] = plugin
     return plugins
 
 

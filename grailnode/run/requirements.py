@@ -122,7 +122,7 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             on it.
     """
     environment, data = rules.environment, rules.data
-    needs = find(environment)
+    needs = find(rules)
     if needs.data and data is None:
         raise RequirementError(
             f"environment {environment!r} takes its problems from a data file: --data FILE; a packaged example is "
@@ -173,7 +173,7 @@ def _configs(rules: Rules) -> dict[str, str]:
 
 def completion_tokens(rules: Rules) -> int:
     """Return the length of the longest completion, in all turns together: the rule's, or else the environment's."""
-    needs = find(rules.environment)
+    needs = find(rules)
     return rules.max_tokens or (rules.turns or needs.turns) * (rules.turn_tokens or needs.tokens)
 
 
@@ -183,7 +183,7 @@ def episode(rules: Rules) -> EpisodeSpec | None:
     Raises:
         RequirementError: the rules have more turns than the environment, or turns for one without.
     """
-    needs = find(rules.environment)
+    needs = find(rules)
     if needs.turns == 1:
         if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
             raise RequirementError(f"environment {rules.environment!r} has no turns: drop the options of episodes")
@@ -200,14 +200,17 @@ def episode(rules: Rules) -> EpisodeSpec | None:
     )
 
 
-def find(environment: str) -> Requirements:
+def find(rules: Rules) -> Requirements:
     """Return what an environment requires, or a mixture: for the longest completions of any member.
 
     Raises:
         RequirementError: this program does not know one, or they do not fit each other.
     """
+    environment = rules.environment
     try:
-        members = [registry.requirements(name) for name in registry.parse_mixture(environment)]
+        configs = _configs(rules)
+        names = registry.parse_mixture(environment)
+        members = [registry.requirements(name, configs.get(name, "{}")) for name in names]
     except PluginError as error:
         raise RequirementError(str(error)) from error
     if sum(needs.data for needs in members) > 1:
