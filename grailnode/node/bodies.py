@@ -51,7 +51,7 @@ from protocol.digest import Weights
 from protocol.environments import Environment
 from protocol.run import RunManifest
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter, Pause
+from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError
@@ -72,13 +72,15 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    reporter = ChangeReporter(node.telemetry, "files-missing")
+    reporter = WaitReporter(node.telemetry, "files-missing")
     pause = 0.0
     while True:
         try:
-            return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+            joined = await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+            reporter.over()
+            return joined
         except StoreError as error:
-            reporter.failure(error)
+            reporter.waiting("files", error, "the trainer's public space shows the run's files")
             pause = _JOIN_PAUSE.after(pause)
             await trio.sleep(pause)
 

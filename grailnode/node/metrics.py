@@ -2,6 +2,7 @@
 machine's loopback address only.
 """
 
+import time
 from collections.abc import Callable, Mapping
 
 from prometheus_client import (
@@ -36,6 +37,12 @@ class Metrics:
             ("node", "event", "field"),
             registry=self._registry,
         )
+        self._waits = Gauge(
+            "grailnode_waiting_since_seconds",
+            "Since when the process waits (seconds since the Unix epoch), by what it waits for; 0 when it has ended.",
+            ("node", "waits_for"),
+            registry=self._registry,
+        )
         self._operations = Counter(
             "grailnode_store_operations",
             "Operations on stores by outcome: ok, missing, too_large, error, cancelled.",
@@ -58,6 +65,9 @@ class Metrics:
         for field, value in fields.items():
             if isinstance(value, int | float):
                 self._event_values.labels(self._process, name, field).set(value)
+        if "waits_for" in fields:
+            since = 0.0 if name == "waited" else time.time() - float(fields["seconds"])
+            self._waits.labels(self._process, fields["waits_for"]).set(since)
 
     def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
         self._operations.labels(self._process, operation, outcome).inc()
