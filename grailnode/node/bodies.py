@@ -72,17 +72,15 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    reporter = WaitReporter(node.telemetry, "files-missing")
     pause = 0.0
-    while True:
-        try:
-            joined = await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
-            reporter.over()
-            return joined
-        except StoreError as error:
-            reporter.waiting("files", error, "the trainer's public space shows the run's files")
-            pause = _JOIN_PAUSE.after(pause)
-            await trio.sleep(pause)
+    with WaitReporter(node.telemetry, "files-missing") as reporter:
+        while True:
+            try:
+                return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+            except StoreError as error:
+                reporter.waiting("files", error, "the trainer's public space shows the run's files")
+                pause = _JOIN_PAUSE.after(pause)
+                await trio.sleep(pause)
 
 
 async def fetch_task(

@@ -147,18 +147,14 @@ class Node:
             await trio.sleep(_RETRY_SECONDS)
 
     async def _put(self, path: str, data: bytes) -> None:
-        reporter = WaitReporter(self.telemetry, "put-failed")
-        try:
+        until = "storage takes the object: check provider, quota and credentials"
+        with WaitReporter(self.telemetry, "put-failed") as reporter:
             while True:
                 try:
                     return await self.store.put(path, data)
                 except StoreError as error:
-                    reporter.waiting(
-                        "storage", error, "storage takes the object: check provider, quota and credentials"
-                    )
+                    reporter.waiting("storage", error, until)
                     await trio.sleep(_RETRY_SECONDS)
-        finally:
-            reporter.over()
 
     async def is_readable(self, path: str, data: bytes) -> bool:
         """Return whether the store shows an object that it acknowledged.

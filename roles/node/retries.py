@@ -35,7 +35,7 @@ class ChangeReporter:
     An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log.
 
     Args:
-        max_reports: how many events at most until the action succeeds. For errors whose text somebody else chooses.
+        max_reports: how many events at most. For errors whose text somebody else chooses.
         fields: what every event carries besides `error`.
     """
 
@@ -57,17 +57,13 @@ class ChangeReporter:
             self._reports += 1
         self._last_error = text
 
-    def success(self) -> None:
-        """Begin anew: the next error is reported whatever its text."""
-        self._last_error = None
-        self._reports = 0
-
 
 class WaitReporter:
     """Reports what a process waits for: at the beginning, when the cause changes, then rarely, and at the end.
 
     Each report says in `waits_for` for what, in `seconds` for how long, in `error` why, and in `until` what ends it, so
-    that log, metrics and `grailnode status` say the same. The report of the end is the event `waited`.
+    that log, metrics and `grailnode status` say the same. The report of the end is the event `waited`, which comes with
+    the end of a `with` block, too.
 
     Args:
         event: the name of the other reports.
@@ -103,3 +99,9 @@ class WaitReporter:
             seconds = round(trio.current_time() - self._since, 1)
             self._telemetry.event("waited", waits_for=self._waits_for, seconds=seconds)
         self._waits_for, self._cause = "", None
+
+    def __enter__(self) -> "WaitReporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over()
