@@ -67,6 +67,7 @@ class Machine:
 
     device: str
     python: Path | None
+    memory_share: float = 0.4
 
     @property
     def small(self) -> bool:
@@ -80,6 +81,7 @@ class Machine:
             "batches": [64],
         }
         fields |= {"prompts": "problems", "seed": 0, "repetitions": 2, "torch": False, "ways": ["default"]}
+        fields["memory_share"] = self.memory_share
         return argparse.Namespace(**(fields | changes))
 
 
@@ -223,7 +225,9 @@ async def experts(machine: Machine, python: Path) -> list[Claim]:
             config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]  # type: ignore[attr-defined]
             config.save_pretrained(place)
             model, dtype = TransformersModel(place), machine.arguments().dtypes[0]
-            settings = VllmSettings(python=python, device=machine.device, dtype=dtype, memory_share=0.4, flags=flags)
+            settings = VllmSettings(
+                python=python, device=machine.device, dtype=dtype, memory_share=machine.memory_share, flags=flags
+            )
             engine = VllmEngine(
                 model, ChildServer(settings, place, place / "server"), place / "engine", dtype=getattr(torch, dtype)
             )
@@ -250,7 +254,7 @@ async def experts(machine: Machine, python: Path) -> list[Claim]:
 async def kill(machine: Machine, python: Path) -> list[Claim]:
     """Kill the worker in the middle of a call."""
     with directory() as place:
-        trial = Trial(python, place, 128, 10.0, machine.device)
+        trial = Trial(python, place, 128, 10.0, machine.device, machine.memory_share)
         try:
             await trial.begin()
             worker = process_of(trial.server, WORKER)
@@ -269,6 +273,8 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, metavar="PYTHON")
     parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--parts", metavar="NAME,NAME", help="only these parts")
+    parser.add_argument("--memory-share", type=float, default=0.4, help="of the GPU, for each server of vLLM")
     parser.add_argument("--ignore-times", action="store_true", help="claims about time do not decide the exit code")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -277,7 +283,7 @@ async def main() -> int:
     except InstallationError as error:
         python = None
         print(error, file=sys.stderr)
-    machine, claims = Machine(device, python), list[Claim]()
+    machine, claims = Machine(device, python, options.memory_share), list[Claim]()
     name = torch.cuda.get_device_name() if device == "cuda" else "a CPU, at small sizes"
     print(f"{name}, torch {torch.__version__}", flush=True)
     parts: list[tuple[str, Callable[[], Awaitable[list[Claim]]]]] = [
@@ -295,6 +301,8 @@ async def main() -> int:
         }
         parts += [(part, partial(run, machine, python)) for part, run in of_vllm.items()]
     for part, run in parts:
+        if options.parts and part not in options.parts.split(","):
+            continue
         begin = perf_counter()
         try:
             found = await run()
@@ -310,5 +318,5 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    torch.set_num_threads(8 if torch.cuda.is_available() else 1)
     sys.exit(trio.run(main))

@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--patches", type=int, default=200, help="bent patches, for faults")
     parser.add_argument("--torch", action="store_true", help="measure the torch engine as well")
     parser.add_argument("--device", default="cpu", help="of vLLM: cpu or cuda")
+    parser.add_argument("--memory-share", type=float, default=0.4, help="of a GPU, for each server of vLLM")
     arguments = parser.parse_args()
     if arguments.python is None and arguments.kind not in ("drafts", "staging"):
         parser.error(f"{arguments.kind} needs --python")

@@ -109,6 +109,7 @@ async def _compare(python: Path, dtype: str, name: str, batch: int, arguments: a
                 "dtype": dtype,
                 "sequences": batch,
                 "runner": way.runner,
+                "memory_share": arguments.memory_share,
                 "flags": way.flags,
             }
         )

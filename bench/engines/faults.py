@@ -37,13 +37,16 @@ _SHARE = 0.01
 class Trial:
     """One engine with its expected rollouts, and the events that it reported."""
 
-    def __init__(self, python: Path, place: Path, rollouts: int, hang: float, device: str = "cpu") -> None:
+    def __init__(
+        self, python: Path, place: Path, rollouts: int, hang: float, device: str = "cpu", share: float = 0.4
+    ) -> None:
         policy = Policy.load(PACKAGED_POLICY)
         self.model = build(policy)
         self.params = SamplingParams(1.0, 24, policy.stops)
         self.requests: list[Request] = requests_of(rollouts, self.model.vocabulary, 8)
         self.weights = load_weights(PACKAGED_POLICY)
-        self.server = ChildServer(VllmSettings(python=python, device=device), policy.directory, place / "server")
+        settings = VllmSettings(python=python, device=device, memory_share=share)
+        self.server = ChildServer(settings, policy.directory, place / "server")
         self.reference = TorchEngine(self.model)
         self.events: dict[str, tuple[float, dict[str, Any]]] = {}
         limits = EngineLimits(hang=hang)

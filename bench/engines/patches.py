@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from bench.engines.setting import SIZES, directory, report, timed, with_changes
+from bench.engines.setting import SIZES, directory, report, timed, weights_of, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -18,7 +18,7 @@ from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
 from roles.policy.causal_model import CausalModel
-from tests.support.builders.policies import random_weights, write_policy
+from tests.support.builders.policies import write_policy
 
 ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B
 
@@ -59,15 +59,20 @@ async def _updates(python: Path, size: str, arguments: argparse.Namespace, place
         policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     else:
         policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
-        weights = random_weights(build(policy))
-    settings = VllmSettings(python=python, device=arguments.device, dtype=arguments.dtypes[0])
+        weights = weights_of(build(policy), arguments.device)
+    settings = VllmSettings(
+        python=python,
+        device=arguments.device,
+        dtype=arguments.dtypes[0],
+        memory_share=arguments.memory_share,
+    )
     engine = ObservedEngine(build(policy), ChildServer(settings, policy.directory, place), place, settings.dtype)
     updates = []
     try:
         await engine.stage(0, weights)
         await engine.commit()
         for version, share in enumerate(arguments.shares, 1):
-            target = with_changes(weights, share, version)
+            target = with_changes(weights, share, version, arguments.device)
             updates.append((share, await _update(engine, version, weights, target)))
             report(kind="patches", size=size, share=share, **_rounded(updates[-1][1]))
             weights = target

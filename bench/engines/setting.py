@@ -13,6 +13,7 @@ import torch
 
 from grailnode.engine.policy import Policy
 from protocol import environments
+from roles.policy.causal_model import CausalModel
 from roles.ports import Request
 
 SIZES: dict[str, dict[str, int]] = {
@@ -100,14 +101,23 @@ def problems_of(policy: Policy, count: int, seed: int = 0) -> list[Request]:
     return [Request(policy.tokenizer.encode(environment.problem(seed).prompt), seed[:16]) for seed in seeds]
 
 
-def with_changes(weights: dict[str, torch.Tensor], share: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return weights of which a share of the elements is one unit in the last place larger or smaller."""
-    generator = torch.Generator().manual_seed(seed)
+def weights_of(model: CausalModel, device: str) -> dict[str, torch.Tensor]:
+    """Return random BF16 weights, drawn on the device, because a CPU takes a minute for 7B."""
+    generator = torch.Generator(device).manual_seed(0)
     return {
-        name: torch.where(
-            torch.rand(tensor.shape, generator=generator) < share,
-            tensor.view(torch.int16) ^ 1,
-            tensor.view(torch.int16),
+        name: (torch.randn(shape, generator=generator, device=device) * 0.3 + (len(shape) == 1)).bfloat16().cpu()
+        for name, shape in model.shapes.items()
+    }
+
+
+def with_changes(
+    weights: dict[str, torch.Tensor], share: float, seed: int, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Return weights of which a share of the elements is one unit in the last place larger or smaller."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return {
+        name: (
+            tensor.view(torch.int16) ^ (torch.rand(tensor.shape, generator=generator, device=device) < share).cpu()
         ).view(torch.bfloat16)
         for name, tensor in weights.items()
     }

@@ -15,7 +15,7 @@ import torch
 import trio
 from torch import Tensor
 
-from bench.engines.setting import SIZES, directory, report, requests_of, timed
+from bench.engines.setting import SIZES, directory, report, requests_of, timed, weights_of
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
@@ -27,7 +27,7 @@ from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Request
-from tests.support.builders.policies import random_weights, write_policy
+from tests.support.builders.policies import write_policy
 
 Way = Callable[[], Awaitable[Any]]
 AnyServer = TypeVar("AnyServer", bound=ChildServer)
@@ -72,7 +72,7 @@ class Task:
         key = SketchKey("projection", bytes(32))
         requests = [replace(request, sketch=key) for request in requests_of(arguments.rollouts, model.vocabulary)]
         params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
-        return cls(place, policy, model, random_weights(model), requests, params)
+        return cls(place, policy, model, weights_of(model, arguments.device), requests, params)
 
     def server(self, kind: type[AnyServer], name: str, python: Path, arguments: argparse.Namespace) -> AnyServer:
         """Return a server of this kind, with files of its own; two of them share a GPU."""
@@ -81,7 +81,7 @@ class Task:
             device=arguments.device,
             dtype=arguments.dtypes[0],
             sequences=arguments.batch,
-            memory_share=0.4,
+            memory_share=arguments.memory_share,
         )
         return kind(settings, self.policy.directory, self.place / f"server-{name}")
 
