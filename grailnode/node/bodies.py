@@ -52,7 +52,7 @@ from protocol.environments import Environment
 from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter, Pause
+from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError
@@ -73,15 +73,15 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    reporter = ChangeReporter(node.telemetry, "files-missing")
     pause = 0.0
-    while True:
-        try:
-            return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
-        except StoreError as error:
-            reporter.failure(error)
-            pause = _JOIN_PAUSE.after(pause)
-            await trio.sleep(pause)
+    with WaitReporter(node.telemetry, "files-missing") as reporter:
+        while True:
+            try:
+                return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+            except StoreError as error:
+                reporter.waiting("files", error, "the trainer's public space shows the run's files")
+                pause = _JOIN_PAUSE.after(pause)
+                await trio.sleep(pause)
 
 
 async def fetch_task(

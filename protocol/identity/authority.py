@@ -13,10 +13,12 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.encoding import Ascending, Line, Record, Version
 from protocol.errors import ChainError, ForkError, GapError, RollbackError, SignatureError
+from protocol.identity.participant import SPACE_FORM
 from protocol.identity.signing import Digest, Key, Signed, check_public_key, claimed_signers, open_announced
 
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
 Workers = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WORKERS), Ascending]
+MirrorUrl = Annotated[str, Field(min_length=1, max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
 ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS), Ascending]
 
 
@@ -55,6 +57,7 @@ class Authority(Record):
         workers: the keys of the sites that train together, ascending; empty if the trainer trains alone.
         quorum: how many validators must accept a group.
         revoked: keys that may not act in any role.
+        mirrors: URLs of read-only copies of the trainers' spaces, ascending (docs/spec/spaces.md).
     """
 
     kind: ClassVar[str] = "authority"
@@ -66,6 +69,7 @@ class Authority(Record):
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
     admission: Admission
     revoked: ManyKeys
+    mirrors: Annotated[tuple[MirrorUrl, ...], Field(max_length=limits.MAX_MIRRORS), Ascending] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> "Authority":
