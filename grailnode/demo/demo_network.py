@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from grailnode.config import Config, EngineSection, load
-from grailnode.demo import cheater
+from grailnode.demo import cheater, smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.engine.vllm.installation import VllmEnvironment
 from grailnode.node import node_makers, processes
@@ -30,13 +30,13 @@ CHEAT = "cheat"
 HONEST = ("miner-1", "miner-2")
 _TRAINER: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
 _COORDINATOR: tuple[Kind, ...] = ("beacon", "coordinator")
-_FOLLOWERS: dict[str, Kind] = {"validator": "validator", **dict.fromkeys((*HONEST, CHEAT), "miner")}
 _VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
-_START_SECONDS = 6.0  # from the creation of the run to the opening of window 0: the processes start meanwhile
+_SMOLLM2_START_SECONDS = 30.0
+_START_SECONDS = 6.0
 _EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
 _EPISODE_LEARNING_RATE = 4e-5  # a policy that adds has more to learn than to add rightly
 _REFRESH_SECONDS = 0.5
-_END_SECONDS = 30.0  # at most, until the last verdicts and the last version have arrived everywhere
+_END_SECONDS = 30.0  # at most, and two windows, until the last verdicts and the last version have arrived everywhere
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class DemoSettings:
         out: directory of the report; keep: keep the run's directory in it.
         vllm: with which the honest miners generate; None for torch.
         trainers: how many sites train together; 1 for the trainer alone.
-        environment: the task.
+        environment: the task of the packaged policy.
+        smollm2: the checkpoint of SmolLM2, to train instead of the packaged policy.
     """
 
     windows: int
@@ -59,11 +60,34 @@ class DemoSettings:
     vllm: VllmEnvironment | None = None
     trainers: int = 1
     environment: str = "addition"
+    smollm2: Path | None = None
+
+    @property
+    def policy(self) -> Path:
+        return self.smollm2 or PACKAGED_POLICY
+
+    @property
+    def honest(self) -> tuple[str, ...]:
+        """The names of the honest miners: one for SmolLM2, whose four processes fill two cores."""
+        return HONEST[:1] if self.smollm2 else HONEST
+
+    @property
+    def followers(self) -> dict[str, Kind]:
+        return {"validator": "validator", **dict.fromkeys((*self.honest, CHEAT), "miner")}
+
+    @property
+    def start_seconds(self) -> float:
+        """The time from the creation of the run to the opening of window 0: the processes start meanwhile."""
+        if self.vllm is not None:
+            return _VLLM_START_SECONDS
+        return _SMOLLM2_START_SECONDS if self.smollm2 else _START_SECONDS
 
     @property
     def recipe(self) -> Recipe:
         """The demo's recipe for the task."""
         rules: dict[str, Any] = {"trainers": self.trainers}
+        if self.smollm2:
+            return read_recipe(smollm2.DATA / "demo.toml", rules)
         if self.environment == "addition":
             return read_recipe(DEMO, rules | {"miner_arithmetics": self.miner_arithmetics})
         recipe = read_recipe(DEMO, rules | {"environment": self.environment})
@@ -73,6 +97,8 @@ class DemoSettings:
     @property
     def proof(self) -> Path | None:
         """The thresholds for completions as long as the task's; None for those beside the policy."""
+        if self.smollm2:
+            return smollm2.DATA / "proof.json"
         return None if self.environment == "addition" else _EPISODE_PROOF
 
     @property
@@ -84,8 +110,16 @@ class DemoSettings:
         """How the miners compute: the cheat with torch."""
         return ("torch-float32",) if self.vllm is None else ("torch-float32", "vllm-float32")
 
-    def engine_of(self, name: str, engine: EngineSection) -> EngineSection:
-        """Return the engine of a node, given that of the run: the honest miners may generate with vLLM."""
+    def config_of(self, name: str, config: Config) -> Config:
+        """Return the configuration of a node, given that of the run: the honest miners may generate with vLLM, and one
+        false group a window is enough of a large policy.
+        """
+        changes: dict[str, Any] = {"engine": self._engine_of(name, config.engine)}
+        if name == CHEAT and self.smollm2:
+            changes["miner"] = config.miner.model_copy(update={"groups": 1})
+        return config.model_copy(update=changes)
+
+    def _engine_of(self, name: str, engine: EngineSection) -> EngineSection:
         if self.vllm is None or name not in HONEST:
             return engine
         changes: dict[str, Any] = {"kind": "vllm", "python": self.vllm.python, "device": self.vllm.device}
@@ -98,7 +132,7 @@ class DemoSettings:
     def processes(self) -> tuple[tuple[str, Kind], ...]:
         trainer = [("trainer", kind) for kind in (_COORDINATOR if self.sites else _TRAINER)]
         sites: dict[str, Kind] = dict.fromkeys(self.sites, "site")
-        return (*trainer, *sites.items(), *_FOLLOWERS.items())
+        return (*trainer, *sites.items(), *self.followers.items())
 
 
 async def run_demo(settings: DemoSettings) -> DemoReport:
@@ -114,10 +148,11 @@ async def run_demo(settings: DemoSettings) -> DemoReport:
         created = workspace.create(
             directory,
             settings.recipe,
+            policy=settings.policy,
             proof=settings.proof,
-            miners=(*HONEST, CHEAT),
+            miners=(*settings.honest, CHEAT),
             seed=settings.seed,
-            begin=time.time() + (_START_SECONDS if settings.vllm is None else _VLLM_START_SECONDS),
+            begin=time.time() + settings.start_seconds,
         )
         return await _Demo(settings, created).run()
 
@@ -131,10 +166,10 @@ class _Demo:
         self._logs = _Logs(self._config.at(self._config.node.logs))
         self._node = node_makers.make_spectator(self._config)
         kinds: dict[bytes, MinerKind] = {created.keys[CHEAT]: "cheating"}
-        kinds |= {created.keys[name]: "honest" for name in HONEST}
-        names = {created.keys[name]: name for name in (*settings.sites, *HONEST, CHEAT)}
+        kinds |= {created.keys[name]: "honest" for name in settings.honest}
+        names = {created.keys[name]: name for name in (*settings.sites, *settings.honest, CHEAT)}
         self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
-        weights = load_weights(PACKAGED_POLICY)
+        weights = load_weights(settings.policy)
         self._parameters = sum(tensor.numel() for tensor in weights.values())
         self._full_bytes = sum(tensor.nbytes for tensor in weights.values())
         self._lines: list[str] = []
@@ -145,7 +180,7 @@ class _Demo:
             ProcessSpec(
                 f"{name}/{kind}",
                 cheater.main if name == CHEAT else processes.main,
-                (Launch(self._config_of(name), kind, name, echo=False),),
+                (Launch(self._settings.config_of(name, self._config), kind, name, echo=False),),
             )
             for name, kind in self._settings.processes
         ]
@@ -158,15 +193,10 @@ class _Demo:
         write_report(report, self._settings.out)
         return report
 
-    def _config_of(self, name: str) -> Config:
-        """Return the configuration of a node: that of the honest miners may name vLLM."""
-        engine = self._settings.engine_of(name, self._config.engine)
-        return self._config.model_copy(update={"engine": engine})
-
     async def _watch(self, view: View) -> None:
         """Show the network until its last window is judged and every follower serves the last version."""
         last = self._settings.windows
-        end = self._node.run.opening_time(last) + _END_SECONDS
+        end = self._node.run.opening_time(last + 2) + _END_SECONDS
         while True:
             await self._observer.refresh()
             state = self._state()
@@ -178,14 +208,14 @@ class _Demo:
             await trio.sleep(_REFRESH_SECONDS)
 
     def _is_complete(self, state: NetworkState) -> bool:
-        """Return whether the last window is judged and all four followers serve the newest version."""
+        """Return whether the last window is judged and all followers serve the newest version."""
         newest = state.versions[-1].version if state.versions else -1
         all_judged = bool(state.windows) and state.windows[-1].window >= self._settings.windows - 1
         versions = [version for version, _ in self._logs.serving().values()]
-        return all_judged and versions == [newest] * len(_FOLLOWERS)
+        return all_judged and versions == [newest] * len(self._settings.followers)
 
     def _state(self) -> NetworkState:
-        names = ("trainer", *self._settings.sites, *_FOLLOWERS)
+        names = ("trainer", *self._settings.sites, *self._settings.followers)
         rows = tuple(NodeRow(name, *self._logs.doing(name)) for name in names)
         return replace(self._observer.state(rows), full_bytes=self._full_bytes)
 

@@ -8,9 +8,28 @@ with open_trainer("run.toml") as trainer:
 
 for version in follow("https://.../runs/ID"):
     model.load_state_dict(version.weights)
+
+Programs in trio have `open_trainer_async` and `follow_async`, with the same calls to await.
 """
 
-from grailnode.library.followed_run import FollowedVersion, follow
-from grailnode.library.trainer import Group, Trainer, TrainerEndedError, open_trainer
+from grailnode.library.followed_run import FollowedVersion, follow, follow_async
+from grailnode.library.trainer import (
+    AsyncTrainer,
+    Group,
+    Trainer,
+    TrainerEndedError,
+    open_trainer,
+    open_trainer_async,
+)
 
-__all__ = ["FollowedVersion", "Group", "Trainer", "TrainerEndedError", "follow", "open_trainer"]
+__all__ = [
+    "AsyncTrainer",
+    "FollowedVersion",
+    "Group",
+    "Trainer",
+    "TrainerEndedError",
+    "follow",
+    "follow_async",
+    "open_trainer",
+    "open_trainer_async",
+]

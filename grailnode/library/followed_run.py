@@ -3,7 +3,7 @@
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,14 +54,26 @@ def follow(
     Raises:
         UserError: the run cannot be opened.
     """
-    node = make_spectator(open_config_to_read(run))
+    versions = follow_async(run, poll_seconds=poll_seconds, report=report)
     with _event_loop() as token:
-        follower = trio.from_thread.run(Follower.open, node, trio_token=token)
-        last: tuple[int, bytes] | None = None
         while True:
-            version = trio.from_thread.run(_next, node, follower, last, poll_seconds, report, trio_token=token)
-            last = version.number, version.digest
-            yield version
+            yield trio.from_thread.run(versions.__anext__, trio_token=token)
+
+
+async def follow_async(
+    run: str,
+    *,
+    poll_seconds: float = 1.0,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+) -> AsyncIterator[FollowedVersion]:
+    """Yield the versions of a run to a program in trio, as `follow` does."""
+    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, run))
+    follower = await Follower.open(node)
+    last: tuple[int, bytes] | None = None
+    while True:
+        version = await _next(node, follower, last, poll_seconds, report)
+        last = version.number, version.digest
+        yield version
 
 
 @contextmanager

@@ -7,8 +7,8 @@ here unless it runs already, and may outlive this process: what was published is
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,10 @@ _AWAY_SECONDS: Final = 60.0  # longer than the pause before a process that faile
 _LAST_LINES: Final = 5
 
 
+Weights = Mapping[str, Tensor] | Path | str
+"""Floating-point tensors by the names in the run's checkpoint, or a directory with a Hugging Face checkpoint."""
+
+
 class TrainerEndedError(UserError):
     """The node that uploads and downloads has ended; the text has its last lines."""
 
@@ -70,12 +74,14 @@ class Group:
     digest: bytes
 
 
-class Trainer:
-    """A trainer of a run; `open_trainer` makes one. All calls block.
+class AsyncTrainer:
+    """A trainer for a program in trio; `open_trainer_async` makes one. Its calls are those of `Trainer`.
+
+    They leave the event loop to others while they wait, and may be cancelled. Then a version was published or was not,
+    as `version` says.
 
     Attributes:
-        run: the rules that everybody has signed, such as `group_size` and `sampling`.
-        policy: the directory with the checkpoint of version 0 (the base in a LoRA run) and its tokenizer.
+        run, policy: as of `Trainer`.
     """
 
     def __init__(self, node: Node, training: ExternalTraining, config: Config) -> None:
@@ -89,24 +95,35 @@ class Trainer:
         """The newest version that was published."""
         return self._training.version
 
-    def publish(self, weights: Mapping[str, Tensor] | Path | str, *, step: int) -> int:
-        """Publish the next version, and return its number; the upload goes on behind this call.
+    async def publish(self, weights: Weights, *, step: int) -> int:
+        """Publish the next version, as `Trainer.publish` does."""
+        rounded = await trio.to_thread.run_sync(self._rounded, weights)
+        try:
+            return await self._training.publish(rounded, step)
+        except ValueError as error:
+            raise UserError(f"{_source(weights)}: {error}") from error
 
-        Args:
-            weights: floating-point tensors by the names in the run's checkpoint, such as a state dict, or a directory
-                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16.
-            step: optimizer steps up to it.
+    async def wait_for_uploads(self) -> None:
+        """Return when every version that was published is in storage."""
+        await self._training.wait_for_uploads()
 
-        Raises:
-            UserError: names, shapes or dtypes are not those of the run's policy, a value is not finite, or the node has
-                ended.
-        """
+    async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
+        """Return verified groups, as `Trainer.groups` does."""
+        return [self._group(group) for group in await self._training.groups(min_count, max_count)]
+
+    async def acknowledge(self, groups: Group | Sequence[Group]) -> None:
+        """Say that groups were learned from, as `Trainer.acknowledge` does."""
+        groups = [groups] if isinstance(groups, Group) else groups
+        await self._training.acknowledge({group.digest: group.version for group in groups})
+
+    def _rounded(self, weights: Weights) -> dict[str, Tensor]:
+        """Return weights in BF16 on the CPU, if they fit the run's policy."""
+        source = _source(weights)
         if isinstance(weights, str | Path):
             read = load_weights if self.run.lora is None else read_adapters
             tensors: Mapping[str, Tensor] = read(Path(weights))
-            source = str(weights)
         else:
-            tensors, source = {name: weights[name] for name in published_names(self.policy, weights)}, "weights"
+            tensors = {name: weights[name] for name in published_names(self.policy, weights)}
         if integers := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
             raise UserError(
                 f"{source}: {integers[0]} has dtype {tensors[integers[0]].dtype}; publish floating-point ones"
@@ -117,26 +134,7 @@ class Trainer:
             raise UserError(
                 f"{source}: {error}; the names are those of the checkpoint's files, as save_pretrained writes them"
             ) from error
-        rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-        try:
-            return trio.run(self._training.publish, rounded, step)
-        except ValueError as error:
-            raise UserError(f"{source}: {error}") from error
-
-    def wait_for_uploads(self) -> None:
-        """Return when every version that was published is in storage."""
-        trio.run(self._training.wait_for_uploads)
-
-    def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
-        """Return verified groups that were not given out before; this waits for at least `min_count`.
-
-        There are at most `max_count`, or all that have come; the oldest come first.
-
-        A group comes again after a restart of this program, until it is acknowledged. One that is too old for the run
-        (`trainer.max_staleness`) does not come.
-        """
-        verified: list[VerifiedGroup] = trio.run(self._training.groups, min_count, max_count)
-        return [self._group(group) for group in verified]
+        return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
 
     def _group(self, group: VerifiedGroup) -> Group:
         completions, drawn = zip(*group.sequences, strict=True)
@@ -151,12 +149,58 @@ class Trainer:
             digest=group.digest,
         )
 
+
+class Trainer:
+    """A trainer of a run; `open_trainer` makes one. All calls block.
+
+    Attributes:
+        run: the rules that everybody has signed, such as `group_size` and `sampling`.
+        policy: the directory with the checkpoint of version 0 (the base in a LoRA run) and its tokenizer.
+    """
+
+    def __init__(self, trainer: AsyncTrainer) -> None:
+        self.run = trainer.run
+        self.policy = trainer.policy
+        self._trainer = trainer
+
+    @property
+    def version(self) -> int:
+        """The newest version that was published."""
+        return self._trainer.version
+
+    def publish(self, weights: Weights, *, step: int) -> int:
+        """Publish the next version, and return its number; the upload goes on behind this call.
+
+        Args:
+            weights: floating-point tensors by the names in the run's checkpoint, such as a state dict, or a directory
+                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16.
+            step: optimizer steps up to it.
+
+        Raises:
+            UserError: names, shapes or dtypes are not those of the run's policy, a value is not finite, or the node has
+                ended.
+        """
+        return trio.run(partial(self._trainer.publish, weights, step=step))
+
+    def wait_for_uploads(self) -> None:
+        """Return when every version that was published is in storage."""
+        trio.run(self._trainer.wait_for_uploads)
+
+    def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
+        """Return verified groups that were not given out before; this waits for at least `min_count`.
+
+        There are at most `max_count`, or all that have come; the oldest come first.
+
+        A group comes again after a restart of this program, until it is acknowledged. One that is too old for the run
+        (`trainer.max_staleness`) does not come.
+        """
+        return trio.run(self._trainer.groups, min_count, max_count)
+
     def acknowledge(self, groups: Group | Sequence[Group]) -> None:
         """Say that groups were learned from, and never have to come again. Call it when your own checkpoint that
         contains them is durable.
         """
-        groups = [groups] if isinstance(groups, Group) else groups
-        trio.run(self._training.acknowledge, {group.digest: group.version for group in groups})
+        trio.run(self._trainer.acknowledge, groups)
 
 
 @contextmanager
@@ -173,6 +217,26 @@ def open_trainer(
     Raises:
         UserError: the run, the key or the policy cannot be used, or another program trains with this state.
     """
+    with _open(run, name, report) as trainer:
+        yield Trainer(trainer)
+
+
+@asynccontextmanager
+async def open_trainer_async(
+    run: str | Path, name: str = "trainer", *, report: Callable[[str], None] = lambda line: None
+) -> AsyncIterator[AsyncTrainer]:
+    """Yield the trainer of a run to a program in trio, as `open_trainer` does."""
+    opened = _open(run, name, report)
+    trainer = await trio.to_thread.run_sync(opened.__enter__)
+    try:
+        yield trainer
+    finally:
+        with trio.CancelScope(shield=True):  # the node is stopped whatever happens
+            await trio.to_thread.run_sync(opened.__exit__, None, None, None)
+
+
+@contextmanager
+def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator[AsyncTrainer]:
     config = open_config(str(run), ("trainer.external=true",))
     if config.trainer.outer is not None:
         raise ConfigError("trainer.outer: the sites of a run have training loops of their own; drop this section")
@@ -187,7 +251,12 @@ def open_trainer(
             check = partial(_check_program, stack.enter_context(_program(run, name, log)), log)
         training = ExternalTraining(node, config.trainer.max_staleness, check)
         trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
-        yield Trainer(node, training, config)
+        yield AsyncTrainer(node, training, config)
+
+
+def _source(weights: Weights) -> str:
+    """Return what an error says about the source of weights."""
+    return str(weights) if isinstance(weights, str | Path) else "weights"
 
 
 def _aligned(logprobs: np.ndarray, drawn: Sequence[bool]) -> np.ndarray:

@@ -12,6 +12,7 @@ from protocol.environments.dataset import Dataset
 from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
+from protocol.environments.sums import Sums
 from protocol.environments.wordle import Wordle
 
 __all__ = [
@@ -29,11 +30,12 @@ __all__ = [
 ]
 
 _GENERATED: Final[dict[str, Environment]] = {
-    environment.name: environment for environment in (Addition(), Calculator(), Countdown(), Sat(), Wordle())
+    environment.name: environment for environment in (Addition(), Calculator(), Countdown(), Sat(), Sums(), Wordle())
 }
 _PYTHON_VERSIONS: Final = {f"code-{python}": python for python in ("3.11", "3.12", "3.13", "3.14")}
 _SHORT_ANSWER_TOKENS: Final = 8  # enough for the answers of generated problems
 _PROSE_TOKENS: Final = 512
+_ANSWER_TOKENS: Final = {Sums.name: 24}  # a chat model repeats the question
 _TURN_TOKENS: Final = {Calculator.name: 12, Wordle.name: 3}  # a question; two digits and the end
 _SHORT_REPLY_TOKENS: Final = 16  # enough for the replies of built-in episodes, in tokens of a character or more
 
@@ -74,7 +76,7 @@ def requirements(name: str) -> Requirements:
             turns=environment.turns,
             reply_tokens=_SHORT_REPLY_TOKENS,
         )
-    tokens = _SHORT_ANSWER_TOKENS if environment else _PROSE_TOKENS
+    tokens = _ANSWER_TOKENS.get(name, _SHORT_ANSWER_TOKENS) if environment else _PROSE_TOKENS
     return Requirements(environment is None, _PYTHON_VERSIONS.get(name, ""), tokens)
 
 

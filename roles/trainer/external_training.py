@@ -116,8 +116,9 @@ class ExternalTraining:
             await trio.sleep(_POLL_SECONDS)
         published = await node.run_sync(quantize, weights, node.run.precision)
         name = SnapshotName(self.version + 1, step)
-        await put_snapshot(node.state, name, TensorSource.of(published), node.run_sync)
-        self.version = name.version
+        with trio.CancelScope(shield=True):  # a version is durable and counted, or neither
+            await put_snapshot(node.state, name, TensorSource.of(published), node.run_sync)
+            self.version = name.version
         return name.version
 
     async def wait_for_uploads(self) -> None:

@@ -1,4 +1,4 @@
-"""The environments without a data file: two-digit addition, Countdown with its grammar, and 3-SAT."""
+"""The environments without a data file: addition, Countdown with its grammar, and 3-SAT."""
 
 import itertools
 
@@ -9,8 +9,9 @@ from protocol.environments.addition import Addition
 from protocol.environments.base import Problem
 from protocol.environments.countdown import MAX_COMPLETION_CHARS, Countdown
 from protocol.environments.sat import Sat
+from protocol.environments.sums import Sums
 
-ADDITION, COUNTDOWN, SAT = Addition(), Countdown(), Sat()
+ADDITION, SUMS, COUNTDOWN, SAT = Addition(), Sums(), Countdown(), Sat()
 SUM = Problem(prompt="57+68=", reference="125")
 NUMBERS = Problem(prompt="3 7 25>46=", reference="3 7 25>46")
 FORMULA = Problem("(-1+3+4)(+1-2+4)(+1+2+3)=", "(-1+3+4)(+1-2+4)(+1+2+3)")
@@ -70,6 +71,8 @@ WRONG_SUMS = (
     [
         *((ADDITION, SUM, completion, 1.0) for completion in RIGHT_SUMS),
         *((ADDITION, SUM, completion, 0.0) for completion in WRONG_SUMS),
+        (SUMS, Problem("What is 3+9?", "12"), "3 + 9 = 12.<|im_end|>", 1.0),
+        (SUMS, Problem("What is 3+9?", "12"), "The sum of 3 and 9", 0.0),
         *((COUNTDOWN, NUMBERS, *row) for row in REWARDS_OF_NUMBERS),
         (COUNTDOWN, Problem("1 3 9>3=", "1 3 9>3"), "1/3*9", 1.0),  # division is exact
         (COUNTDOWN, Problem("1 3 9>3=", "1 3 9>3"), "9/(3/1)", 1.0),
@@ -86,6 +89,18 @@ def test_problems_are_pinned() -> None:
     """The problems of a seed must never change, in any release."""
     assert [ADDITION.problem(bytes([i]) * 16).prompt for i in range(3)] == ["24+43=", "34+87=", "40+30="]
     assert [ADDITION.held_out_problem(i).prompt for i in range(3)] == ["97+38=", "27+34=", "30+74="]
+    assert [SUMS.problem(bytes([i]) * 16).prompt for i in range(3)] == ["What is 3+9?", "What is 6+4?", "What is 2+9?"]
+    assert [SUMS.held_out_problem(i).reference for i in range(SUMS.held_out_size)] == [
+        "2",
+        "11",
+        "7",
+        "8",
+        "8",
+        "11",
+        "11",
+        "7",
+        "11",
+    ]
     assert SAT.problem(bytes(16)).prompt == PINNED
     assert SAT.held_out_problem(0).prompt == PINNED_HELD_OUT
 

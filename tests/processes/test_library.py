@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.library import follow, open_trainer
+from grailnode.library import follow, follow_async, open_trainer, open_trainer_async
 from grailnode.store.state.state_store import StateStore
 from protocol.digest import digest_weights
 from roles.trainer.spool import INBOX
@@ -114,6 +115,29 @@ def test_a_loop_that_is_killed_trains_on_every_group_once_and_loses_no_version(t
     for session in sessions:  # the trainer's node outlives the loop that started it
         with suppress(ProcessLookupError):
             os.killpg(session, signal.SIGKILL)
+
+
+async def test_a_program_in_trio_waits_without_blocking_and_may_cancel(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    config = await trio.to_thread.run_sync(load, run / "run.toml")
+    state = StateStore(config.at(config.node.state) / "trainer" / "objects", bytes.fromhex(config.run.id))
+    weights = load_weights(PACKAGED_POLICY)
+    async with open_trainer_async(run / "run.toml") as trainer:
+        with trio.move_on_after(0.5) as waiting:  # other tasks run meanwhile, such as this clock
+            await trainer.groups()
+        assert waiting.cancelled_caught
+        batch = verified_batch(1, version=0)
+        await state.put(f"{INBOX}{1:010d}-x", batch.to_bytes())
+        groups = await trainer.groups(min_count=len(batch.groups))
+        assert {group.digest for group in groups} == {group.digest for group in batch.groups}
+        await trainer.acknowledge(groups)
+        with pytest.raises(UserError, match="weights: step -1"):
+            await trainer.publish(weights, step=-1)
+        assert await trainer.publish(weights, step=3) == trainer.version == 1
+        await trainer.wait_for_uploads()
+        async for version in follow_async(str(run / "run.toml")):
+            assert (version.number, version.step) == (1, 3)
+            break
 
 
 def test_a_checkpoint_is_published_and_followed_by_command_line(tmp_path: Path) -> None:

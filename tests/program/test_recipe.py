@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from grailnode.config import ConfigError, TrainerSection, load
+from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node.settings import TrainerSettings, trainer_settings
 from grailnode.run import workspace
@@ -61,6 +62,11 @@ def test_the_example_has_the_constants_of_the_paper_and_says_nothing_else():
     recipe = read_recipe(PAPER).model_dump(mode="python", exclude_unset=True)
     values = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
     assert values == TABLE_8 | OPEN_IN_THE_PAPER
+
+
+@pytest.mark.parametrize("path", [*PAPER.parent.glob("*.toml"), smollm2.DATA / "demo.toml"], ids=lambda path: path.stem)
+def test_every_recipe_of_ours_can_be_read(path: Path) -> None:
+    assert read_recipe(path).rules.environment in ("math", "sums")
 
 
 def _write(path: Path, text: str) -> Path:

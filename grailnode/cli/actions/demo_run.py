@@ -4,19 +4,25 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
 
 from grailnode.demo.demo_network import DemoSettings, run_demo
+from grailnode.demo.smollm2 import checkpoint
 from grailnode.engine.vllm.installation import environment_of, find_python
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.run.workspace import WorkspaceError
 from grailnode.ui.terminal import render_summary
 
+_WINDOWS: Final = 72
+_SMOLLM2_WINDOWS: Final = 54
+
 
 def demo(
-    windows: int,
+    windows: int | None,
+    policy: str,
     seed: int,
     out: Path,
     keep: bool,
@@ -29,6 +35,8 @@ def demo(
     network = out / "network"
     if network.exists():
         raise WorkspaceError(f"{network}: a run was kept there; choose another --out, or remove it")
+    if policy == "smollm2" and (trainers > 1 or environment != "addition" or engine != "torch"):
+        raise click.UsageError("--policy smollm2 has a task of its own, one trainer and torch: drop the other options")
     if engine != "vllm" and engine_python is not None:
         raise click.UsageError("--engine-python belongs to --engine vllm")
     if engine == "vllm" and environment != "addition":
@@ -37,7 +45,9 @@ def demo(
     if engine == "vllm":
         vllm = environment_of(engine_python.absolute() if engine_python else find_python("--engine-python"))
     command = shlex.join(["grailnode", *sys.argv[1:]])
-    settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers, environment)
+    smollm2 = checkpoint(partial(click.echo, err=True)) if policy == "smollm2" else None
+    windows = windows or (_SMOLLM2_WINDOWS if smollm2 else _WINDOWS)
+    settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers, environment, smollm2)
     report = run_until_interrupted(partial(run_demo, settings))
     if report is None:
         raise click.exceptions.Abort

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
@@ -30,6 +31,8 @@ from protocol.environments.mixture import drawn_member
 from protocol.environments.strata import Strata
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
+from protocol.run import ChatSpec
+from roles.policy.assignment import encode_prompt
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import AdamWSettings
@@ -64,6 +67,9 @@ class Setup:
     decay: float = 0.7
     max_staleness: int = 16
     held_out: int = 256
+    environment: str = "addition"
+    chat: int = 0
+    max_tokens: int = 5
     lora_rank: int = 0
     lora_targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     precision: Precision = "bf16"
@@ -104,8 +110,13 @@ class Simulation:
         if lora is not None:
             model, start = LoraModel(build(self._policy, lora=lora.spec), start), dict(lora.adapters)
         self._engine = TorchEngine(model, run_sync=inline)
-        self._environment = environment or environments.get("addition")
-        self._params = SamplingParams(setup.temperature, 5, self._policy.stops)
+        self._environment = environment or environments.get(setup.environment)
+        self._params = SamplingParams(setup.temperature, setup.max_tokens, self._policy.stops)
+        self._chat: ChatSpec | None = None
+        if setup.chat:
+            self._chat = ChatTemplate.read(self._policy.directory).chat(
+                "", [self._environment.problem(bytes(32)).prompt]
+            )
         optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
         self._learner = Learner(
             model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
@@ -172,7 +183,7 @@ class Simulation:
             drawn = [drawn_member(self._shares[version], seed) for seed in seeds]
             names = [self._rule.strata[place].name for place in drawn]
             problems = [self._strata.problem(name, seed) for name, seed in zip(names, seeds, strict=True)]
-        prompts = [policy.tokenizer.encode(problem.prompt) for problem in problems]
+        prompts = [encode_prompt(policy.tokenizer, self._chat, problem.prompt) for problem in problems]
         requests = [
             Request(prompt, hashlib.sha256(seed + bytes([rollout])).digest()[:16])
             for prompt, seed in zip(prompts, seeds, strict=True)
@@ -205,7 +216,7 @@ class Simulation:
     def rewards_by_stratum(self) -> dict[str, list[float]]:
         """Return the rewards of held-out problems that the served policy solves greedily, by their kind."""
         problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
-        prompts = [self._policy.tokenizer.encode(problem.prompt) for problem in problems]
+        prompts = [encode_prompt(self._policy.tokenizer, self._chat, problem.prompt) for problem in problems]
         with self.costs.of("evaluation"):
             answers = run_without_waiting(self._engine.greedy(prompts, self._params))
         rewards: dict[str, list[float]] = {}
