@@ -12,8 +12,9 @@ from bench.published_formats import FORMATS, Format
 from bench.tables import print_table
 from bench.xet import deduplicated
 from protocol import patch
-from protocol.patch import frames
-from protocol.patch.container import read_header, split_frames
+from protocol.patch.codec import encode_unit_frame
+from protocol.patch.container import read_header, split_frames, unit_row, units_of
+from protocol.patch.frames import decode_frame
 from protocol.patch.inspection import bound_bits
 from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of
@@ -88,21 +89,23 @@ def measure_codec(update: Update, profile: str, repeats: int) -> FormatCost:
     """Measure the codec alone, without digests and new tensors. The bytes are those of the whole patch."""
     data = patch.encode(update.old, update.new, profile=profile)
     header = read_header(data)
-    parts = [
-        (row, bytes(frame)) for row, frame in zip(header.rows, split_frames(data, header), strict=True) if row.size
-    ]
-    targets = {row.name: torch.empty_like(update.new[row.name]) for row, _ in parts}
+    units, frames = units_of(header.rows), dict(zip(header.rows, split_frames(data, header), strict=True))
+    changed = [rows for rows in units.values() if rows[-1].size]
+    names = [tuple(row.name for row in rows) for rows in units.values()]
+    targets = {
+        rows[-1].name: np.empty(unit_row(rows).elements, bits_of(update.old[rows[-1].name]).dtype) for rows in changed
+    }
     workspace = Scratch()
 
     def encode(space: Scratch) -> None:
-        for name, old in update.old.items():
-            frames.encode_frame(old, update.new[name], profile, space)
+        for unit in names:
+            encode_unit_frame(update.old, update.new, unit, profile, space)
 
     def decode() -> None:
-        for row, frame in parts:
-            for _ in frames.decode_frame(
-                row, memoryview(frame), bits_of(update.old[row.name]), bits_of(targets[row.name])
-            ):
+        for rows in changed:
+            before = [bits_of(update.old[row.name]) for row in rows]
+            whole = before[0] if len(before) == 1 else np.concatenate(before)
+            for _ in decode_frame(unit_row(rows), frames[rows[-1]], whole, targets[rows[-1].name]):
                 pass
 
     return FormatCost(

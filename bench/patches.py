@@ -4,6 +4,7 @@
     python -m bench.patches compare --targets B               workload B: the versions of the demo's learner
     python -m bench.patches compare --targets B --run FILE    workload B: the versions of a `grailnode demo --keep`
     python -m bench.patches edges                             workload C: unusual updates, beside the best alternative
+    python -m bench.patches small                             workload D: touched rows, adapters, small tensors
     python -m bench.patches cores                             rates on one core and on two
     python -m bench.patches growth --elements 1024            seconds for 16M to 1024M elements
     python -m bench.patches projection                        a 7B model at 400 Mbit/s
@@ -27,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.checkpoints import TARGETS, find_rate, simulate
+from bench.checkpoints import TARGETS, WEIGHT_DEVIATION, Trajectory, find_rate, simulate
 from bench.measures import Update, best_of, measure_all, measure_whole, print_costs
 from bench.published_formats import FORMATS
 from bench.published_run import published_versions, trained_versions
@@ -116,6 +117,54 @@ def edges(arguments: argparse.Namespace) -> None:
             f"{row.size / sizes[best]:.3f}",
         ])  # fmt: skip
     print_table("bytes of a 1024 x 1024 BF16 tensor (2097152 bytes)", columns, rows)
+
+
+def touched_rows(rows: int, share: float, seed: int = 0) -> Update:
+    """Return an update of an embedding of `rows` x 1024, of whose rows a share has 5% of their elements changed."""
+    touched = int(rows * share)
+    trajectory = simulate(touched, 1024, seed)
+    before, after = trajectory.views(find_rate(trajectory, TARGETS["A3"]))
+    random = torch.Generator().manual_seed(seed)
+    old = (torch.randn((rows, 1024), generator=random) * WEIGHT_DEVIATION).bfloat16()
+    places = torch.randperm(rows, generator=random)[:touched]
+    old[places], new = before, old.clone()
+    new[places] = after
+    return Update({"embedding": old}, {"embedding": new})
+
+
+def adapters(rate: float, layers: int = 14) -> Update:
+    """Return an update of LoRA factors of the rank 16 for two matrices of 1536 x 1536 a layer."""
+    update = Update({}, {})
+    names = [f"layers.{layer}.{matrix}.{factor}" for layer in range(layers) for matrix in "qv" for factor in "AB"]
+    for seed, name in enumerate(names):
+        shape = (16, 1536) if name.endswith("A") else (1536, 16)
+        drifts = simulate(*shape, seed)
+        start = drifts.start if name.endswith("A") else torch.zeros(shape)
+        update.old[name], update.new[name] = Trajectory(start, drifts.before, drifts.after).views(rate)
+    return update
+
+
+def small(arguments: argparse.Namespace) -> None:
+    """Print the sizes of workload D beside the bound, which for an embedding is that of its touched rows and of which
+    rows these are.
+    """
+    cases = {f"{share:.1%} of the rows of an embedding": touched_rows(8192, share) for share in (0.028, 0.22)}
+    cases |= {f"LoRA factors, rate {rate:g}": adapters(rate) for rate in (1e-3, 1e-5)}
+    cases["the demo's policy"] = _demo_updates(arguments)[1][-1]
+    rows = []
+    for name, update in cases.items():
+        bound, cost = update.bound, measure_whole(update, "compact", arguments.repeats)
+        if "embedding" in update.old:
+            old, new = update.old["embedding"], update.new["embedding"]
+            touched = (old.view(torch.int16) != new.view(torch.int16)).any(1)
+            count, share = int(touched.sum()), float(touched.float().mean())
+            of_rows = -count * math.log2(share) - (len(old) - count) * math.log2(1 - share)
+            bound = Update({"w": old[touched]}, {"w": new[touched]}).bound + of_rows
+        speeds = (f"{update.nbytes / 1e9 / seconds:.2f}" for seconds in (cost.encode, cost.apply))
+        bits = 8 * cost.nbytes
+        changed = f"{update.changed_count / sum(tensor.numel() for tensor in update.old.values()):.2%}"
+        rows.append([name, changed, f"{bits / update.changed_count:.3f}", f"{bits / bound:.3f}", *speeds])
+    print_table("compact", ("workload", "changed", "bits/change", "of bound", "encode GB/s", "apply GB/s"), rows)
 
 
 def cores(arguments: argparse.Namespace) -> None:
@@ -248,7 +297,7 @@ def start(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run one of the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    benchmarks = {f.__name__: f for f in (compare, edges, cores, growth, projection, digest, start)}
+    benchmarks = {f.__name__: f for f in (compare, edges, small, cores, growth, projection, digest, start)}
     parser.add_argument("benchmark", choices=sorted(benchmarks))
     parser.add_argument("--rows", type=int, default=4096, help="rows of the tensor of `compare`")
     parser.add_argument("--columns", type=int, default=4096, help="columns of the tensor of `compare`")

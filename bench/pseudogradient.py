@@ -2,7 +2,7 @@
 
     python -m bench.pseudogradient sizes     bits an entry by coding and learning rate, on the demo's policy
     python -m bench.pseudogradient rates     encode and decode, bytes of FP32 weights a second on one core
-    python -m bench.pseudogradient indices   codes of k of 4096 indices, beside the entropy
+    python -m bench.pseudogradient indices   bits of k of 4096 entries, beside their entropy
 
 `sizes` lets four sites train the demo's policy for some rounds with the real learner (bench/recorded_rounds.py), and
 encodes what two of them did, with their error feedback. It takes about 2 minutes of CPU time for each learning rate.
@@ -12,7 +12,6 @@ and FP32 values under zstd-1. The commands need the `bench` extra.
 
 import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,8 +26,8 @@ from protocol import pseudogradient
 from protocol.patch.fields import varint
 from protocol.pseudogradient import Coding, Inputs, Kind, Part
 from protocol.pseudogradient.chunk_frames import encode_chunks
+from protocol.pseudogradient.chunks import CHUNK
 from protocol.pseudogradient.contribution import ContributionEncoder, decode_part
-from protocol.pseudogradient.subsets import CHUNK
 
 CODINGS = {
     "exact": Coding(Kind.EXACT),
@@ -131,33 +130,22 @@ def rates(arguments: argparse.Namespace) -> None:
     print_table(f"{shape[0]} x {shape[1]} weights, GB/s of FP32 on one core", columns, rows)
 
 
-def _static_gaps(gaps: Sequence[int], chosen: int) -> float:
-    """Return the bits of gaps under the geometric distribution of their mean."""
-    share = chosen / CHUNK
-    return sum(-math.log2(share) - gap * math.log2(1 - share) for gap in gaps)
-
-
-def _rice(gaps: Sequence[int]) -> int:
-    """Return the bits of a Rice code with the best parameter."""
-    return min(sum((gap >> bits) + 1 + bits for gap in gaps) for bits in range(12))
-
-
 def indices(arguments: argparse.Namespace) -> None:
-    """Print the bits of an index for codes of k of 4096."""
+    """Print the bits of an entry, index and level, for k of 4096."""
     rows = []
     random = np.random.default_rng(0)
     for chosen in (32, 64, 128, 256, 512):
         update = random.standard_normal(arguments.chunks * CHUNK).astype(np.float32)
-        gaps = []
-        for chunk in np.abs(update.reshape(-1, CHUNK)):
-            gaps += (np.diff(np.sort(np.argsort(-chunk)[:chosen]), prepend=-1) - 1).tolist()
-        entries, frame = encode_chunks(update, [(arguments.chunks * CHUNK,)], chosen)
-        limit = math.log2(math.comb(CHUNK, chosen)) / chosen
-        own = (8 * (len(frame) - 16) - 2 * entries, _static_gaps(gaps, chosen), _rice(gaps))
-        cells = [cell for bits in own for cell in (f"{bits / entries:.3f}", f"{bits / entries / limit - 1:+.2%}")]
-        rows.append([str(chosen), f"{limit:.3f}", *cells])
-    columns = ("k", "log2 C(4096, k) / k", "this code", "above", "static gaps", "above", "Rice", "above")
-    print_table(f"bits an index, {arguments.chunks} chunks of 4096", columns, rows)
+        rest = update.copy()
+        entries, frame = encode_chunks(rest, [(arguments.chunks * CHUNK,)], chosen)
+        shares = np.unique((update - rest)[update != rest], return_counts=True)[1] / entries
+        index, level = math.log2(math.comb(CHUNK, chosen)) / chosen, -float((shares * np.log2(shares)).sum())
+        own = 8 * len(frame) / entries
+        cells = (index, level, own)
+        above = f"{own / (index + level) - 1:+.2%}", f"{(own - level) / index - 1:+.2%}"
+        rows.append([str(chosen), *(f"{bits:.3f}" for bits in cells), *above])
+    columns = ("k", "log2 C(4096, k) / k", "entropy of levels", "this code", "above both", "above the indices")
+    print_table(f"bits an entry, {arguments.chunks} chunks of 4096", columns, rows)
 
 
 def main() -> None:
@@ -173,8 +161,8 @@ def main() -> None:
     command.add_argument("--updates", default="2e-6,2e-5", help="standard deviation of the update")
     command.add_argument("--repeats", type=int, default=5, help="runs of which the fastest counts")
     command.set_defaults(run=rates)
-    command = commands.add_parser("indices", help="codes of k of 4096")
-    command.add_argument("--chunks", type=int, default=256, help="chunks")
+    command = commands.add_parser("indices", help="bits of k of 4096")
+    command.add_argument("--chunks", type=int, default=512, help="chunks")
     command.set_defaults(run=indices)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -145,6 +145,8 @@ class NodeSection(Settings):
     """The port of 127.0.0.1 that serves /metrics for Prometheus, 0 for none. The processes of a trainer take the next
     ports too.
     """
+    alarm_url: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """Receives each alarm as a POST of JSON: at most one of a kind from each process in ten minutes; empty for none."""
 
 
 class BeaconSection(Settings):

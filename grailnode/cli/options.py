@@ -39,6 +39,15 @@ class RunOptions(TypedDict):
     trust: Callable[[str], None] | None
 
 
+class PolicyOptions(TypedDict):
+    """The options that name a policy: a checkpoint's directory, or the options of a run."""
+
+    directory: Path | None
+    run: str | None
+    overrides: tuple[str, ...]
+    trust: Callable[[str], None] | None
+
+
 def trust_option(text: str) -> Callable[..., Any]:
     """Return the option that accepts a server's word for which run it has, and reports that in a line."""
     return click.option(
@@ -48,10 +57,21 @@ def trust_option(text: str) -> Callable[..., Any]:
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `RunOptions` to a command."""
+    return _run_options(function, is_required=True)
+
+
+def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `PolicyOptions` to a command."""
+    function = _run_options(function, is_required=False)
+    return click.argument("directory", type=EXISTING_DIRECTORY, required=False)(function)
+
+
+def _run_options(function: Callable[..., Any], *, is_required: bool) -> Callable[..., Any]:
+    run_help = "The run.toml, or the manifest's URL."
     for option in (
         trust_option("Accept the run that a URL's server names."),
         click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key."),
-        click.option("--run", required=True, metavar="FILE-or-URL", help="The run.toml, or the manifest's URL."),
+        click.option("--run", required=is_required, metavar="FILE-or-URL", help=run_help),
     ):
         function = option(function)
     return function

@@ -6,10 +6,13 @@ patch is applied, and the bound of each tensor (protocol/patch/inspection.py) is
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from protocol.digest import Weights, digest_weights, type_name
 from protocol.errors import PatchError
-from protocol.patch import Mode, apply, summary
+from protocol.patch import apply, summary
 from protocol.patch.inspection import bound_bits, frame_facts
+from protocol.patch.values import bits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +20,10 @@ class InspectedTensor:
     """One tensor of a patch.
 
     Attributes:
-        codec: mode of the tensor (unchanged, sparse, step_planes, value_planes, xor_planes, stored).
-        density: share of the elements that change.
-        listed: changes coded outside the classes.
+        codec: mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame.
+        changed: elements that change; without the base weights, the frame's, and 0 if it is joined.
+        density: share of the elements that change, of all tensors of the frame.
         sections: bytes of a sparse frame by part and section.
-        invertible: whether the older tensor follows from the newer one and the patch.
         bound: least bits for a change if only exponents are known; None without the base weights.
     """
 
@@ -35,9 +37,7 @@ class InspectedTensor:
     nbytes: int
     bits_per_change: float
     classes: int
-    listed: int
     sections: dict[str, int]
-    invertible: bool
     bound: float | None
 
 
@@ -53,7 +53,6 @@ class InspectedPatch:
     elements: int
     changed: int
     bits_per_change: float
-    invertible: bool
     bound: float | None
     tensors: tuple[InspectedTensor, ...]
 
@@ -76,7 +75,10 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
     tensors = []
     for facts in frame_facts(data):
         row = facts.row
-        bound = bound_bits(base[row.name], newer[row.name]) if base is not None and newer is not None else None
+        bound, changed = None, row.changed
+        if base is not None and newer is not None:
+            before, after = base[row.name], newer[row.name]
+            bound, changed = bound_bits(before, after), int(np.count_nonzero(bits_of(before) != bits_of(after)))
         tensors.append(
             InspectedTensor(
                 row.name,
@@ -84,14 +86,12 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
                 row.shape,
                 row.mode.name.lower(),
                 row.elements,
-                row.changed,
+                changed,
                 facts.density,
                 row.size,
                 facts.bits_per_change,
                 facts.classes,
-                facts.listed,
                 facts.sections,
-                row.mode != Mode.VALUE_PLANES,
                 bound,
             )
         )
@@ -104,7 +104,6 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
         elements=whole.elements,
         changed=whole.changed,
         bits_per_change=8 * whole.nbytes / max(1, whole.changed),
-        invertible=all(row.invertible for row in tensors),
         bound=sum((row.bound or 0.0) * row.changed for row in tensors) / max(1, whole.changed)
         if base is not None
         else None,

@@ -84,10 +84,10 @@ def begin(environment: Environment, problem: Problem, seed: bytes) -> Episode:
     return _Completion(environment, problem)
 
 
-def observe(environment: Environment) -> Observations:
+def observe(environment: Environment, count: int = PROBLEMS) -> Observations:
     """Draw problems of an environment, and judge hostile answers."""
-    training = [environment.problem(_seed(number)) for number in range(PROBLEMS)]
-    count = min(PROBLEMS, environment.held_out_size or PROBLEMS)
+    training = [environment.problem(_seed(number)) for number in range(count)]
+    count = min(count, environment.held_out_size or count)
     held_out = [environment.held_out_problem(index) for index in range(count)]
     plays = []
     slowest = 0.0
@@ -162,7 +162,10 @@ def open_built_in(name: str, data: Path | None) -> Environment:
 def failures(first: Observations, second: Observations) -> Iterator[tuple[str, str]]:
     """Return each part of the contract, with what is wrong; empty if nothing is."""
     count = len(first.held_out)
-    yield f"problems of {PROBLEMS} seeds are equal in two processes", _difference(first.training, second.training)
+    yield (
+        f"problems of {len(first.training)} seeds are equal in two processes",
+        _difference(first.training, second.training),
+    )
     yield f"{count} held-out problems are equal in two processes", _difference(first.held_out, second.held_out)
     has_turns = any(replies for _, replies, _ in first.plays)  # and may hide in the reference what is to be found out
     parts = 2 if has_turns else 1

@@ -41,6 +41,9 @@ from protocol.environments.rubric import Rubric
 from protocol.errors import ProtocolError
 
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
+READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON}"}
+"""Built-in environments by the data sets whose form they read."""
+
 _PACKAGE: Final = "protocol.environments"
 _REPLY_TOKENS: Final = 512  # of a plug-in's episodes, by default
 _shares: Final = re.compile(r"[^=,]+=[1-9][0-9]{0,6}(,[^=,]+=[1-9][0-9]{0,6})*")
@@ -67,6 +70,11 @@ def is_built_in(name: str) -> bool:
     return name in environments.names + environments.data_names
 
 
+def reader_of(data_set: str) -> str:
+    """Return the line that says which built-in environment reads the form of a data set."""
+    return f"problems in this form are read by --environment {READERS[data_set]} --data FILE"
+
+
 def requirements(name: str, config: str = "{}") -> Requirements:
     """Return what an environment requires; a plug-in is opened once for each configuration, since it says its turns.
 
@@ -75,6 +83,8 @@ def requirements(name: str, config: str = "{}") -> Requirements:
     """
     if is_built_in(name):
         return environments.requirements(name)
+    if name in READERS and name not in _points():
+        raise PluginError(f"environment {name!r}: {reader_of(name)}")
     turns = _turns(name, config, str(_distribution(name).locate_file("")))
     return Requirements(python=OWN_PYTHON, turns=turns, reply_tokens=_REPLY_TOKENS if turns > 1 else 0)
 

@@ -35,6 +35,7 @@ _MAX_COMPONENT_BYTES: Final = 200
 _MAX_PATH_BYTES: Final = 1024
 _MAX_PARTS: Final = 16  # of a path
 _DATE: Final = (1980, 1, 1, 0, 0, 0)  # of every file of a packed wheel, so that equal files give equal bytes
+_REPLACEMENTS: Final = "grailnode.replacements"  # names of distributions that a plug-in does without
 _NOT_PACKED: Final = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # they describe an installation
 _DAMAGES: Final = (  # what zipfile and the file system raise for an archive that is none, or contradicts itself
     *(zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError),
@@ -56,23 +57,28 @@ class Wheel:
 
 
 def closure(name: str) -> list[Distribution]:
-    """Return an installed distribution and all that it requires, by name; without this program's own.
+    """Return an installed distribution and all that it requires, by name; without this program's own, and without those
+    that it replaces by entry points of the group `grailnode.replacements`.
 
     Raises:
         PluginError: one is not installed.
     """
     distributions: dict[str, Distribution] = {}
+    left_out = {OWN_DISTRIBUTION}
     past_requirements: set[tuple[str, frozenset[str]]] = set()
     due = [(str(canonicalize_name(name)), frozenset[str]())]
     while due:
         name, extras = due.pop()
-        if name == OWN_DISTRIBUTION or (name, extras) in past_requirements:
+        if name in left_out or (name, extras) in past_requirements:
             continue
         past_requirements.add((name, extras))
         try:
             distributions[name] = importlib.metadata.distribution(name)
         except PackageNotFoundError:
             raise PluginError(f"{name}: a plug-in requires it, and it is not installed: pip install {name}") from None
+        if len(distributions) == 1:
+            points = distributions[name].entry_points.select(group=_REPLACEMENTS)
+            left_out |= {str(canonicalize_name(point.name)) for point in points}
         for requirement in map(Requirement, distributions[name].requires or ()):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):

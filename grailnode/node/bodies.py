@@ -49,6 +49,7 @@ from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.digest import Weights
 from protocol.environments import Environment
+from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, Pause
@@ -101,12 +102,7 @@ async def fetch_task(
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
     device = engine.device if engine.kind == "torch" else "cpu"
-    compute = _torch_compute(await follower_model(node, config, policy, directory, device), config)
-    if engine.kind == "torch":
-        return task, compute
-    vllm = engine.model_copy(update={"python": config.vllm_python})
-    policy_files, engine_files = policy.directory.absolute(), engine_directory(directory).absolute()
-    return task, replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
+    return task, make_compute(config, await follower_model(node, config, policy, directory, device), policy, directory)
 
 
 async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) -> dict[str, Environment]:
@@ -133,6 +129,16 @@ def _torch_compute(model: CausalModel, config: Config) -> Compute:
     """Return how a node computes a model with torch."""
     engine = config.engine
     return Compute(model, engine.device, DTYPES[engine.dtype], engine.max_batch_tokens, engine.draft is not None)
+
+
+def make_compute(config: Config, model: CausalModel, policy: Policy, directory: Path) -> Compute:
+    """Return how a node samples and checks with a model; an engine of vLLM keeps its files in the directory."""
+    compute = _torch_compute(model, config)
+    if config.engine.kind == "torch":
+        return compute
+    vllm = config.engine.model_copy(update={"python": config.vllm_python})
+    policy_files, engine_files = policy.directory.absolute(), engine_directory(directory).absolute()
+    return replace(compute, vllm=vllm, policy=policy_files, directory=engine_files)
 
 
 def published_files(config: Config) -> tuple[Path | None, Path | None]:
@@ -233,8 +239,8 @@ async def _canary(node: Node, launch: Launch) -> None:
     trainer = read_key(config, launch.name)
     producer = partial(CanaryProducer, trainer=trainer, trainer_state=trainer_state)
 
-    async def audit(engine: Engine) -> None:
-        await CanaryAudit(node, task, engine, trainer, trainer_state).run()
+    async def audit(engine: Engine, shares_of: SharesOf) -> None:
+        await CanaryAudit(node, task, engine, trainer, trainer_state, shares_of).run()
 
     await run_miner(node, task, compute, config.miner, producer, audit)
 

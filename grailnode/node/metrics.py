@@ -1,8 +1,11 @@
 """The Prometheus metrics of one process: the events in its log, and what it asks of its stores. They are served on this
-machine's loopback address only.
+machine's loopback address only. docs/reference/metrics.md lists them.
 """
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -15,11 +18,82 @@ from prometheus_client import (
 )
 
 from grailnode.config import ConfigError
+from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.http_server import Answer, Request, serve_http
 
 # otherwise every counter has a second series with the time at which it was created
 _disable_created_metrics: Callable[[], None] = disable_created_metrics  # the function itself has no annotations
 _disable_created_metrics()
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """A metric, which has the label `node` and others.
+
+    Attributes:
+        name: as Prometheus' conventions want it: the unit at the end, and `_total` behind that of a counter.
+        event, field: the event of the log that sets it, or adds to it, and which of its numbers; empty for the metrics
+            of events and stores.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: tuple[str, ...] = ()
+    event: str = ""
+    field: str = ""
+
+
+def _gauge(event: str, field: str, name: str, text: str) -> MetricSpec:
+    return MetricSpec(f"grailnode_{name}", "gauge", text, event=event, field=field)
+
+
+def _sum(event: str, field: str, name: str, text: str) -> MetricSpec:
+    return MetricSpec(f"grailnode_{name}_total", "counter", text, event=event, field=field)
+
+
+_EVENTS: Final = MetricSpec("grailnode_events_total", "counter", "Events in the log.", ("event",))
+_EVENT_TIME: Final = MetricSpec(
+    "grailnode_event_timestamp_seconds", "gauge", "When the newest event of a name was, in Unix time.", ("event",)
+)
+_OPERATIONS: Final = MetricSpec(
+    "grailnode_store_operations_total",
+    "counter",
+    "Operations on stores by outcome: ok, missing, too_large, error, cancelled.",
+    ("operation", "outcome"),
+)
+_PAYLOAD: Final = MetricSpec(
+    "grailnode_store_payload_bytes_total", "counter", "Bytes of objects, read and written.", ("operation",)
+)
+_WAIT: Final = MetricSpec("grailnode_store_wait_seconds_total", "counter", "Time that they took.", ("operation",))
+
+SPECS: Final = (
+    *(_EVENTS, _EVENT_TIME, _OPERATIONS, _PAYLOAD, _WAIT),
+    _gauge("serving", "version", "served_version", "The policy version with which this node samples or judges."),
+    _gauge("published", "version", "published_version", "The newest version that this trainer has published."),
+    _gauge("published", "patch_bytes", "patch_size_bytes", "Size of the newest version's patch; 0 without one."),
+    _gauge("step", "step", "training_steps", "Optimizer steps since the run began."),
+    _gauge("step", "reward", "training_reward_ratio", "Mean reward of the newest step's groups."),
+    _gauge("step", "loss", "training_loss", "Loss of the newest step."),
+    _gauge("step", "entropy", "training_entropy_nats", "Mean entropy of the policy at the newest step's tokens."),
+    _gauge("step", "grad_norm", "training_gradient_norm", "Norm of the newest step's gradient, before clipping."),
+    _gauge("step", "staleness", "training_staleness_versions", "Mean age of the newest step's groups, in versions."),
+    _gauge("step", "buffered", "training_buffered_groups", "Groups that wait for a step."),
+    _gauge("step", "data_wait_fraction", "training_data_wait_ratio", "Share of time in which steps wait for groups."),
+    _gauge("step", "io_wait_fraction", "training_storage_wait_ratio", "Share in which steps wait for the disk."),
+    _sum("collected", "used", "collected_groups", "Verified groups that this trainer has taken."),
+    _sum("collected", "unused", "uncollected_groups", "Groups of finished windows that it has not taken."),
+    _sum("delivered", "groups", "delivered_groups", "Groups that this miner has delivered."),
+    _sum("delivered", "bytes", "delivered_bytes", "Bytes of the batches that this miner has delivered."),
+    _sum("judged", "cases", "judged_cases", "Miners' windows that this validator has judged."),
+    _sum("judged", "seconds", "judging_seconds", "Time in which it judged."),
+    _gauge("judged", "left_earning", "unjudged_cases", "Earning miners of its newest window that it had no time for."),
+    _gauge("revealed", "window", "revealed_window", "The newest window whose verdicts this validator has revealed."),
+    _gauge("event-loop-blocked", "seconds", "event_loop_blocked_seconds", "The newest report of a long step."),
+)
+"""Every metric of a process but those of prometheus_client's ProcessCollector."""
+
+_OF_EVENTS: Final = {spec.event: [own for own in SPECS if own.event == spec.event] for spec in SPECS if spec.event}
 
 
 class Metrics:
@@ -29,40 +103,35 @@ class Metrics:
         self._process = process
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # memory, CPU seconds and open files, read from /proc when asked
-        self._events = Counter("grailnode_events", "Events in the log.", ("node", "event"), registry=self._registry)
-        self._event_values = Gauge(
-            "grailnode_event_value",
-            "The number that the newest event of a name has in a field, such as the version in 'published'.",
-            ("node", "event", "field"),
-            registry=self._registry,
-        )
-        self._operations = Counter(
-            "grailnode_store_operations",
-            "Operations on stores by outcome: ok, missing, too_large, error, cancelled.",
-            ("node", "operation", "outcome"),
-            registry=self._registry,
-        )
-        self._bytes = Counter(
-            "grailnode_store_bytes", "Payload bytes read and written.", ("node", "operation"), registry=self._registry
-        )
-        self._seconds = Counter(
-            "grailnode_store_seconds",
-            "Seconds spent waiting for stores.",
-            ("node", "operation"),
-            registry=self._registry,
-        )
+        kinds = {"counter": Counter, "gauge": Gauge}
+        self._metrics = {
+            spec.name: kinds[spec.kind](spec.name, spec.help, ("node", *spec.labels), registry=self._registry)
+            for spec in SPECS
+        }
+        for event in ALARMS:  # a counter that begins with 1 has not increased
+            self._metrics[_EVENTS.name].labels(process, event)
 
     def count_event(self, name: str, fields: Mapping[str, str | int | float]) -> None:
-        """Count an event, and keep the numbers among its fields as the newest of its name."""
-        self._events.labels(self._process, name).inc()
-        for field, value in fields.items():
+        """Count an event, and take over the numbers of it that are metrics."""
+        self._add(_EVENTS, 1, name)
+        self._metrics[_EVENT_TIME.name].labels(self._process, name).set(time.time())
+        for spec in _OF_EVENTS.get(name, ()):
+            value = fields.get(spec.field)
             if isinstance(value, int | float):
-                self._event_values.labels(self._process, name, field).set(value)
+                self._add(spec, value)
 
     def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
-        self._operations.labels(self._process, operation, outcome).inc()
-        self._bytes.labels(self._process, operation).inc(payload_bytes)
-        self._seconds.labels(self._process, operation).inc(seconds)
+        self._add(_OPERATIONS, 1, operation, outcome)
+        self._add(_PAYLOAD, payload_bytes, operation)
+        self._add(_WAIT, seconds, operation)
+
+    def _add(self, spec: MetricSpec, value: float, *labels: str) -> None:
+        """Add to a counter, or set a gauge."""
+        metric = self._metrics[spec.name].labels(self._process, *labels)
+        if isinstance(metric, Gauge):
+            metric.set(value)
+        else:
+            metric.inc(value)
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -97,6 +97,7 @@ async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callab
         if line is None:
             raise  # a bug: the traceback goes to standard error, and a restart may help
         telemetry.event("failed", error=with_repair_command(line, launch.config, launch.name))
+        await trio.to_thread.run_sync(telemetry.close)
         return EXIT_TRANSIENT if is_transient(error) else EXIT_PERMANENT
     return 0
 
@@ -104,7 +105,7 @@ async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callab
 def _telemetry(launch: Launch, process: str) -> NodeTelemetry:
     """Return where the events of a process go: a log of its own, and the terminal if the launch says so."""
     log = launch.config.at(launch.config.node.logs) / f"{process.replace('/', '-')}.jsonl"
-    return NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None)
+    return NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
 
 
 def return_large_blocks(limit: int) -> None:

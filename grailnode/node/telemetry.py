@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
+from grailnode.node.alarm_sender import AlarmSender
 from grailnode.node.metrics import Metrics
 from roles.ports import Telemetry
 
@@ -21,34 +22,40 @@ class NodeTelemetry:
         name: of the node's process; it is part of every line and every metric.
         file: receives every event as a JSON line; None for no file.
         terminal: receives a short line for every event; None for no terminal.
+        alarm_url: receives the events that are alarms; empty for nobody.
 
     Attributes:
         metrics: what the process serves to Prometheus.
     """
 
-    def __init__(self, name: str, file: IO[str] | None = None, terminal: IO[str] | None = None) -> None:
+    def __init__(
+        self, name: str, file: IO[str] | None = None, terminal: IO[str] | None = None, alarm_url: str = ""
+    ) -> None:
         self._name = name
         self._file = file
         self._terminal = terminal
+        self._alarms = AlarmSender(alarm_url, name) if alarm_url else None
         self.metrics = Metrics(name)
 
     @classmethod
-    def to_file(cls, name: str, path: Path, terminal: IO[str] | None = None) -> "NodeTelemetry":
+    def to_file(cls, name: str, path: Path, terminal: IO[str] | None = None, alarm_url: str = "") -> "NodeTelemetry":
         """Return telemetry that appends to a file, and create the file's directory.
 
         When the file cannot be written, the first event says so and only the terminal receives events.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return cls(name, path.open("a", encoding="utf-8", buffering=1), terminal)
+            return cls(name, path.open("a", encoding="utf-8", buffering=1), terminal, alarm_url)
         except OSError as error:
-            telemetry = cls(name, None, terminal)
+            telemetry = cls(name, None, terminal, alarm_url)
             telemetry.event("log-unwritable", path=str(path), error=(error.strerror or "cannot be opened").lower())
             return telemetry
 
     def event(self, name: str, **fields: Field) -> None:
         """Log and count an event."""
         self.metrics.count_event(name, fields)
+        if self._alarms is not None:
+            self._alarms.take(name, fields)
         now = time.time()
         if self._file is not None:
             line = {"time": round(now, 3), "node": self._name, "event": name, **fields}
@@ -57,6 +64,11 @@ class NodeTelemetry:
             clock = time.strftime("%H:%M:%S", time.localtime(now))
             details = " ".join(f"{key}={value if key == 'error' else _short(value)}" for key, value in fields.items())
             self._write(self._terminal, f"{clock} {self._name} {name} {details}\n")
+
+    def close(self) -> None:
+        """Wait a moment for alarms that are on their way, before the process ends."""
+        if self._alarms is not None:
+            self._alarms.close()
 
     @staticmethod
     def _write(file: IO[str], line: str) -> None:

@@ -1,6 +1,7 @@
 """The addition environment: the prompt '57+68=' must be continued by '125' (docs/spec/environments.md)."""
 
 import functools
+from collections import Counter
 from typing import Final
 
 from protocol.environments.base import Problem
@@ -32,6 +33,20 @@ def _test_set() -> tuple[Problem, ...]:
     return tuple(problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda pair: pair[0]))
 
 
+def _level(a: int, b: int) -> str:
+    """Return which columns carry."""
+    ones = a % 10 + b % 10 > 9
+    tens = a // 10 + b // 10 + ones > 9
+    return "carry-" + {(0, 0): "none", (1, 0): "ones", (0, 1): "tens", (1, 1): "both"}[ones, tens]
+
+
+@functools.cache
+def _levels() -> dict[str, int]:
+    """Return how many training problems have each level."""
+    numbers = range(_LOW, _HIGH + 1)
+    return dict(Counter(_level(a, b) for a in numbers for b in numbers if not _is_held_out_pair(a, b)))
+
+
 class Addition:
     """Two-digit addition. The reward is 1.0 for a text whose last number is the sum, and 0.0 for any other."""
 
@@ -52,6 +67,14 @@ class Addition:
     @property
     def held_out_size(self) -> int:
         return len(_test_set())
+
+    @property
+    def levels(self) -> dict[str, int]:
+        return _levels()
+
+    def level_of(self, problem: Problem) -> str:
+        a, b = map(int, problem.prompt.rstrip("=").split("+"))
+        return _level(a, b)
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0 if ends_with_number(completion, problem.reference) else 0.0

@@ -122,11 +122,13 @@ class Revisions:
 
     Attributes:
         rewind: the number and the rewind of the newest revision that rewinds the chain; None if there is none.
+        all_validators: those of any revision; lowest_quorum: of all revisions.
     """
 
     def __init__(self, run_id: bytes, initial: Authority) -> None:
         self.run_id = run_id
         self.current = initial
+        self.all_validators, self.lowest_quorum = set(initial.validators), initial.quorum
         self.rewind: tuple[int, ChainPoint] | None = None
         self._digests = [run_id]
         self._roots = [(initial.roots, initial.root_threshold)]
@@ -191,6 +193,8 @@ class Revisions:
         self._digests.append(verified.digest)
         self._roots.append((revision.authority.roots, revision.authority.root_threshold))
         self.current = revision.authority
+        self.all_validators.update(self.current.validators)
+        self.lowest_quorum = min(self.lowest_quorum, self.current.quorum)
         if revision.rewind is not None:
             self.rewind = (revision.number, revision.rewind)
 

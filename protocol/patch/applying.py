@@ -5,8 +5,11 @@ of the base if it is given, each frame as it is decoded, the digest of each chan
 The digest of the result covers every element, changed or not, so a wrong base cannot pass.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,6 +28,8 @@ from protocol.patch.container import (
     header_bytes,
     read_header,
     split_frames,
+    unit_row,
+    units_of,
 )
 from protocol.patch.fields import BoundedBuffer
 from protocol.patch.frames import decode_frame
@@ -36,6 +41,8 @@ NewTensors = Callable[[Weights], dict[str, torch.Tensor]]
 
 Changes = tuple[NDArray[np.int64], Bits]
 """The flat indices of changed elements, distinct and in any order, and their new values."""
+
+_WAITING_FRAMES: Final = 4  # a thread, of a patch that arrives faster than it is decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,43 @@ def apply_frame(
     return new, digest
 
 
+def apply_unit(
+    old: Weights,
+    rows: Sequence[TensorRow],
+    frame: memoryview,
+    places: Weights | None = None,
+    changes: dict[str, list[Changes]] | None = None,
+) -> dict[str, tuple[torch.Tensor, bytes]]:
+    """Decode the changed tensors of a frame; return each new tensor with its BLAKE3, by name.
+
+    Args:
+        old: the tensors, by name; rows: of them, the last one that of the frame.
+        places: where to write the new ones, which may be `old` itself; None for new memory.
+        changes: gets the changed elements of each tensor.
+    """
+    if changes is not None:
+        changes |= {row.name: [] for row in rows}
+    new = {row.name: empty_like(old[row.name]) if places is None else places[row.name] for row in rows}
+    if len(rows) == 1:
+        name = rows[0].name
+        return {name: apply_frame(old[name], rows[0], frame, new[name], None if changes is None else changes[name])}
+    # Joined tensors are small, so they are copied: side by side they are the tensor that was encoded.
+    before = np.concatenate([bits_of(old[row.name]) for row in rows])
+    after, begin, result = np.empty_like(before), 0, {}
+    for _ in decode_frame(unit_row(rows), frame, before, after):
+        pass
+    for row in rows:
+        own = slice(begin, begin + row.elements)
+        begin += row.elements
+        if changes is not None:
+            indices = np.flatnonzero(before[own] != after[own])
+            changes[row.name].append((indices, after[own][indices]))
+        bits_of(new[row.name])[:] = after[own]
+        result[row.name] = new[row.name], blake3(after[own].data.cast("B")).digest()
+    check_tensor(rows[-1], result[rows[-1].name][1])
+    return result
+
+
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
@@ -126,15 +170,19 @@ def apply_with_digests(
     """
     header, rows = _checked_table(weights, patch, digests)
 
-    def apply_row(item: tuple[TensorRow, memoryview]) -> tuple[torch.Tensor, bytes]:
-        row, frame = item
-        old = weights[row.name]
-        if row.mode == Mode.UNCHANGED:
-            return old, digests[row.name] if digests is not None else digest_tensor(old)
-        return apply_frame(old, row, frame)
+    def apply_rows(item: tuple[tuple[TensorRow, ...], memoryview]) -> dict[str, tuple[torch.Tensor, bytes]]:
+        unit, frame = item
+        if unit[-1].mode != Mode.UNCHANGED:
+            return apply_unit(weights, unit, frame)
+        name, old = unit[-1].name, weights[unit[-1].name]
+        return {name: (old, digests[name] if digests is not None else digest_tensor(old))}
 
-    items = zip(rows, split_frames(patch, header), strict=True)
-    pairs = dict(zip((row.name for row in rows), for_each(apply_row, items, threads), strict=True))
+    units, pairs = units_of(rows), dict[str, tuple[torch.Tensor, bytes]]()
+    frames = zip(rows, split_frames(patch, header), strict=True)
+    for result_of_unit in for_each(
+        apply_rows, ((units[row.name], frame) for row, frame in frames if not row.host), threads
+    ):
+        pairs |= result_of_unit
     result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
     # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
     check_result(result.weights, result.digests, header)
@@ -147,8 +195,8 @@ def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
 
 
 class StreamingApply:
-    """The application of a patch while it arrives. With one thread, only one frame is in memory at a time; with more,
-    those that the bytes fed together complete.
+    """The application of a patch while it arrives. With one thread, only one frame is in memory at a time. More threads
+    go on decoding while the next bytes arrive, of up to `_WAITING_FRAMES` frames a thread.
 
     Args:
         digests, threads: see `apply_with_digests`.
@@ -172,12 +220,18 @@ class StreamingApply:
         self._head = bytearray()
         self._header: Header | None = None
         self._rows: tuple[TensorRow, ...] = ()
+        self._units: dict[str, tuple[TensorRow, ...]] = {}
         self._next = 0
         self._frame: BoundedBuffer | None = None
         self._result = AppliedPatch({}, {})
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._pending: deque[Future[None]] = deque()
 
     def feed(self, data: bytes) -> list[str]:
-        """Process the next bytes of the patch (hostile), and return the names of the tensors that they complete."""
+        """Process the next bytes of the patch (hostile), and return the names of the tensors whose frames they end.
+
+        With threads, a frame may be refused by a later call, or by `finish`.
+        """
         # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
         rest = memoryview(data)
         if self._header is None:
@@ -188,9 +242,18 @@ class StreamingApply:
             if self._new_tensors is not None:
                 self._places = self._new_tensors(self._weights)
             rest = memoryview(bytes(self._head))[header.frames_begin :]
-            self._header, self._rows = header, rows
+            self._header, self._rows, self._units = header, rows, units_of(rows)
             self._head.clear()
-        return for_each(self._apply, self._take(rest), self._threads)
+        names = []
+        for unit, frame in self._take(rest):
+            names += [row.name for row in unit]
+            if self._pool is None:
+                self._apply(unit, frame)
+                continue
+            self._pending.append(self._pool.submit(self._apply, unit, frame))
+            while len(self._pending) > _WAITING_FRAMES * self._threads:
+                self._pending.popleft().result()
+        return names
 
     def finish(self) -> AppliedPatch:
         """Return the new weights after all bytes of the patch were processed.
@@ -198,6 +261,8 @@ class StreamingApply:
         Raises:
             PatchError: the patch is cut off, or does not give the weights that it promises.
         """
+        while self._pending:
+            self._pending.popleft().result()
         result = self._result
         if self._header is None or len(result.weights) < len(self._rows):
             raise PatchError("cut off", "patch")
@@ -207,8 +272,8 @@ class StreamingApply:
             {name: result.digests[name] for name in self._weights},
         )
 
-    def _take(self, rest: memoryview) -> Iterator[tuple[TensorRow, memoryview]]:
-        """Yield the frames that more bytes complete, with their rows."""
+    def _take(self, rest: memoryview) -> Iterator[tuple[tuple[TensorRow, ...], memoryview]]:
+        """Yield the frames that more bytes complete, with the rows of their tensors."""
         while self._next < len(self._rows):
             # A frame may come in many pieces, and one piece may have the ends of many frames.
             row = self._rows[self._next]
@@ -221,17 +286,19 @@ class StreamingApply:
             # Counted before it is decoded: if it is refused, `finish` finds a tensor missing.
             frame, self._frame = self._frame.frame(), None
             self._next += 1
-            yield row, frame
+            if not row.host:
+                yield self._units[row.name], frame
         if len(rest):
             raise PatchError(f"{len(rest)} bytes behind the end", "patch")
 
-    def _apply(self, item: tuple[TensorRow, memoryview]) -> str:
-        row, frame = item
-        old, place = self._weights[row.name], self._places.get(row.name)
-        if row.mode == Mode.UNCHANGED:
+    def _apply(self, rows: tuple[TensorRow, ...], frame: memoryview) -> None:
+        name = rows[-1].name
+        old, place = self._weights[name], self._places.get(name)
+        if rows[-1].mode == Mode.UNCHANGED:
             new = old if place is None else copy_bits(old, place)
-            digest = self._base_digests[row.name] if self._base_digests is not None else digest_tensor(old)
+            digest = self._base_digests[name] if self._base_digests is not None else digest_tensor(old)
+            results = {name: (new, digest)}
         else:
-            new, digest = apply_frame(old, row, frame, place)
-        self._result.weights[row.name], self._result.digests[row.name] = new, digest
-        return row.name
+            results = apply_unit(self._weights, rows, frame, self._places or None)
+        for name, (new, digest) in results.items():
+            self._result.weights[name], self._result.digests[name] = new, digest

@@ -1,17 +1,19 @@
 """Encode a patch, and read its summary (docs/spec/patch.md)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import local
-from typing import TypeVar
+from typing import Final, TypeVar
 
+import numpy as np
 import torch
 from blake3 import blake3
 
 from protocol.digest import Weights, outline, raw_bytes, type_name, weights_digest
 from protocol.patch.container import (
     CHECK_BYTES,
+    MAX_JOINED_ELEMENTS,
     PROFILES,
     Mode,
     Table,
@@ -22,9 +24,13 @@ from protocol.patch.container import (
 )
 from protocol.patch.frames import encode_frame
 from protocol.patch.sparse import Scratch
+from protocol.patch.values import bits_of, layout_of
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+SMALL_ELEMENTS: Final = 1 << 18
+"""A tensor of fewer elements shares its frame, and so a model, with others."""
 
 Digests = Mapping[str, bytes]
 """The BLAKE3 of each tensor's bytes, by name."""
@@ -43,7 +49,7 @@ class EncodedTensor:
     """A tensor of a patch.
 
     Attributes:
-        frame: its change; empty if it is unchanged.
+        frame: its change; empty if it is unchanged or joined to another tensor.
         before, after: BLAKE3 of the old and of the new tensor.
     """
 
@@ -87,6 +93,40 @@ def digest_tensor(tensor: torch.Tensor) -> bytes:
     return blake3(raw_bytes(tensor)).digest()
 
 
+def units(old: Weights, new: Weights) -> list[tuple[str, ...]]:
+    """Return the names of each frame's tensors, in ascending order: of one, or of small ones that change alike."""
+    result: list[tuple[str, ...]] = []
+    small: dict[tuple[str, bool], list[str]] = {}
+    for name, tensor in new.items():
+        changes = 0
+        if tensor.numel() < SMALL_ELEMENTS:
+            changes = int(np.count_nonzero(bits_of(old[name]) != bits_of(tensor)))
+        if changes:
+            small.setdefault((type_name(tensor.dtype), 2 * changes > tensor.numel()), []).append(name)
+        else:
+            result.append((name,))
+    for names in small.values():
+        # Tensors of one shape have the same task in different layers.
+        names.sort(key=lambda name: (new[name].shape, name))
+        ends = np.cumsum([new[name].numel() for name in names])
+        numbers = ends // (MAX_JOINED_ELEMENTS - SMALL_ELEMENTS)
+        for number in range(int(numbers[-1]) + 1):
+            result.append(tuple(sorted(name for name, own in zip(names, numbers, strict=True) if own == number)))
+    return [names for names in result if names]
+
+
+def encode_unit_frame(
+    old: Weights, new: Weights, names: Sequence[str], profile: str, scratch: Scratch
+) -> tuple[Mode, int, memoryview]:
+    """Encode the frame of some tensors; see `encode_frame`."""
+    before, after = ([bits_of(weights[name]) for name in names] for weights in (old, new))
+    layout = layout_of(new[names[0]].dtype)
+    if len(names) == 1:
+        return encode_frame(before[0], after[0], new[names[0]].shape, layout, profile, scratch)
+    one, other = np.concatenate(before), np.concatenate(after)
+    return encode_frame(one, other, one.shape, layout, profile, scratch)
+
+
 def check_same_tensors(old: Weights, new: Weights) -> None:
     """Raise ValueError unless old and new weights have the same names, dtypes and shapes."""
     if old.keys() != new.keys():
@@ -128,11 +168,15 @@ class PatchEncoder:
         """
         check_same_tensors(old, new)
 
-        def encode_tensor(name: str) -> EncodedTensor:
+        def encode_unit(names: tuple[str, ...]) -> list[EncodedTensor]:
             # Each thread keeps its scratch memory from tensor to tensor.
             if not hasattr(self._local, "scratch"):
                 self._local.scratch = Scratch()
-            mode, changes, frame = encode_frame(old[name], new[name], self._profile, self._local.scratch)
+            mode, changes, frame = encode_unit_frame(old, new, names, self._profile, self._local.scratch)
+            joined = [tensor(name, Mode.JOINED, 0, memoryview(b""), names[-1]) for name in names[:-1]]
+            return [*joined, tensor(names[-1], mode, changes, frame)]
+
+        def tensor(name: str, mode: Mode, changes: int, frame: memoryview, host: str = "") -> EncodedTensor:
             before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
             # Equal digests and an empty frame say the same thing. If one of them contradicts the other, a digest that
             # the caller gave belongs to other tensors.
@@ -140,12 +184,12 @@ class PatchEncoder:
             after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
             if (after == before) != unchanged:
                 raise ValueError(f"{name}: a digest of another tensor")
-            check = b"" if unchanged else after[:CHECK_BYTES]
-            row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changes, len(frame), check)
+            check = b"" if unchanged or host else after[:CHECK_BYTES]
+            row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changes, len(frame), check, host)
             return EncodedTensor(row, frame, before, after)
 
-        names = sorted(new)
-        self.tensors.update(zip(names, for_each(encode_tensor, names, self._threads), strict=True))
+        for unit in for_each(encode_unit, units(old, new), self._threads):
+            self.tensors.update((tensor.row.name, tensor) for tensor in unit)
 
     def finish(self) -> bytes:
         """Return the patch of all tensors."""

@@ -10,8 +10,8 @@ take ten times its bytes.
 import math
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Final
@@ -27,10 +27,12 @@ from protocol.patch.fields import Cursor, varint
 PROFILES: Final = ("compact", "fast")
 """What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
 
-MAGIC: Final = b"GRP1"
+MAGIC: Final = b"GRP2"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
-FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensor
+FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensors
+MAX_JOINED_ELEMENTS: Final = 1 << 21
+"""Elements of the tensors that share a frame."""
 
 _DTYPE_CODES: Final = tuple(sorted(type_names.values()))
 
@@ -45,6 +47,8 @@ class Mode(IntEnum):
     XOR_PLANES = 4
     RAW_STEP_PLANES = 5
     SMALL_CHANGES = 6
+    ROWS = 7
+    JOINED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class TensorRow:
     Attributes:
         changed: number of elements whose bits differ.
         size: bytes of the frame.
-        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged.
+        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged or joined.
+        host: name of the tensor whose frame has a joined tensor's changes, and counts them; else empty.
     """
 
     name: str
@@ -64,6 +69,7 @@ class TensorRow:
     changed: int
     size: int
     check: bytes
+    host: str = ""
 
     @property
     def elements(self) -> int:
@@ -95,15 +101,31 @@ class Table:
         count = cursor.varint(limits.MAX_TENSORS)
         if tensors is not None and count != tensors:
             raise PatchError(f"a patch of {count} tensors for weights of {tensors}")
-        last_name = None
-        for _ in range(count):
+        last_name, joined = None, dict[int, tuple[torch.dtype, int]]()  # by the place of the row that has the frame
+        for place in range(count):
             self._offsets.append(cursor.offset)
-            row = _read_row(cursor)
+            row, distance = _read_row(cursor)
             # Ascending names: a name cannot occur twice, and a patch has a single form.
             if last_name is not None and row.name <= last_name:
                 raise MalformedError("a tensor twice, or names out of order", row.name)
             last_name = row.name
             self.sizes.append(row.size)
+            has_others = place in joined
+            dtype, elements = joined.pop(place, (row.dtype, 0))
+            # Tensors that share a frame are small, since a decoder has them in memory twice.
+            if has_others and elements + row.elements > MAX_JOINED_ELEMENTS:
+                raise LimitError(f"joined tensors of {elements + row.elements} elements", row.name)
+            if has_others and row.mode in (Mode.UNCHANGED, Mode.JOINED):
+                raise PatchError("tensors joined to one without a frame", row.name)
+            if row.mode == Mode.JOINED:
+                dtype, elements = joined.get(place + distance, (row.dtype, 0))
+                joined[place + distance] = row.dtype, elements + row.elements
+            elif row.mode != Mode.UNCHANGED:
+                _check_frame(row, elements + row.elements)
+            if dtype != row.dtype:
+                raise PatchError("joined to a tensor of another dtype", row.name)
+        if joined:
+            raise PatchError("a tensor that is joined to none", "patch table")
         cursor.finish()
 
     def _cursor(self, offset: int) -> Cursor:
@@ -113,10 +135,11 @@ class Table:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> TensorRow:
-        return _read_row(self._cursor(self._offsets[index]))
+        row, distance = _read_row(self._cursor(self._offsets[index]))
+        return replace(row, host=_read_name(self._cursor(self._offsets[index + distance]))) if distance else row
 
     def __iter__(self) -> Iterator[TensorRow]:
-        return (_read_row(self._cursor(offset)) for offset in self._offsets)
+        return (self[index] for index in range(len(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +164,29 @@ class Header:
         return self.frames_begin + sum(self.rows.sizes)
 
 
-def _write_row(row: TensorRow) -> bytes:
+def units_of(rows: Iterable[TensorRow]) -> dict[str, tuple[TensorRow, ...]]:
+    """Return the rows of the tensors of each frame, by the name of the last one, to which the others are joined."""
+    units: dict[str, tuple[TensorRow, ...]] = {}
+    for row in rows:
+        units[row.host or row.name] = (*units.get(row.host or row.name, ()), row)
+    return units
+
+
+def unit_row(rows: Sequence[TensorRow]) -> TensorRow:
+    """Return the row of a frame as that of one tensor, which has the elements of all, one after the other."""
+    return rows[0] if len(rows) == 1 else replace(rows[-1], shape=(sum(row.elements for row in rows),))
+
+
+def _write_row(row: TensorRow, distance: int) -> bytes:
     name = row.name.encode()
     if len(name) > limits.MAX_NAME_BYTES or len(row.shape) > limits.MAX_RANK:
         raise LimitError("a name or a rank over its cap", row.name[:64])
     parts = [varint(len(name)), name, bytes((_DTYPE_CODES.index(type_names[row.dtype]), len(row.shape)))]
     parts += [varint(size) for size in row.shape]
     parts.append(bytes((row.mode,)))
-    if row.mode != Mode.UNCHANGED:
+    if row.mode == Mode.JOINED:
+        parts.append(varint(distance))
+    elif row.mode != Mode.UNCHANGED:
         parts += [varint(row.changed), varint(row.size), row.check]
     return b"".join(parts)
 
@@ -171,7 +209,8 @@ def _read_name(cursor: Cursor) -> str:
         raise MalformedError("a name that is not UTF-8", "patch table") from error
 
 
-def _read_row(cursor: Cursor) -> TensorRow:
+def _read_row(cursor: Cursor) -> tuple[TensorRow, int]:
+    """Read a row without its host, and how many rows later the host's row comes; 0 if the tensor is not joined."""
     name = _read_name(cursor)
     code = cursor.byte()
     if code >= len(_DTYPE_CODES):
@@ -181,17 +220,21 @@ def _read_row(cursor: Cursor) -> TensorRow:
     mode = cursor.byte()
     if mode not in Mode.__members__.values():
         raise MalformedError(f"no mode has the code {mode}", name)
-    if mode == Mode.UNCHANGED:
-        return TensorRow(name, dtype, shape, Mode.UNCHANGED, 0, 0, b"")
-    elements = math.prod(shape)
-    changes = cursor.varint(limits.MAX_ELEMENTS)
-    if not 1 <= changes <= elements:
-        raise PatchError(f"{changes} of {elements} elements changed", name)
-    # A raw frame is as large as its tensor, so an encoder needs no more. A decoder may thus reserve `size` bytes.
-    size = cursor.varint(limits.MAX_PATCH_BYTES)
-    if size > elements * dtype.itemsize + FRAME_SLACK:
-        raise PatchError(f"a frame of {size} bytes for {elements * dtype.itemsize} bytes of weights", name)
-    return TensorRow(name, dtype, shape, Mode(mode), changes, size, cursor.take(CHECK_BYTES))
+    if mode in (Mode.UNCHANGED, Mode.JOINED):
+        distance = cursor.varint(limits.MAX_TENSORS) if mode == Mode.JOINED else 0
+        if mode == Mode.JOINED and not distance:
+            raise MalformedError("joined to itself", name)
+        return TensorRow(name, dtype, shape, Mode(mode), 0, 0, b""), distance
+    changes, size = cursor.varint(limits.MAX_ELEMENTS), cursor.varint(limits.MAX_PATCH_BYTES)
+    return TensorRow(name, dtype, shape, Mode(mode), changes, size, cursor.take(CHECK_BYTES)), 0
+
+
+def _check_frame(row: TensorRow, elements: int) -> None:
+    if not 1 <= row.changed <= elements:
+        raise PatchError(f"{row.changed} of {elements} elements changed", row.name)
+    # A raw frame is as large as its tensors, so an encoder needs no more. A decoder may thus reserve `size` bytes.
+    if row.size > elements * row.dtype.itemsize + FRAME_SLACK:
+        raise PatchError(f"a frame of {row.size} bytes for {elements * row.dtype.itemsize} bytes of weights", row.name)
 
 
 def write_container(
@@ -203,7 +246,10 @@ def write_container(
         base, result: see `Header`.
     """
     # The limits of a reader, so that nobody signs a patch that every follower refuses.
-    table = varint(len(rows)) + b"".join(_write_row(row) for row in rows)
+    places = {row.name: place for place, row in enumerate(rows)}
+    table = varint(len(rows)) + b"".join(
+        _write_row(row, places[row.host or row.name] - place) for place, row in enumerate(rows)
+    )
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
     packed = compress(table)

@@ -69,7 +69,7 @@ def code_of(probability: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChangeGroup:
-    """The model's parameters for the listed changes, or for the changes of one class.
+    """The model's parameters for the changes of one class, or for all without classes.
 
     Attributes:
         code: the code of an element's weight.
@@ -86,17 +86,14 @@ class Model:
 
     Attributes:
         first: the exponent of the first class.
-        groups: the group of listed changes, then one for each class; without classes, every change is listed.
+        classes: their number.
+        groups: one for each class; a single one without classes.
     """
 
     layout: Layout
     first: int
+    classes: int
     groups: tuple[ChangeGroup, ...]
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return len(self.groups) - 1
 
     @cached_property
     def form(self) -> NDArray[np.uint64]:
@@ -159,10 +156,10 @@ def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
 
 
 class Statistics:
-    """The statistics to which a model is fitted, by group: listed changes, then classes.
+    """The statistics to which a model is fitted, by group.
 
     Attributes:
-        elements: number of elements: int64[GROUPS]; for the listed changes, of all elements.
+        elements: number of elements: int64[GROUPS].
         steps: number of changes by their step symbol: int64[GROUPS, STEP_SYMBOLS].
     """
 
@@ -174,7 +171,7 @@ class Statistics:
         """Return the model that fits best, with so many classes from the exponent `first` on."""
         # A group's table has the symbols up to the last one that is not rare, and one entry for all larger ones: each
         # symbol costs a byte of the frame.
-        steps = self.steps[: classes + 1]
+        steps = self.steps[: max(1, classes)]
         beyond = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]  # changes with each symbol or a larger one
         table_sizes = np.maximum(1, np.count_nonzero(beyond >= MIN_SYMBOL_COUNT, axis=1)).tolist()
         others = np.append(beyond, np.zeros((len(steps), 1), np.int64), axis=1)
@@ -185,7 +182,7 @@ class Statistics:
             changes, elements = int(beyond[number, 0]), int(self.elements[number])
             own = codes[number, :symbols].tobytes() + last[number, symbols : symbols + 1].tobytes()
             groups.append(ChangeGroup(code_of((changes + 0.4) / (elements + 1.0)), own))
-        return Model(layout, first, tuple(groups))
+        return Model(layout, first, classes, tuple(groups))
 
 
 def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -260,14 +257,14 @@ def read_model(cursor: Cursor, layout: Layout) -> Model:
     if first + max(classes, 1) > layout.exponents or (classes and not layout.is_float):
         raise MalformedError(f"classes of exponents {first} to {first + classes - 1}", "sparse frame")
     groups = []
-    for _ in range(classes + 1):
+    for _ in range(max(1, classes)):
         code, symbols = cursor.byte(), cursor.byte()
         if not 0 < symbols <= STEP_SYMBOLS:
             raise MalformedError(f"{symbols} symbols of steps", "sparse frame")
         groups.append(ChangeGroup(code, cursor.take(symbols + 1)))
         if max(code, *groups[-1].steps) > MAX_CODE:
             raise MalformedError("a weight out of range", "sparse frame")
-    return Model(layout, first, tuple(groups))
+    return Model(layout, first, classes, tuple(groups))
 
 
 assert weight_of(MAX_CODE) == MAX_WEIGHT

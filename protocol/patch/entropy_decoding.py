@@ -35,7 +35,6 @@ from protocol.patch.rans import (
     I,
     U,
     bits_at,
-    class_of,
     get_state,
     get_symbol,
     key_of,
@@ -45,7 +44,7 @@ from protocol.patch.values import Bits
 PAST_THE_END: Final = -2
 CUT_OFF: Final = -3
 NOT_A_CODE: Final = -4
-LEAVES_CLASS: Final = -5
+UNCHANGED_VIEW: Final = -5
 LEAVES_DTYPE: Final = -6
 LEFT_OVER: Final = -7
 
@@ -56,7 +55,6 @@ reasons: Final = {
     PAST_THE_END: "a gap past the end",
     CUT_OFF: "a section that is cut off",
     NOT_A_CODE: "bytes that no encoder writes",
-    LEAVES_CLASS: "a step out of its class",
     LEAVES_DTYPE: "a step out of the dtype",
     LEFT_OVER: "bytes left over in a section",
 }
@@ -185,31 +183,30 @@ def get_changes(
 
 @kernel()
 def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: Int64Array, place_count: int) -> Any:
-    """Apply a change to an element and note its place; return the new bits, and whether they stay in the dtype."""
+    """Apply a change to an element and note its place; return whether the new bits stay in the dtype."""
     # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
     # is larger than the largest one, as these are 64-bit integers without a sign.
     down = U(I(change << U(31)) >> I(63))
     key = key_of(U(new[at]), order) + (((change & U(0xFFFFFFFF)) ^ down) - down)
-    after = bits_at(key & order[3], order)
-    new[at], places[place_count] = after, I(at)
-    return after, key <= order[3]
+    new[at], places[place_count] = bits_at(key & order[3], order), I(at)
+    return key <= order[3]
 
 
-def apply_listed(
+def apply_all(
     old: Bits,
     new: Bits,
     order: UInt64Array,
     changes: UInt64Array,
     cursor: Int64Array,
     places: Int64Array,
-    listed_gap: Int64Array,
+    gap: Int64Array,
 ) -> Any:
-    """Copy a piece of the chunk and apply its changes, all of which are listed; return their number, or a status.
+    """Copy a piece of the chunk and apply its changes without classes; return their number, or a status.
 
     Args:
         cursor: index of the next change of each group: int64[GROUPS].
         places: result: the indices of the changed elements in the piece; an array for as many as the piece has.
-        listed_gap: number of elements before the next listed change: int64[1].
+        gap: number of elements before the next change: int64[1].
     """
     # The whole piece first, 64 elements at a time, and then its changes, which are few.
     for block in range(new.size // VECTOR_SIZE):
@@ -219,14 +216,13 @@ def apply_listed(
         copy(old, new, begin)
     for index in range(new.size // VECTOR_SIZE * VECTOR_SIZE, new.size):
         new[U(index)] = old[U(index)]
-    # `listed_gap` and `cursor` go on from piece to piece, so that a gap may lead across pieces.
-    at, number, place_count, in_dtype = listed_gap[0], U(cursor[0]), U(0), True
+    # `gap` and `cursor` go on from piece to piece, so that a gap may lead across pieces.
+    at, number, place_count, in_dtype = gap[0], U(cursor[0]), U(0), True
     while at < new.size:
-        _, fits = apply_change(new, U(at), changes[number], order, places, place_count)
-        in_dtype = in_dtype and fits
+        in_dtype = in_dtype & apply_change(new, U(at), changes[number], order, places, place_count)
         place_count, number = place_count + U(1), number + U(1)
         at += I(1) + I(changes[number] >> U(33))
-    listed_gap[0] = at - I(new.size)
+    gap[0] = at - I(new.size)
     cursor[0] = I(number)
     return I(place_count) if in_dtype else I(LEAVES_DTYPE)
 
@@ -241,7 +237,6 @@ def apply_changes(
     places: Int64Array,
     classes: UInt8Array,
     gaps: Int64Array,
-    listed_gap: Int64Array,
 ) -> Any:
     """Copy a piece of the chunk, a multiple of 64 elements, and apply its changes; return their number, or a status.
 
@@ -249,59 +244,42 @@ def apply_changes(
         form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
         classes: scratch memory: uint8[64].
         gaps: number of elements of each class before its next change: int64[MAX_CLASSES].
-        cursor, places, listed_gap: as for `apply_listed`.
+        cursor, places: as for `apply_all`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
-    in_dtype, in_class, place_count = True, True, U(0)
+    in_dtype, place_count = True, U(0)
     for block in range(new.size // VECTOR_SIZE):
         begin = U(block) * U(VECTOR_SIZE)
         prefetch(old, begin + U(PREFETCH_DISTANCE))
         prefetch(new, begin + U(PREFETCH_DISTANCE))
         copy(old, new, begin)
-        # 1. Apply the listed changes. The count below will see them in their new classes, so one element is added to
-        #    the gap of each beforehand: a listed element counts for no class.
-        listed_mask = U(0)
-        while listed_gap[0] < I(begin) + I(VECTOR_SIZE):
-            at = U(listed_gap[0])
-            after, fits = apply_change(new, at, changes[U(cursor[0])], order, places, place_count)
-            place_count += U(1)
-            in_dtype = in_dtype and fits
-            gaps[class_of(after, shift, mask, first, last)] += I(1)
-            listed_mask |= U(1) << (at - begin)
-            cursor[0] += I(1)
-            listed_gap[0] += I(1) + I(changes[U(cursor[0])] >> U(33))
-        # 2. Count the elements of each class. A class whose gap is used up has a change in this vector; `pending` has
+        # 1. Count the elements of each class. A class whose gap is used up has a change in this vector; `pending` has
         #    a one for it. Many vectors have none, and end here.
         pending = count_classes(new, begin, shift, mask, first, last, classes, gaps)
         while pending != U(0):
             own = lowest_bit(pending)
             pending &= pending - U(1)
-            members = class_mask(classes, own) & ~listed_mask
-            # 3. What was left of the gap before this vector is the index of the changed element among its members here.
-            number, count = U(cursor[own + U(1)]), I(popcount(members))
+            members = class_mask(classes, own)
+            # 2. What was left of the gap before this vector is the index of the changed element among its members here.
+            #    A change may lead to another class: the classes are those before all changes of the vector.
+            number, count = U(cursor[own]), I(popcount(members))
             index = gaps[own] + count
             while index < count:
                 at = begin + nth_one(members, U(index))
-                after, fits = apply_change(new, at, changes[number], order, places, place_count)
+                in_dtype = in_dtype & apply_change(new, at, changes[number], order, places, place_count)
                 place_count += U(1)
-                in_dtype = in_dtype and fits
-                # An encoder lists a change that leaves its class. If one did so here, a patch could have two forms.
-                in_class = in_class and class_of(after, shift, mask, first, last) == own
                 number += U(1)
                 index += I(1) + I(changes[number] >> U(33))
-            cursor[own + U(1)] = I(number)
+            cursor[own] = I(number)
             gaps[own] = index - count
-    listed_gap[0] -= I(new.size)
-    if not in_dtype:
-        return I(LEAVES_DTYPE)
-    return I(place_count) if in_class else I(LEAVES_CLASS)
+    return I(place_count) if in_dtype else I(LEAVES_DTYPE)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
     """The kernels that write elements, for one width of these."""
 
-    apply_listed: Callable[..., int]
+    apply_all: Callable[..., int]
     apply_changes: Callable[..., int]
 
 
@@ -311,11 +289,11 @@ def decoders_for(itemsize: int) -> Decoders:
     element, masks, integers = f"uint{8 * itemsize}[::1]", "uint64[::1]", "int64[::1]"
     state = (masks, masks, integers, integers)
     return Decoders(
-        kernel(element, element, *state, integers)(apply_listed),
-        kernel(element, element, masks, *state, "uint8[::1]", integers, integers)(apply_changes),
+        kernel(element, element, *state, integers)(apply_all),
+        kernel(element, element, masks, *state, "uint8[::1]", integers)(apply_changes),
     )
 
 
 assert SLOTS == 4096
 assert STEP_SYMBOLS < 256
-assert MAX_CLASSES + 1 == GROUPS
+assert MAX_CLASSES == GROUPS

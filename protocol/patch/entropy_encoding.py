@@ -1,10 +1,9 @@
 """The encoder's kernels: find the changes, sort them by group, code them (docs/spec/patch.md, section 3).
 
-A change is *listed*, with its gap counted in elements, if its class differs before and after or there are no classes.
-Otherwise it belongs to the group of its class, and its gap is counted in elements of this class. In memory, a change is
-one integer:
+A change belongs to the group of its old value's class, and its gap is counted in elements of this class; without
+classes there is one group. In memory, a change is one integer:
 
-    size of the step: 32 bits | 1 if the step goes down | gap: 21 bits | group: 0 if it is listed, else 1 + its class
+    size of the step: 32 bits | 1 if the step goes down | gap: 21 bits | group
 
 The kernels compare 64 elements at a time. For 64 elements without a change, they only count the classes.
 """
@@ -35,8 +34,8 @@ _MASKS, _INTEGERS, _TABLE = "uint64[::1]", "int64[::1]", "uint64[:, ::1]"  # in 
 BUFFER_FULL: Final = -1
 """Status of a kernel: the changes need more bytes than the elements themselves."""
 
-GROUPS: Final = MAX_CLASSES + 1
-"""Groups of changes: the listed ones, then the classes."""
+GROUPS: Final = MAX_CLASSES
+"""Groups of changes: one for each class, or a single one."""
 
 
 @kernel()
@@ -49,24 +48,24 @@ def pack_change(group: int, gap: int, before: int, after: int, order: UInt64Arra
     return size | down << U(32) | gap << U(33) | group << U(54)
 
 
-def scan_listed(
+def scan_all(
     old: Bits,
     new: Bits,
     order: UInt64Array,
-    listed_gap: Int64Array,
+    gap: Int64Array,
     changes: UInt64Array,
     count: int,
     symbols: Int64Array,
 ) -> Any:
-    """Append the changes of a multiple of 64 elements, all as listed changes; return the total number of changes.
+    """Append the changes of a multiple of 64 elements without classes; return the total number of changes.
 
     Args:
-        listed_gap: minus the number of elements since the last change: int64[1].
+        gap: minus the number of elements since the last change: int64[1].
         changes: array for all changes.
         count: number of changes in it so far.
         symbols: number of changes by their step symbol, which is updated: int64[STEP_SYMBOLS].
     """
-    number, gap_begin = U(count), U(listed_gap[0])
+    number, gap_begin = U(count), U(gap[0])
     for block in range(old.size // VECTOR_SIZE):
         begin = U(block) * U(VECTOR_SIZE)
         prefetch(old, begin + U(PREFETCH_DISTANCE))
@@ -82,7 +81,7 @@ def scan_listed(
             symbols[symbol] += I(1)
             gap_begin = at + U(1)
             number += U(1)
-    listed_gap[0] = I(gap_begin) - I(old.size)
+    gap[0] = I(gap_begin) - I(old.size)
     return I(number)
 
 
@@ -93,7 +92,6 @@ def scan(
     order: UInt64Array,
     classes: UInt8Array,
     gaps: Int64Array,
-    listed_gap: Int64Array,
     changes: UInt64Array,
     counts: Int64Array,
 ) -> Any:
@@ -103,7 +101,6 @@ def scan(
         form: shift and mask of the exponent, the exponent of the first class, the number of the last class: uint64[5].
         classes: scratch memory: uint8[64].
         gaps: minus the number of elements of each class since its last change: int64[MAX_CLASSES].
-        listed_gap: minus the number of elements since the last listed change: int64[1].
         changes: array for all changes.
         counts: changes of each group so far: int64[GROUPS].
     """
@@ -119,30 +116,19 @@ def scan(
         rest = difference_mask(old, new, begin)
         # From here on `gaps` includes the whole vector; a change sets it to what lies behind that change.
         count_classes(old, begin, shift, mask, first, last, classes, gaps)
-        listed_mask = U(0)
         while rest != U(0):
             place = lowest_bit(rest)
             rest &= rest - U(1)
             before, after = U(old[begin + place]), U(new[begin + place])
             own = class_of(before, shift, mask, first, last)
-            if class_of(after, shift, mask, first, last) != own:
-                # Listed, so that a class has the same members before and after. The decoder applies listed changes
-                # first, and on both sides a listed element counts for no class.
-                changes[number] = pack_change(U(0), U(I(begin + place) - listed_gap[0]), before, after, order)
-                listed_gap[0] = I(begin + place) + I(1)
-                counts[0] += I(1)
-                gaps[own] += I(1)
-                listed_mask |= U(1) << place
-            else:
-                # The gap: the class's elements from the last change to this vector, -gaps - inside, and those before
-                # this one in the vector. It is right after an earlier change in the vector, too.
-                members = class_mask(classes, own) & ~listed_mask
-                inside, earlier = I(popcount(members)), I(popcount(members & ((U(1) << place) - U(1))))
-                changes[number] = pack_change(own + U(1), U(earlier - inside - gaps[own]), before, after, order)
-                gaps[own] = earlier + I(1) - inside
-                counts[own + U(1)] += I(1)
+            # The gap: the class's elements from the last change to this vector, -gaps - inside, and those before this
+            # one in the vector. It is right after an earlier change in the vector, too.
+            members = class_mask(classes, own)
+            inside, earlier = I(popcount(members)), I(popcount(members & ((U(1) << place) - U(1))))
+            changes[number] = pack_change(own, U(earlier - inside - gaps[own]), before, after, order)
+            gaps[own] = earlier + I(1) - inside
+            counts[own] += I(1)
             number += U(1)
-    listed_gap[0] -= I(old.size)
     return I(number)
 
 
@@ -327,7 +313,7 @@ def put_raw(
 class Coders:
     """The kernels that read elements, for one width of these."""
 
-    scan_listed: Callable[..., int]
+    scan_all: Callable[..., int]
     scan: Callable[..., int]
 
 
@@ -336,8 +322,8 @@ def coders_for(itemsize: int) -> Coders:
     """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
     element = f"uint{8 * itemsize}[::1]"
     return Coders(
-        kernel(element, element, _MASKS, _INTEGERS, _MASKS, "int64", _INTEGERS)(scan_listed),
-        kernel(element, element, _MASKS, _MASKS, "uint8[::1]", _INTEGERS, _INTEGERS, _MASKS, _INTEGERS)(scan),
+        kernel(element, element, _MASKS, _INTEGERS, _MASKS, "int64", _INTEGERS)(scan_all),
+        kernel(element, element, _MASKS, _MASKS, "uint8[::1]", _INTEGERS, _MASKS, _INTEGERS)(scan),
     )
 
 

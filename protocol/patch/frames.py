@@ -1,15 +1,23 @@
-"""The frame of one tensor: encode it in the smallest form, and decode it (docs/spec/patch.md, sections 3 and 4)."""
+"""The frame of one tensor, or of joined ones: encode it in the smallest form, and decode it (docs/spec/patch.md,
+sections 3 and 4).
 
-from collections.abc import Callable, Iterator
+A frame of rows is that of the rows with a change, behind a frame that says which rows these are. Only a few rows of an
+embedding may be touched, and its elements do not tell which.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from protocol.errors import error_context
+from protocol.errors import MalformedError, PatchError, error_context
 from protocol.patch.container import Mode, TensorRow
-from protocol.patch.fields import BufferFullError
+from protocol.patch.fields import BufferFullError, Cursor, gather, varint
 from protocol.patch.plain_frames import (
+    BLOCK_ELEMENTS,
     count_changes,
     decode_dense,
     decode_small_changes,
@@ -18,8 +26,8 @@ from protocol.patch.plain_frames import (
     encode_small_changes,
     find_small_changes,
 )
-from protocol.patch.sparse import Decoder, Scratch, encode_sparse, read_directory
-from protocol.patch.values import Bits, Decoded, Layout, bits_of, layout_of
+from protocol.patch.sparse import PIECE_ELEMENTS, Decoder, Scratch, encode_sparse, read_directory
+from protocol.patch.values import Bits, Decoded, Layout, layout_of
 
 PROBE_BLOCKS: Final = 8
 PROBE_ELEMENTS: Final = 1024
@@ -37,6 +45,10 @@ MIN_FRAME_BYTES: Final = 12
 
 CLASSES_SUFFICE_RATIO: Final = 16
 """If a frame with classes is so many times smaller than its tensor, no frame without classes is tried."""
+
+SAMPLE_ROWS: Final = 64
+MOST_TOUCHED_ROWS: Final = 0.75
+"""A frame of rows is tried if at most this share of a sample of rows has a change."""
 
 
 def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
@@ -113,19 +125,21 @@ class _SmallestFrame:
         return self._frame
 
 
-def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Scratch) -> tuple[Mode, int, memoryview]:
-    """Encode the smallest frame of one tensor.
+def encode_frame(
+    before: Bits, after: Bits, shape: Sequence[int], layout: Layout, profile: str, scratch: Scratch
+) -> tuple[Mode, int, memoryview]:
+    """Encode the smallest frame of one tensor, or of joined ones as one of one dimension.
 
     A sparse frame with classes is tried first if the profile and the dtype have classes, and one without classes if the
     result is still large.
 
     Args:
+        before, after: the previous and the new elements, flat.
         scratch: memory of the calling thread.
 
     Returns:
         The mode, the number of changed elements, and the frame.
     """
-    before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
     # 1. Few changes or none are found in one pass, which ends early if there are more.
     places = find_small_changes(before, after)
     if places is not None and not places.size:
@@ -136,6 +150,8 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
             Mode.SMALL_CHANGES,
             lambda below: (places.size, encode_small_changes(before, after, places, layout, below)),
         )
+    elif (touched := _touched_rows(before, after, shape)) is not None:
+        best.offer(Mode.ROWS, lambda below: encode_rows(before, after, touched, layout, profile, scratch, below))
     # 2. Sparse frames. Each attempt must stay below the best size so far, so a worse one ends early.
     class_options = (True, False) if profile == "compact" and layout.is_float else (False,)
     for classes in class_options:
@@ -163,6 +179,71 @@ def encode_frame(old: torch.Tensor, new: torch.Tensor, profile: str, scratch: Sc
     return best.mode, changes, frame if frame is not None else encode_raw(before, after, layout)
 
 
+def _touched_rows(old: Bits, new: Bits, shape: Sequence[int]) -> NDArray[np.bool_] | None:
+    """Return which rows have a change: bool [rows]; None if a sample of them shows that nearly all have."""
+    if len(shape) < 2:
+        return None
+    before, after = (bits.reshape(shape[0], -1) for bits in (old, new))
+    sample = slice(None, None, max(1, shape[0] // SAMPLE_ROWS))
+    if (before[sample] != after[sample]).any(axis=1).mean() > MOST_TOUCHED_ROWS:
+        return None
+    step = max(1, BLOCK_ELEMENTS // before.shape[1])
+    blocks = (slice(begin, begin + step) for begin in range(0, shape[0], step))
+    return np.concatenate([(before[block] != after[block]).any(axis=1) for block in blocks])
+
+
+def encode_rows(
+    old: Bits,
+    new: Bits,
+    touched: NDArray[np.bool_],
+    layout: Layout,
+    profile: str,
+    scratch: Scratch,
+    below: int,
+) -> tuple[int, memoryview]:
+    """Encode a frame of rows, which must stay below so many bytes; return the number of changes and the frame."""
+    # Which rows these are is coded as the change from zeros to ones, so it takes about its entropy.
+    rows, which = touched.size, layout_of(torch.uint8)
+    _, mask = encode_sparse(
+        np.zeros(rows, np.uint8), touched.view(np.uint8), (rows,), which, scratch, rows + 64, classes=False
+    )
+    before, after = (bits.reshape(rows, -1)[touched].reshape(-1) for bits in (old, new))
+    mode, changes, frame = encode_frame(before, after, (before.size,), layout, profile, scratch)
+    head = varint(int(touched.sum())) + varint(len(mask)) + bytes((mode,))
+    return changes, gather((head, bytes(mask), bytes(frame)), below - 1)
+
+
+def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None) -> Iterator[Decoded]:
+    """Decode a frame of rows; see `decode_frame`. The touched rows are in memory twice."""
+    rows = row.shape[0] if row.shape else 1
+    cursor = Cursor(frame, "frame of rows")
+    count, length, mode = cursor.varint(rows), cursor.varint(len(frame)), cursor.byte()
+    if mode in (Mode.UNCHANGED, Mode.ROWS, Mode.JOINED) or mode not in Mode.__members__.values():
+        raise MalformedError(f"rows of the mode {mode}", row.name)
+    begin, touched = cursor.offset, np.zeros(rows, np.uint8)
+    which = TensorRow(row.name, torch.uint8, (rows,), Mode.SPARSE, count, length, b"")
+    for _ in decode_frame(which, frame[begin : begin + length], touched, touched):
+        pass
+    if touched.max() > 1:
+        raise PatchError("a mark of a row that is not 1", row.name)
+    places, before = np.flatnonzero(touched), old.reshape(rows, -1)
+    after, width = before[places], before.shape[1]
+    inner, flat = replace(row, shape=(after.size,), mode=Mode(mode)), after.reshape(-1)
+    for _ in decode_frame(inner, frame[begin + length :], flat, flat):
+        pass
+    step = max(1, PIECE_ELEMENTS // width)
+    scratch: Bits = np.empty(min(step, rows) * width, old.dtype)
+    for top in range(0, rows, step):
+        source = before[top : top + step]
+        own = slice(*np.searchsorted(places, (top, top + step)).tolist())
+        # Compared before they are written, since the target may be the old elements themselves.
+        changed, columns = np.nonzero(source[places[own] - top] != after[own])
+        piece = (scratch if target is None else target[top * width :])[: source.size].reshape(source.shape)
+        np.copyto(piece, source)
+        piece[places[own] - top] = after[own]
+        yield top * width, piece.reshape(-1), (places[own] - top)[changed] * width + columns
+
+
 def decode_frame(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None) -> Iterator[Decoded]:
     """Yield the new elements of a changed tensor and the indices of the changed ones, piece by piece, in order.
 
@@ -174,6 +255,9 @@ def decode_frame(row: TensorRow, frame: memoryview, old: Bits, target: Bits | No
     """
     layout = layout_of(row.dtype)
     with error_context(row.name):
+        if row.mode == Mode.ROWS:
+            yield from _decode_rows(row, frame, old, target)
+            return
         if row.mode != Mode.SPARSE:
             if row.mode == Mode.SMALL_CHANGES:
                 blocks = decode_small_changes(old, frame, row.changed, layout)

@@ -49,10 +49,9 @@ class FrameFacts:
     """The statistics of one frame.
 
     Attributes:
-        density: share of the changed elements.
+        density: share of the changed elements, of all tensors of the frame.
         bits_per_change: bits of the frame per changed element; 0.0 if nothing changed.
         classes: number of classes of the model; 0 if the frame has no classes.
-        listed: number of listed changes, which leave their class (all changes of a frame without classes).
         sections: bytes of a sparse frame's sections "words" and "raw"; 0 in other modes.
     """
 
@@ -60,7 +59,6 @@ class FrameFacts:
     density: float
     bits_per_change: float
     classes: int
-    listed: int
     sections: dict[str, int]
 
 
@@ -69,17 +67,21 @@ def frame_facts(patch: bytes) -> Iterator[FrameFacts]:
     is decoded.
     """
     header = read_header(patch)
+    joined: dict[str, int] = {}  # elements by the name of the tensor that has their frame
     for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+        elements = row.elements + joined.pop(row.host or row.name, 0)
+        if row.host:
+            joined[row.host] = elements
         model: Model | None = None
         chunks: list[Chunk] = []
         # Only sparse frames have a model; the sizes of the others are in the table.
         if row.mode == Mode.SPARSE:
-            model, chunks = read_directory(frame, row.shape, row.changed, layout_of(row.dtype))
+            shape = row.shape if elements == row.elements else (elements,)
+            model, chunks = read_directory(frame, shape, row.changed, layout_of(row.dtype))
         yield FrameFacts(
             row,
-            row.changed / max(1, row.elements),
+            row.changed / max(1, elements),
             8 * row.size / row.changed if row.changed else 0.0,
             model.classes if model else 0,
-            sum(chunk.counts[0] for chunk in chunks),
             {"words": sum(2 * chunk.words for chunk in chunks), "raw": sum(chunk.raw for chunk in chunks)},
         )

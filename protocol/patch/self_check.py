@@ -5,7 +5,7 @@ and their digests, so it compares the decoded elements with them and hashes noth
 the manifest will contain.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,21 +13,26 @@ from protocol.digest import Weights
 from protocol.errors import PatchError
 from protocol.patch.applying import check_fit, check_tensor
 from protocol.patch.codec import EncodedTensor
-from protocol.patch.container import Mode, TensorRow, read_header, split_frames
+from protocol.patch.container import Mode, TensorRow, read_header, split_frames, unit_row, units_of
 from protocol.patch.frames import decode_frame
-from protocol.patch.values import bits_of
+from protocol.patch.values import Bits, bits_of
 
 
-def _check_elements(row: TensorRow, frame: memoryview, old: Weights, new: Weights) -> None:
-    """Check that the decoded elements of a changed row are those of the new tensor, complete and in order."""
+def _check_elements(rows: Sequence[TensorRow], frame: memoryview, old: Weights, new: Weights) -> None:
+    """Check that the decoded elements of a frame are those of its new tensors, complete and in order."""
     # The pieces must join without a gap, so that no element is left unseen.
-    new_elements, end = bits_of(new[row.name]), 0
-    for begin, piece, _ in decode_frame(row, frame, bits_of(old[row.name])):
+    before, new_elements = (_side_by_side([bits_of(weights[row.name]) for row in rows]) for weights in (old, new))
+    row, end = unit_row(rows), 0
+    for begin, piece, _ in decode_frame(row, frame, before):
         if begin != end or not np.array_equal(piece, new_elements[begin : begin + piece.size]):
             raise PatchError("does not decode to the tensor that it was made from", row.name)
         end = begin + piece.size
     if end != new_elements.size:
         raise PatchError(f"decodes to {end} of {new_elements.size} elements", row.name)
+
+
+def _side_by_side(tensors: list[Bits]) -> Bits:
+    return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
 
 
 def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor]) -> None:
@@ -39,15 +44,16 @@ def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor
     Raises:
         MalformedError, LimitError, PatchError: a follower would refuse a frame, or get another tensor.
     """
-    for name in new:
-        item = encoded[name]
-        (row,) = check_fit(old, (item.row,))
+    for name, rows in units_of(check_fit(old, (encoded[name].row for name in sorted(new)))).items():
+        item, row = encoded[name], rows[-1]
+        if row.name != name:
+            raise PatchError("joined to a tensor that was not encoded with it", row.name)
         if row.mode == Mode.UNCHANGED:
             if item.after != item.before:
                 raise PatchError("unchanged in the patch, but the new tensor has another digest", name)
             continue
         check_tensor(row, item.after)
-        _check_elements(row, item.frame, old, new)
+        _check_elements(rows, item.frame, old, new)
 
 
 def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: bytes, result: bytes) -> None:

@@ -114,11 +114,11 @@ class _Encoder:
         parts = [(old[:whole], new[:whole])]
         if whole < old.size:
             parts.append((_padded_tail(old), _padded_tail(new)))
-        return (self._find_by_class if self._classes else self._find_listed)(parts, buffer, learn)
+        return (self._find_by_class if self._classes else self._find_all)(parts, buffer, learn)
 
     def _find_by_class(self, parts: list[tuple[Bits, Bits]], buffer: NDArray[np.uint64], learn: bool) -> _ChunkChanges:
-        counts, gaps, listed_gap = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64), np.zeros(1, np.int64)
-        state = self._form, self._order, self._scratch.classes, gaps, listed_gap, self._scratch.unsorted, counts
+        counts, gaps = np.zeros(GROUPS, np.int64), np.zeros(MAX_CLASSES, np.int64)
+        state = self._form, self._order, self._scratch.classes, gaps, self._scratch.unsorted, counts
         count = 0
         for old, new in parts:
             count = self._kernels.scan(old, new, *state)
@@ -127,15 +127,14 @@ class _Encoder:
         if learn:
             # The kernel counts elements up to each group's last change; `gaps` has minus the number of those behind.
             tally(buffer, count, self._statistics.elements, self._statistics.steps)
-            self._statistics.elements[0] -= listed_gap[0]
-            self._statistics.elements[1:] -= gaps
+            self._statistics.elements -= gaps
         return buffer[:count], counts
 
-    def _find_listed(self, parts: list[tuple[Bits, Bits]], buffer: NDArray[np.uint64], learn: bool) -> _ChunkChanges:
-        counts, listed_gap, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
+    def _find_all(self, parts: list[tuple[Bits, Bits]], buffer: NDArray[np.uint64], learn: bool) -> _ChunkChanges:
+        counts, gap, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
         symbols = self._statistics.steps[0] if learn else np.zeros(STEP_SYMBOLS, np.int64)
         for old, new in parts:
-            count = self._kernels.scan_listed(old, new, self._order, listed_gap, buffer, count, symbols)
+            count = self._kernels.scan_all(old, new, self._order, gap, buffer, count, symbols)
         counts[0] = count
         if learn:
             self._statistics.elements[0] += sum(old.size for old, _ in parts)
@@ -229,7 +228,7 @@ class Chunk:
 
     Attributes:
         begin, end: index of the first element, and index behind the last.
-        counts: number of listed changes, then of the changes of each class.
+        counts: number of changes of each group.
         words: number of 16-bit words of the first section.
         raw: bytes of the second section.
         offset: of the first section in the frame, in bytes.
@@ -337,19 +336,16 @@ class Decoder:
         # and a gap for each group go on from piece to piece.
         changes, cursor = self._changes(chunk)
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
-        first = (changes[cursor] >> np.uint64(33)).astype(np.int64)
-        listed_gap, gaps = first[:1].copy(), first[1:].copy()
+        gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)
         form = (self._model.form,) if self._model.classes else ()
         state = (*form, self._order, changes, cursor)
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
             if form:
-                place_count = self._apply(source, target, state, (self._classes, gaps, listed_gap), chunk)
+                place_count = self._apply(source, target, state, (self._classes, gaps), chunk)
             else:
-                place_count = _check(
-                    self._kernels.apply_listed(source, target, *state, self._places, listed_gap), chunk
-                )
+                place_count = _check(self._kernels.apply_all(source, target, *state, self._places, gaps), chunk)
             yield chunk.begin + begin, target, self._places[:place_count]
         # A change that no piece has reached lies behind the chunk's last element of its class.
         if (cursor != ends).any():

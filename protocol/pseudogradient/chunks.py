@@ -1,5 +1,7 @@
 """SparseLoCo's kernels: the largest entries of each chunk of a tensor (docs/spec/pseudogradient.md, section 6).
 
+Entries are packed like the changes of a patch, whose kernels code them: gap in the chunk | sign | 1 or 2 by the level.
+
 A tensor of two or more dimensions is a matrix of its first dimension and all others; it is cut into chunks of 64 x 64
 elements, row by row of chunks. Other tensors are cut into runs of 4096. The last chunks may be smaller. The *place* of
 an element is its number in its chunk, row by row; its *index* is its number in the flat tensor.
@@ -14,19 +16,16 @@ import numpy as np
 
 from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel, lazy_kernel
 from protocol.kernels.simd import at_least_mask, bits_of_float, highest_bit, lowest_bit, popcount
-from protocol.patch.entropy_decoding import CUT_OFF, PAST_THE_END, get_bits
-from protocol.patch.entropy_encoding import put_bits
+from protocol.patch.entropy_decoding import LEAVES_DTYPE, PAST_THE_END
 from protocol.patch.rans import I, U
 from protocol.pseudogradient.arithmetic import Floats
-from protocol.pseudogradient.subsets import CHUNK, join, split
 from protocol.pseudogradient.visibility import W
 
 _FLOATS, _WORDS, _MASKS, _INTEGERS = "float32[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]"  # in numba's words
-_TABLES: Final = "Tuple((int64[:, ::1], uint32[::1]))"
 
 SIDE: Final = 64
-LEVEL_BITS: Final = 2
-LEVELS: Final = 1 << LEVEL_BITS
+CHUNK: Final = SIDE * SIDE
+LEVELS: Final = 4
 SIXTEENTH_OCTAVE: Final = 0x00080000
 """The difference of the bit patterns of two floats whose ratio is about 2^(1/16)."""
 
@@ -110,14 +109,14 @@ def chosen_of(size: int, chosen: int) -> Any:
     return max(I(1), I(chosen) * I(size) // I(CHUNK))
 
 
-@kernel()
-def level_of(size: int) -> Any:
-    """Return log2 of the smallest power of two that is at least `size`: int64."""
-    # The index code halves ranges, so it needs a power of two; what lies behind a smaller chunk is never chosen.
-    level = I(0)
-    while (I(1) << level) < size:
-        level += I(1)
-    return level
+@lazy_kernel(_INTEGERS, "int64")
+def count_entries(bounds: Int64Array, chosen: int) -> Any:
+    """Return how many elements of some chunks are sent: int64; see `chosen_of`."""
+    count = I(0)
+    for chunk in range(bounds[4], bounds[5]):
+        area = area_of(chunk, bounds)
+        count += chosen_of(area.height * area.width, chosen)
+    return count
 
 
 @kernel()
@@ -256,43 +255,27 @@ def select(
     return number
 
 
-@lazy_kernel(
-    *(_FLOATS, _FLOATS, _INTEGERS, "int64", _TABLES, f"Tuple((uint64[:, ::1], uint8[::1], {_FLOATS}))"),
-    *(f"Tuple(({_INTEGERS}, {_MASKS}))", "uint32[:, ::1]", f"Tuple(({_WORDS}, {_MASKS}))", _INTEGERS),
-)
-def split_chunks(
+@lazy_kernel(_FLOATS, _FLOATS, _INTEGERS, f"Tuple((uint64[:, ::1], uint8[::1], {_FLOATS}))", _MASKS)
+def list_chunks(
     update: Floats,
     sent: Floats,
     bounds: Int64Array,
-    chosen: int,
-    tables: tuple[Int64Array, UInt32Array],
     entries: tuple[UInt64Array, UInt8Array, Floats],
-    scratch: tuple[Int64Array, UInt64Array],
-    codes: UInt32Array,
-    bits: tuple[UInt32Array, UInt64Array],
-    done: Int64Array,
+    changes: UInt64Array,
 ) -> Any:
-    """List the symbols of some chunks, write their raw bits, and subtract what is sent; return the number of symbols.
-
-    The raw bits of a chunk are those of its places, then the level of each value.
+    """List the entries of some chunks, and subtract what is sent; return the number of entries.
 
     Args:
         update: the tensor, flat, from which the sent values are subtracted: float32 [n].
         sent: result: the sent values, flat: float32 [n]; zeros before.
         bounds: of these chunks: see `Blocks.bounds`.
-        chosen: entries of a whole chunk.
-        tables, scratch, codes, bits: see `subsets.split`.
-        entries: the bitmaps of all chunks; the level of each value of all chunks: uint8; and the value of each level:
+        entries: the bitmaps of all chunks; the level of each value of these: uint8; and the value of each level:
             float32 [LEVELS].
-        done: how many values were coded before: int64 [1].
+        changes: result: packed entries: uint64.
     """
-    (bitmaps, levels, lookup), (raw, filled) = entries, bits
-    symbols, number = I(0), U(done[0])
+    (bitmaps, levels, lookup), number = entries, U(0)
     for chunk in range(bounds[4], bounds[5]):
-        area, bitmap = area_of(chunk, bounds), bitmaps[chunk]
-        size = area.height * area.width
-        symbols += split(bitmap, level_of(size), chosen_of(size, chosen), tables, scratch, codes[symbols:], bits)
-        position, pending, fill = filled[0], filled[1], filled[2]
+        area, bitmap, before = area_of(chunk, bounds), bitmaps[chunk], I(-1)
         row_end, offset = area.width, area.begin
         for word in range(CHUNK // 64):
             rest = bitmap[word]
@@ -300,65 +283,40 @@ def split_chunks(
                 place = I(word * 64) + I(lowest_bit(rest))
                 rest &= rest - U(1)
                 row_end, offset = advance_to(place, row_end, offset, area)
-                level = levels[number]
+                # The levels 1 and 3 have nearly all values: their size is 1, that of the two others is 2.
+                level = U(levels[number])
+                changes[number] = U(place - before - I(1)) << U(33) | level >> U(1) << U(32) | U(2) - (level & U(1))
                 number += U(1)
-                position, pending, fill = put_bits(raw, position, pending, fill, U(level), U(LEVEL_BITS))
+                before = place
                 # What the receiver decodes is subtracted, not the exact value: the rest is the error feedback.
                 index = U(offset + place)
                 update[index] = update[index] - lookup[level]
                 sent[index] = lookup[level]
-        filled[0], filled[1], filled[2] = position, pending, fill
-    done[0] = I(number)
-    return symbols
+    return I(number)
 
 
-@lazy_kernel(_INTEGERS, "int64", _TABLES, _FLOATS, f"UniTuple({_MASKS}, 2)", f"UniTuple({_WORDS}, 2)", _MASKS, _FLOATS)
-def join_chunks(
-    bounds: Int64Array,
-    chosen: int,
-    tables: tuple[Int64Array, UInt32Array],
-    lookup: Floats,
-    scratch: tuple[UInt64Array, UInt64Array],
-    sections: tuple[UInt32Array, UInt32Array],
-    state: UInt64Array,
-    out: Floats,
-) -> Any:
-    """Decode some chunks, the inverse of `split_chunks`; return a status.
+@lazy_kernel(_INTEGERS, "int64", _MASKS, _FLOATS, _FLOATS)
+def place_chunks(bounds: Int64Array, chosen: int, changes: UInt64Array, lookup: Floats, out: Floats) -> Any:
+    """Write the values of some chunks to their places, the inverse of `list_chunks`; return a status.
 
     Args:
-        bounds, chosen, tables: see `split_chunks`.
+        bounds, chosen: see `select`.
+        changes: as many decoded entries as the chunks have (`protocol.patch.entropy_decoding.get_changes`): uint64.
         lookup: the value of each level: float32 [LEVELS].
-        scratch: nodes (see `subsets.split`), and a bitmap: uint64 [CHUNK / 64].
-        sections, state: see `subsets.join`.
         out: result: the tensor's values, flat: float32 [n]; zeros before.
     """
-    (nodes, bitmap), (_, raw) = scratch, sections
-    status = I(0)
-    # The section ends here or a few bits before: two more integers follow it, as `get_bits` reads an integer ahead.
-    last_bit = (U(raw.size) - U(2)) << U(5)
+    number = U(0)
     for chunk in range(bounds[4], bounds[5]):
-        area = area_of(chunk, bounds)
-        size = area.height * area.width
-        for word in range(CHUNK // 64):
-            bitmap[word] = U(0)
-        count = chosen_of(size, chosen)
-        answer = join(level_of(size), count, tables, nodes, sections, state, bitmap)
-        bits = state[2]
-        # A sound bitmap has `count` ones, so all levels of the chunk are within the section before the first is read.
-        if answer != I(0) or bits + U(LEVEL_BITS * count) > last_bit:
-            status = I(CUT_OFF)
-            break
-        for word in range(CHUNK // 64):
-            rest = bitmap[word]
-            while rest != U(0):
-                place = I(word * 64) + I(lowest_bit(rest))
-                rest &= rest - U(1)
-                level, bits = get_bits(raw, bits, U(LEVEL_BITS))
-                # The code's range is a power of two, so places of a smaller chunk at an edge may lie behind its end.
-                if place >= size:
-                    status = I(PAST_THE_END)
-                else:
-                    index = area.begin + place // area.width * area.stride + place % area.width
-                    out[index] = lookup[level]
-        state[2] = bits
-    return status
+        area, place = area_of(chunk, bounds), I(-1)
+        size, row_end, offset = area.height * area.width, area.width, area.begin
+        for _ in range(chosen_of(size, chosen)):
+            change = changes[number]
+            number += U(1)
+            place += I(1) + I(change >> U(33))
+            if place >= size:
+                return I(PAST_THE_END)
+            if change & U(0xFFFFFFFF) > U(2):
+                return I(LEAVES_DTYPE)
+            row_end, offset = advance_to(place, row_end, offset, area)
+            out[U(offset + place)] = lookup[(change >> U(32) & U(1)) << U(1) | change & U(1)]
+    return I(0)

@@ -16,13 +16,13 @@ from protocol import limits
 from protocol.errors import ContributionError, LimitError, MalformedError
 from protocol.patch.fields import Cursor, varint
 from protocol.pseudogradient.parts import Part
-from protocol.pseudogradient.subsets import MAX_CHOSEN
 
-MAGIC: Final = b"GRG1"
+MAGIC: Final = b"GRG2"
 _FIXED: Final = struct.Struct("<4sBBHI32s32sQd")
 _WHERE: Final = "contribution"
 
 MAX_FRACTION: Final = 8
+MAX_CHOSEN: Final = 1024
 FRAME_SLACK: Final = 1024
 """Bytes that a frame may have, for each tensor and each chunk of 2^21 elements, beside 33 bits for each element."""
 

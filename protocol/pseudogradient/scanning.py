@@ -1,7 +1,7 @@
 """The encoder's kernel: gate the elements of a chunk, and collect its entries by class.
 
 Entries are packed like the changes of a patch (protocol/patch/entropy_encoding.py), so the patch codec's kernels sort,
-count and code them: size: 32 bits | flag | gap: 21 bits | 1 + class. The flag travels as a raw bit. A value of rank r
+count and code them: size: 32 bits | flag | gap: 21 bits | class. The flag travels as a raw bit. A value of rank r
 has flag r % 2, and size r // 2 + 1 on a grid, or r // 2 + 2 for exact values. An exact value without a rank has size 1,
 and its sign as its flag; its 31 other bits travel apart, in the order of the elements.
 
@@ -194,17 +194,16 @@ def list_entries(base: UInt32Array, form: UInt64Array, block: BlockArrays, gaps:
         while rest != U(0):
             place = lowest_bit(rest)
             rest &= rest - U(1)
-            # As `entropy_encoding.scan` does for changes that stay in their class. An entry does not change its weight,
-            # so none is listed.
+            # As `entropy_encoding.scan` does for changes.
             own = U(classes[place])
             members = class_mask(classes, own)
             inside, earlier = I(popcount(members)), I(popcount(members & ((U(1) << place) - U(1))))
             gap = U(earlier - inside - gaps[own])
             gaps[own] = earlier + I(1) - inside
-            counts[own + U(1)] += I(1)
+            counts[own] += I(1)
             words[1, number] = base[begin + place]
             words[2, number] = bits_of_float(values[begin + place])
-            entries[number] = gap << U(33) | (own + U(1)) << U(54)
+            entries[number] = gap << U(33) | own << U(54)
             number += U(1)
     return number
 
@@ -272,7 +271,7 @@ def scan(
     floats, words, entries = block[0], block[2], block[3]
     # A chunk comes in one or two calls (its tail is padded): go on behind the entries of the first.
     number = U(0)
-    for group in range(MAX_CLASSES + 1):
+    for group in range(MAX_CLASSES):
         number += U(counts[group])
     for start in range(0, base.size, BLOCK_ELEMENTS):
         end = min(start + BLOCK_ELEMENTS, base.size)

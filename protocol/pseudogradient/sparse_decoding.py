@@ -27,10 +27,10 @@ from protocol.kernels.simd import (
 from protocol.patch.context_model import Model, form_of, read_model
 from protocol.patch.entropy_decoding import (
     CUT_OFF,
-    LEAVES_CLASS,
     LEAVES_DTYPE,
     LEFT_OVER,
     PAST_THE_END,
+    UNCHANGED_VIEW,
     get_bits,
     get_changes,
     reasons,
@@ -52,7 +52,7 @@ from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, WORDS, Sp
 from protocol.pseudogradient.visibility import MAX_RANK, S, W, exact_rank, exact_value, grid_value, view_of
 
 _WHERE: Final = "sparse frame"
-_reasons: Final = {**reasons, LEAVES_CLASS: "a value that changes no BF16 weight"}
+_reasons: Final = {**reasons, UNCHANGED_VIEW: "a value that changes no BF16 weight"}
 
 
 @kernel()
@@ -85,7 +85,7 @@ def locate_entries(
             members = class_mask(classes, own)
             # What was left of the gap before this vector is the index of the entry among the class's members here. The
             # gap behind a class's last entry is longer than any chunk.
-            number, size = U(cursor[own + U(1)]), I(popcount(members))
+            number, size = U(cursor[own]), I(popcount(members))
             index, change = gaps[own] + size, changes[number]
             while index < size:
                 place = nth_one(members, U(index))
@@ -97,7 +97,7 @@ def locate_entries(
                 number += U(1)
                 change = changes[number]
                 index += I(1) + I(change >> U(33))
-            cursor[own + U(1)] = I(number)
+            cursor[own] = I(number)
             gaps[own] = index - size
         masks[vector] = bare_ones
     return count
@@ -165,7 +165,7 @@ def complete(
     state[0], state[1] = bits, remaining
     if not in_range:
         return I(LEAVES_DTYPE)
-    return I(0) if visible else I(LEAVES_CLASS)
+    return I(0) if visible else I(UNCHANGED_VIEW)
 
 
 @lazy_kernel(
@@ -275,15 +275,13 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
     if not model.classes:
         raise MalformedError("a chunk without classes", _WHERE)
     counts = np.zeros(GROUPS, np.int64)
-    for group in range(1, model.classes + 1):
+    for group in range(model.classes):
         counts[group] = cursor.varint(base.size)
     if int(counts.sum()) != count:
         raise ContributionError(f"{int(counts.sum())} entries in the classes of {count}", _WHERE)
-    # Sections are no longer than the elements, which an encoder never exceeds.
-    longest = 4 * base.size + 512
-    words, raw = cursor.varint(longest), cursor.varint(longest)
+    lengths = read_lengths(cursor, base.size)
     unranked = cursor.varint(count) if coding.exact else 0
-    changes = _decode_changes(cursor, model, counts, (words, raw), base.size)
+    changes = decode_entries(cursor, model, counts, lengths, base.size)
     bits = cursor.take((UNRANKED_BITS * unranked + 7) // 8)
     # The bits that fill up the last byte are zeros: a payload has one form.
     if len(bits) and bits[-1] >> ((UNRANKED_BITS * unranked - 1) % 8 + 1):
@@ -294,9 +292,17 @@ def _decode_chunk(cursor: Cursor, base: Floats, coding: SparseCoding, out: _Outp
     return count
 
 
-def _decode_changes(
+def read_lengths(cursor: Cursor, elements: int) -> tuple[int, int]:
+    """Read the number of words and the bytes of raw bits of so many elements."""
+    # Sections are no longer than the elements, which an encoder never exceeds.
+    longest = 4 * elements + 512
+    return cursor.varint(longest), cursor.varint(longest)
+
+
+def decode_entries(
     cursor: Cursor, model: Model, counts: NDArray[np.int64], lengths: tuple[int, int], elements: int
 ) -> NDArray[np.uint64]:
+    """Decode the entries of some elements, of which each group has so many; see `get_changes`."""
     sections = cursor.take(2 * lengths[0]), cursor.take(lengths[1])
     # Zeros follow both sections, as the kernel reads ahead of its checks; each group ends with an entry that is NEVER.
     words, raw = np.zeros(lengths[0] + 8, np.uint16), np.zeros(lengths[1] // 4 + 5, "<u4")
@@ -326,7 +332,7 @@ def _place(
     changes, counts = entries
     cursor = np.cumsum(counts + 1) - counts - 1
     ends = cursor + counts
-    gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)[1:].copy()
+    gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)
     bits = np.frombuffer(bytes(unranked[0]) + bytes(8 + -len(unranked[0]) % 4), "<u4").astype(np.uint32)
     position = np.array((0, unranked[1]), np.uint64)  # in the bits of values without a rank: read, remaining
     state = (*forms, (changes, cursor, gaps), out.block, (bits, position), out.squares)
@@ -352,4 +358,4 @@ def _check(status: int) -> None:
         raise ContributionError(_reasons[status], _WHERE)
 
 
-assert MAX_CLASSES + 1 == GROUPS
+assert MAX_CLASSES == GROUPS

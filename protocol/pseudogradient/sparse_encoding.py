@@ -169,7 +169,7 @@ class SparseEncoder:
         statistics, ordered = Statistics(), self._sorted[:count]
         sort(changes, count, np.cumsum(listing.counts) - listing.counts, ordered)
         tally(ordered, count, statistics.elements, statistics.steps)
-        statistics.elements[1:] -= listing.gaps
+        statistics.elements -= listing.gaps
         model = statistics.model(LAYOUT, first, classes)
         head = varint(count) + (b"" if self._coding.exact else bytes((reference,))) + write_model(model)
         return count, head + self._sections(ordered, listing.counts, model, listing.filled)
@@ -185,18 +185,8 @@ class SparseEncoder:
         self, changes: NDArray[np.uint64], counts: NDArray[np.int64], model: Model, filled: NDArray[np.uint64]
     ) -> bytes:
         """Code the entries: counts of the classes, lengths, words, raw bits, values without a rank."""
-        gaps, steps = model.encoder_tables()
-        out = self._scratch.words
-        flat = (gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1])
-        begin = put_changes(changes, counts, model.buckets, model.symbols, *flat, out)
-        # A patch's encoder would take another mode here. An entry takes less than the 4 bytes of its element.
-        if begin == BUFFER_FULL:
-            raise AssertionError("a model that is fitted to all entries of a chunk takes less than the chunk")
-        # The words are copied before the raw bits overwrite them: both sections use the same memory.
-        words = out[begin:].astype("<u2").tobytes()
-        bits = put_raw(changes, counts, model.buckets, model.symbols, self._scratch.raw)
-        raw = self._scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
-        lengths = [*counts[1 : model.classes + 1].tolist(), len(words) // 2, len(raw)]
+        words, raw = code_entries(changes, counts, model, self._scratch)
+        lengths = [*counts[: model.classes].tolist(), len(words) // 2, len(raw)]
         unranked = b""
         if self._coding.exact:
             position, pending, fill = (int(number) for number in filled)
@@ -205,3 +195,20 @@ class SparseEncoder:
             unranked = self._unranked[: position + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
             lengths.append(bits // UNRANKED_BITS)
         return b"".join((*map(varint, lengths), words, raw, unranked))
+
+
+def code_entries(
+    changes: NDArray[np.uint64], counts: NDArray[np.int64], model: Model, scratch: Scratch
+) -> tuple[bytes, bytes]:
+    """Code sorted entries, of which each group has so many; return the words and the raw bits."""
+    gaps, steps = model.encoder_tables()
+    out = scratch.words
+    flat = (gaps.ravel(), steps.ravel(), gaps.shape[1], steps.shape[1])
+    begin = put_changes(changes, counts, model.buckets, model.symbols, *flat, out)
+    # A patch's encoder would take another mode here. An entry takes less than the 4 bytes of its element.
+    if begin == BUFFER_FULL:
+        raise AssertionError("a model that is fitted to all entries of a chunk takes less than the chunk")
+    # The words are copied before the raw bits overwrite them: both sections use the same memory.
+    words = out[begin:].astype("<u2").tobytes()
+    bits = put_raw(changes, counts, model.buckets, model.symbols, scratch.raw)
+    return words, scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]

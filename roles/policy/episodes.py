@@ -18,7 +18,7 @@ from protocol.rollout.batch import EpisodeRollout, join_turns
 from protocol.rollout.episode import Turn
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
-from roles.policy.assignment import Task, Tokenizer
+from roles.policy.assignment import PolicyTask, Tokenizer
 from roles.policy.sequences import Tokens
 from roles.ports import Engine, EngineError, Generation, Request
 
@@ -42,7 +42,7 @@ class OpenEpisode:
         seed: of the environment's randomness.
     """
 
-    def __init__(self, task: Task, problem: Problem, seed: bytes) -> None:
+    def __init__(self, task: PolicyTask, problem: Problem, seed: bytes) -> None:
         rule, environment = task.run.episode_rule, task.environment
         assert rule is not None and isinstance(environment, EpisodeEnvironment)
         self._task = task
@@ -132,7 +132,12 @@ class PlayedEpisode:
 
 
 async def play(
-    task: Task, engine: Engine, episodes: Sequence[PlayedEpisode], key: SketchKey | None = None, *, greedy: bool = False
+    task: PolicyTask,
+    engine: Engine,
+    episodes: Sequence[PlayedEpisode],
+    key: SketchKey | None = None,
+    *,
+    greedy: bool = False,
 ) -> None:
     """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
 

@@ -1,4 +1,4 @@
-"""The evaluation of the policy on held-out problems, by the run's rule (docs/spec/ledger.md)."""
+"""The evaluation of a policy on held-out problems, by the run's rule (docs/spec/ledger.md)."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,20 @@ from protocol.encoding import REWARD_UNIT
 from protocol.environments import Problem
 from protocol.judging.ledger import Evaluation, StratumResult
 from protocol.rollout import challenge
-from roles.policy.assignment import Task
+from roles.policy.assignment import PolicyTask
 from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
 from roles.policy.sequences import Tokens
 from roles.ports import Engine, Request
 
 
-async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
+async def evaluate(task: PolicyTask, engine: Engine, version: int) -> Evaluation:
     """Solve held-out problems with the policy that the engine serves, which is of that version."""
     rule, environment = task.run.evaluation, task.environment
     count = min(rule.problems, environment.held_out_size or rule.problems)
     problems = await task.run_sync(lambda: [environment.held_out_problem(index) for index in range(count)])
     prompts = [task.prompt(problem) for problem in problems]
     owners = [index for index in range(count) for _ in range(rule.completions)]
-    if task.run.episode is not None:
+    if task.run.episode_rule is not None:
         rewards = await _episode_rewards(task, engine, version, problems, prompts)
     else:
         rewards = await _rewards(task, engine, version, problems, prompts)
@@ -36,7 +36,7 @@ async def evaluate(task: Task, engine: Engine, version: int) -> Evaluation:
 
 
 async def _rewards(
-    task: Task, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
+    task: PolicyTask, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
 ) -> tuple[int, ...]:
     """Return the rewards of all completions of all problems, in millionths."""
     rule, params = task.run.evaluation, task.run.sampling.params()
@@ -54,7 +54,7 @@ async def _rewards(
 
 
 async def _episode_rewards(
-    task: Task, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
+    task: PolicyTask, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
 ) -> tuple[int, ...]:
     """Return the rewards of all episodes of all problems, in millionths."""
     rule, episodes = task.run.evaluation, []

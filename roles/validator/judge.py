@@ -14,6 +14,7 @@ import numpy as np
 
 from protocol.environments.base import SandboxLimitError
 from protocol.judging.evidence import NO_COUNTS, Counts, count_group, count_luck, repeated_positions, whole_margins
+from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
@@ -49,13 +50,20 @@ class GroupCheck:
 
 
 class Judge:
-    """Checks groups of one window with an engine that serves their version."""
+    """Checks groups of one window with an engine that serves their version.
 
-    def __init__(self, task: Task, engine: Engine, window: int, randomness: bytes) -> None:
+    Args:
+        shares_of: by which the groups of a version draw their strata.
+    """
+
+    def __init__(
+        self, task: Task, engine: Engine, window: int, randomness: bytes, shares_of: SharesOf = lambda version: ()
+    ) -> None:
         self._task = task
         self._engine = engine
         self._window = window
         self._randomness = randomness
+        self._shares_of = shares_of
         self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
         self.arithmetic = engine.arithmetic
 
@@ -140,7 +148,8 @@ class Judge:
     def _assign(self, group: Group) -> Assignment | None:
         """Return the assignment of a group; None if the environment reached a limit."""
         with suppress(SandboxLimitError):
-            return self._task.assign(self._window, self._randomness, group.miner, group.index)
+            shares = self._shares_of(group.version)
+            return self._task.assign(self._window, self._randomness, group.miner, group.index, shares)
         return None
 
     def _check_form(self, group: Group, assignment: Assignment | None) -> Reason | None:

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the models of the configuration and the declarations of the commands:
+"""Writes docs/reference from the models of the configuration and the declarations of commands and metrics:
 
 python -m tests.deployment.reference
 """
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from grailnode.cli.from_model import description, value_type
 from grailnode.cli.main import cli
 from grailnode.config import Config, section_of
+from grailnode.node.metrics import SPECS
 from grailnode.run.rules import Rules, TimingRules
 from roles.settings_base import Settings
 
@@ -42,6 +43,17 @@ _CLI_INTRODUCTION: Final = f"""\
 # Every command and its options
 
 {_GENERATED}
+"""
+_METRICS_INTRODUCTION: Final = f"""\
+# Every metric
+
+{_GENERATED}
+
+With `node.metrics_port`, each process serves these on 127.0.0.1, with the label `node` and the usual `process_*`.
+`docker/monitoring` has alert rules and a dashboard of Grafana that use them.
+
+| metric | type | other labels | what it is |
+|---|---|---|---|
 """
 _TYPES: Final = {int: "integer", float: "number", str: "text", Path: "path", bool: "true or false"}
 _BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -133,6 +145,12 @@ def cli_page() -> str:
     return "\n".join([_CLI_INTRODUCTION, *_command("grailnode", cli, None)])
 
 
+def metrics_page() -> str:
+    """Return the page of all metrics."""
+    rows = [f"| `{spec.name}` | {spec.kind} | {', '.join(spec.labels)} | {spec.help} |" for spec in SPECS]
+    return _METRICS_INTRODUCTION + "\n".join(rows)
+
+
 def _command(name: str, command: click.Command, parent: click.Context | None) -> Iterator[str]:
     """Yield the heading, the help and the options of a command, and then those of its own commands."""
     context = click.Context(command, info_name=name.rpartition(" ")[2], parent=parent)
@@ -179,11 +197,14 @@ def _option_value(option: click.Option) -> str:
     return f"`{option.metavar}`" if option.metavar else option.type.name
 
 
+PAGES: Final = {"config.md": config_page, "cli.md": cli_page, "metrics.md": metrics_page}
+
+
 def main() -> None:
-    """Write both pages."""
+    """Write all pages."""
     REFERENCE.mkdir(exist_ok=True)
-    (REFERENCE / "config.md").write_text(config_page() + "\n", encoding="utf-8")
-    (REFERENCE / "cli.md").write_text(cli_page() + "\n", encoding="utf-8")
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

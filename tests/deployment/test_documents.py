@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.node.metrics import Metrics
 from tests.deployment.commands import parse
 
 ROOT = Path(__file__).parents[2]
@@ -121,14 +120,6 @@ def test_every_name_of_the_tour_is_defined_in_its_file() -> None:
     assert len(rows) >= 25
     names = [(path, name) for path, cell in rows for name in _inline_code.findall(cell)]
     assert not [(path, name) for path, name in names if name not in definitions(ROOT / path)]
-
-
-def test_every_metric_of_the_alert_table_is_exposed() -> None:
-    page = (DOCS / "guide" / "operate.md").read_text(encoding="utf-8")
-    names = set(re.findall(r"^\| `(grailnode_\w+)", page, re.MULTILINE))
-    assert len(names) >= 3
-    exposed = set(re.findall(rb"^# TYPE (\w+)", Metrics("trainer").exposition(), re.MULTILINE))
-    assert names <= {name.decode() for name in exposed}
 
 
 @every_page

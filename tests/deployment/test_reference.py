@@ -9,10 +9,10 @@ from grailnode.cli.main import cli
 from grailnode.config import Config, section_of
 from grailnode.run.rules import Place, Rules
 from roles.settings_base import Settings
-from tests.deployment.reference import REFERENCE, cli_page, config_page
+from tests.deployment.reference import PAGES, REFERENCE
 
 
-@pytest.mark.parametrize(("name", "page"), [("config.md", config_page), ("cli.md", cli_page)], ids=["config", "cli"])
+@pytest.mark.parametrize(("name", "page"), PAGES.items(), ids=PAGES)
 def test_a_page_is_up_to_date(name: str, page: Callable[[], str]) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == page() + "\n", "run `python -m tests.deployment.reference`"
 

@@ -487,3 +487,11 @@ def test_a_broken_contract_is_named_line_by_line(installed: Callable[[dict[str, 
 def test_a_built_in_environment_keeps_the_contract() -> None:
     assert "FAILED" not in succeed("environments", "check", "addition")
     assert "unknown environment 'chess'" in fail("environments", "check", "chess")
+
+
+@pytest.mark.parametrize(("data_set", "reader"), [("gsm8k", "math"), ("mbpp", f"code-{OWN}")])
+def test_the_name_of_a_data_set_gives_the_environment_that_reads_its_form(data_set: str, reader: str) -> None:
+    line = f"problems in this form are read by --environment {reader} --data FILE"
+    assert f"environment '{data_set}': {line}" in fail("init", "run", "--environment", data_set)
+    assert f"environment '{data_set}': {line}" in fail("environments", "try", data_set)
+    assert f"{data_set:<16} {line}" in succeed("environments")

@@ -1,5 +1,6 @@
 """What comes out of a run: an exported checkpoint, and the rollouts of a window."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from grailnode.cli.actions.model_export import ExportError, export_version
 from grailnode.cli.actions.offline_training import OfflineTrainingError, make_learner, take_steps
+from grailnode.cli.actions.policy_evaluation import asked_task
 from grailnode.cli.actions.rollout_listing import select
+from grailnode.cli.actions.served_policy import serve_newest
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.settings import trainer_settings
@@ -20,10 +23,15 @@ from grailnode.observe.rollout_reader import (
     read_verified_groups,
 )
 from grailnode.run.creation import model_files, publish_files
+from protocol import paths
 from protocol.digest import digest_weights
+from protocol.judging.ledger import Evaluation, Summary
+from roles.policy.serving import serve
+from roles.records import fetch_record
 from roles.trainer.learn.learner import StepReport
+from roles.validator.evaluation import evaluate
 from tests.support.builders.recipes import demo_rules
-from tests.support.simulation.network import Network, key
+from tests.support.simulation.network import Network, inline, key
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.virtual_clock import simulate
 
@@ -59,7 +67,31 @@ async def play(directory: Path) -> dict[str, Any]:
     values["first"] = await export_version(node, directory / "first", version=0)
     with pytest.raises(ExportError, match="the newest version is"):
         await export_version(node, directory / "later", version=1000)
+    values["evaluations"] = await evaluations(network, directory.with_name("files"))
     return values
+
+
+async def evaluations(network: Network, files: Path) -> list[Evaluation]:
+    """Return a validator's evaluation of a version, and those of `grailnode evaluate` of this and another task."""
+    node = network.node("observer")
+    path = paths.summary(key("validator-0").public, WINDOW)
+    published = (await fetch_record(node, Summary, path)).record.evaluation
+    assert published is not None
+    results, version = [published], published.version
+    async with serve_newest(node, Config(), files) as served:
+        assert served.follower is not None
+        assert served.engine.version == (await network.head()).version > version
+        await serve(node, served.engine, await served.follower.rebuild(version))
+        for values in ({}, {"environment": "countdown"}, {"max_tokens": 1}):
+            task = asked_task(served, network.run.evaluation, values)
+            results.append(await evaluate(replace(task, run_sync=inline), served.engine, version))
+    return results
+
+
+def test_an_evaluation_of_a_version_is_what_its_validators_publish(results: dict[str, Any]) -> None:
+    published, own, other_task, one_token = results["evaluations"]
+    assert own == published
+    assert own.pass_at(1) > other_task.pass_at(1) == one_token.pass_at(1) == 0
 
 
 def test_transformers_loads_the_exported_weights_bit_for_bit(results: dict[str, Any]) -> None:

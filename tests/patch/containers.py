@@ -11,7 +11,12 @@ def row(name: bytes, elements: int, mode: int = 1, changes: int = 1, size: int =
     return head if mode == 0 else head + varint(changes) + varint(size) + bytes(8)
 
 
+def joined(name: bytes, elements: int, distance: int) -> bytes:
+    """Return the row of a tensor that is joined to the one so many rows later."""
+    return row(name, elements, mode=0)[:-1] + bytes((8, distance))
+
+
 def container(rows: bytes, count: int = 1, frames: bytes = b"") -> bytes:
     """Return a patch whose table declares `count` rows."""
     packed_table = compress(varint(count) + rows)
-    return PREAMBLE.pack(b"GRP1", 0, len(packed_table), bytes(32), bytes(32)) + packed_table + frames
+    return PREAMBLE.pack(b"GRP2", 0, len(packed_table), bytes(32), bytes(32)) + packed_table + frames

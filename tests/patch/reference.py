@@ -81,7 +81,7 @@ def symbol_of(size: int) -> tuple[int, int]:
 
 @dataclass
 class Group:
-    """The listed changes, or those of one class: the weights of its tables, and its changes as (gap, down, size)."""
+    """The changes of one class, or of all elements: the weights of its tables, and (gap, down, size) of each."""
 
     weight: int
     steps: list[int]
@@ -110,21 +110,16 @@ class Stack:
 
 
 def find_changes(old: list[int], new: list[int], layout: Layout, first: int, groups: list[Group]) -> None:
-    """Sort the changes of a chunk into groups."""
-    classes = len(groups) - 1
+    """Sort the changes of a chunk into the groups of their classes; without classes, there is one."""
     gaps = [0] * len(groups)
     for before, after in zip(old, new, strict=True):
-        own = 1 + class_of(before, layout, first, classes) if classes else 0
-        leaves = classes and class_of(after, layout, first, classes) != own - 1
-        group = 0 if leaves else own
+        own = class_of(before, layout, first, len(groups))
         if before != after:
             step = key_of(after, layout) - key_of(before, layout)
-            groups[group].changes.append((gaps[group], int(step < 0), abs(step)))
-            gaps[group] = 0
-        elif own:
+            groups[own].changes.append((gaps[own], int(step < 0), abs(step)))
+            gaps[own] = 0
+        else:
             gaps[own] += 1
-        if before == after or group:
-            gaps[0] += 1
 
 
 def encode_chunk(groups: list[Group]) -> tuple[list[int], bytes]:

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from protocol.digest import tensor_digest
 from protocol.patch.container import CHECK_BYTES, Mode, TensorRow
+from protocol.patch.frames import encode_rows
 from protocol.patch.plain_frames import encode_dense, encode_raw, encode_small_changes
 from protocol.patch.sparse import Scratch, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import DTYPES, SPECIAL, check_changes, from_bits, pairs, rounded_update
 
 SCRATCH = Scratch()
+ANY_SIZE = [mode for mode in Mode if mode not in (Mode.UNCHANGED, Mode.SMALL_CHANGES, Mode.JOINED)]
 
 
 def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: bool = False) -> None:
@@ -24,6 +26,11 @@ def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: boo
         frame = encode_sparse(before, after, shape, layout, SCRATCH, below, classes=classes and layout.is_float)[1]
     elif mode == Mode.SMALL_CHANGES:
         frame = encode_small_changes(before, after, places, layout, below)
+    elif mode == Mode.ROWS:
+        touched = (before != after).reshape(shape[0] if shape else 1, -1).any(axis=1)
+        if not places.size:
+            return
+        frame = encode_rows(before, after, touched, layout, "compact", SCRATCH, below)[1]
     elif mode == Mode.RAW_STEP_PLANES:
         frame = encode_raw(before, after, layout)
     else:
@@ -32,7 +39,7 @@ def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: boo
     check_changes(old, new, row, frame)
 
 
-@given(pairs(), st.sampled_from([mode for mode in Mode if mode not in (Mode.UNCHANGED, Mode.SMALL_CHANGES)]))
+@given(pairs(), st.sampled_from(ANY_SIZE))
 @settings(max_examples=150, deadline=None)
 def test_any_elements_in_any_mode(pair: tuple[torch.Tensor, torch.Tensor], mode: Mode) -> None:
     old, new = pair
@@ -55,7 +62,7 @@ def test_a_sparse_frame_of_several_pieces_whose_last_vector_is_not_whole(share: 
     check_mode(*rounded_update(1001, 331, share, seed=1), Mode.SPARSE, classes=classes)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in (Mode.UNCHANGED, Mode.SMALL_CHANGES)])
+@pytest.mark.parametrize("mode", ANY_SIZE)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tensor_of_which_every_element_is_replaced(mode: Mode, dtype: torch.dtype) -> None:
     patterns = np.random.default_rng(0).integers(0, 1 << (8 * dtype.itemsize), 70_001, dtype=np.uint64)
@@ -66,7 +73,7 @@ def test_a_tensor_of_which_every_element_is_replaced(mode: Mode, dtype: torch.dt
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_a_tensor_of_one_element(shape: tuple[int, ...]) -> None:
     old = torch.zeros(shape, dtype=torch.bfloat16)
-    for mode in set(Mode) - {Mode.UNCHANGED}:
+    for mode in {*ANY_SIZE, Mode.SMALL_CHANGES}:
         check_mode(old, torch.ones_like(old), mode)
 
 

@@ -12,7 +12,7 @@ from protocol.compression import compress
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.patch.container import PREAMBLE
 from protocol.patch.fields import varint
-from tests.patch.containers import container, row
+from tests.patch.containers import container, joined, row
 from tests.patch.weights import same_bits
 from tests.support.faults.patch_mutations import MUTATORS, mutations
 from tests.support.faults.patch_parsers import corpus, parsers
@@ -51,9 +51,9 @@ def test_other_parsers_raise_only_protocol_errors(case):
     ("data", "error"),
     [
         (b"", MalformedError),
-        (b"GRP2" + bytes(72), MalformedError),
-        (PREAMBLE.pack(b"GRP1", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
-        (PREAMBLE.pack(b"GRP1", 9, 0, bytes(32), bytes(32)), MalformedError),
+        (b"GRP1" + bytes(72), MalformedError),
+        (PREAMBLE.pack(b"GRP2", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
+        (PREAMBLE.pack(b"GRP2", 9, 0, bytes(32), bytes(32)), MalformedError),
         (container(row(b"w", 1 << 62)), LimitError),
         (container(row(b"w", 10, changes=11)), PatchError),
         (container(row(b"w", 10, changes=0)), PatchError),
@@ -62,7 +62,13 @@ def test_other_parsers_raise_only_protocol_errors(case):
         (container(row(b"x", 10, mode=0) + row(b"w", 10, mode=0), 2), MalformedError),
         (container(row(b"\xff", 10, mode=0)), MalformedError),
         (container(row(b"w" * 513, 10, mode=0)), LimitError),
-        (container(row(b"w", 10, mode=7)), MalformedError),
+        (container(row(b"w", 10, mode=9)), MalformedError),
+        (container(joined(b"v", 10, 0) + row(b"w", 10), 2), MalformedError),
+        (container(joined(b"v", 10, 2) + row(b"w", 10), 2), PatchError),
+        (container(joined(b"v", 0, 1) + row(b"w", 10, mode=0), 2), PatchError),
+        (container(joined(b"u", 9, 1) + joined(b"v", 9, 1) + row(b"w", 10), 3), PatchError),
+        (container(joined(b"v", 10, 1) + row(b"w", 10, changes=21), 2), PatchError),
+        (container(joined(b"v", 1 << 21, 1) + row(b"w", 10), 2), LimitError),
         (container(b"", 1 << 30), LimitError),
         (container(row(b"w", 10, mode=0)) + b"x", MalformedError),
         (container(row(b"w", 10, mode=0) + b"x"), MalformedError),
@@ -75,7 +81,7 @@ def test_invalid_tables_are_refused(data, error):
 
 def test_a_table_over_its_limit_is_not_decompressed():
     bomb = compress(bytes(limits.MAX_PATCH_HEADER_BYTES + 1))
-    data = PREAMBLE.pack(b"GRP1", 0, len(bomb), bytes(32), bytes(32)) + bomb
+    data = PREAMBLE.pack(b"GRP2", 0, len(bomb), bytes(32), bytes(32)) + bomb
     tracemalloc.start()
     with pytest.raises(LimitError):
         patch.summary(data)

@@ -82,7 +82,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a table that unpacks to more than it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES + 1),
     "a table that unpacks to all that it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES - 8),
     "a table that declares 2^62 bytes": lambda: (
-        PREAMBLE.pack(b"GRP1", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
+        PREAMBLE.pack(b"GRP2", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
     ),
     "one tensor twice": lambda: container(row(b"w", 4096, mode=0) * 2, 2),
     "one tensor as often as a table may hold": lambda: container(

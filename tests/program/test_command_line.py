@@ -1,6 +1,8 @@
 """The command line: wrong options, missing files, keys of other runs."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +196,26 @@ def test_the_list_of_commands_imports_no_torch():
     assert "grailnode.cli.main" in modules
     assert "torch" not in modules
     assert not {name for name in modules if name.startswith("grailnode.cli.actions")}
+
+
+@pytest.mark.parametrize(
+    ("words", "offers"),
+    [
+        ("grailnode e", "engine environments evaluate export"),
+        ("grailnode evaluate --env", "--environment --environment-config"),
+        ("grailnode keys ro", "rotate"),
+    ],
+)
+def test_bash_completes_commands_and_options(words: str, offers: str, tmp_path: Path):
+    program = tmp_path / "grailnode"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m grailnode "$@"\n')
+    program.chmod(0o755)
+    script = f"""eval "$(_GRAILNODE_COMPLETE=bash_source grailnode)"
+        COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _grailnode_completion grailnode; echo "${{COMPREPLY[@]}}" """
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == offers.split()
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -1,6 +1,7 @@
 """What a process serves at /metrics and /health, and what `status` says of the trainer's time."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from grailnode.config import ConfigError
+from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
@@ -39,6 +41,8 @@ async def test_prometheus_reads_events_and_store_operations():
     telemetry = NodeTelemetry("trainer/upload")
     for version in (7, 8):
         telemetry.event("published", version=version, path="manifests/8")
+    for groups in (3, 4):
+        telemetry.event("delivered", window=5, version=8, groups=groups, bytes=100)
     for outcome in ("ok", "ok", "error"):
         telemetry.metrics.record("put", outcome, 100, 0.25)
     async with serving(telemetry) as port, httpx.AsyncClient() as client:
@@ -57,14 +61,19 @@ async def test_prometheus_reads_events_and_store_operations():
                 for sample in family_samples
             }
 
-        assert samples("grailnode_events") == {"event=published": 2.0}
-        assert samples("grailnode_event_value") == {"event=published,field=version": 8.0}
+        assert samples("grailnode_events") == {f"event={event}": 0.0 for event in ALARMS} | {
+            "event=published": 2.0,
+            "event=delivered": 2.0,
+        }
+        assert abs(samples("grailnode_event_timestamp_seconds")["event=published"] - time.time()) < 60
+        assert samples("grailnode_published_version") == {"": 8.0}
+        assert samples("grailnode_delivered_groups") == {"": 7.0}
         assert samples("grailnode_store_operations") == {
             "operation=put,outcome=ok": 2.0,
             "operation=put,outcome=error": 1.0,
         }
-        assert samples("grailnode_store_bytes") == {"operation=put": 300.0}
-        assert samples("grailnode_store_seconds") == {"operation=put": 0.75}
+        assert samples("grailnode_store_payload_bytes") == {"operation=put": 300.0}
+        assert samples("grailnode_store_wait_seconds") == {"operation=put": 0.75}
         assert families["process_resident_memory_bytes"].samples[0].value > 0
         assert 'grailnode_events_total{event="published",node="trainer/upload"} 2.0' in answer.text.splitlines()
 

@@ -67,13 +67,15 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
     testbed = await published(3)
     states = [testbed.state, await copy_objects(testbed.state, MemoryStore())]
     stopped_places: list[int] = []
+    logs = [Log("twin 0"), Log("twin 1")]
+    settings = replace(SETTINGS, poll_seconds=0.5)
 
     async def run(place: int) -> None:
         await trio.sleep(delay * place)
         await testbed.snapshot(3, 4, state=states[place])
         try:
             await testbed.publish(
-                seconds=seconds, expiry_offset_ms=place, state=states[place], log=Log(f"twin {place}")
+                seconds=seconds, expiry_offset_ms=place, state=states[place], log=logs[place], settings=settings
             )
         except* (FencedError, ChainError):
             stopped_places.append(place)
@@ -82,6 +84,7 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
         for place in range(2):
             nursery.start_soon(run, place)
     assert len(stopped_places) == 1
+    assert delay or any(log.named("epoch-contested") for log in logs)
     await testbed.assert_followed(4)
 
 

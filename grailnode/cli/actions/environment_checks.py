@@ -28,6 +28,8 @@ def show_all() -> None:
         except (PluginError, SandboxError) as error:
             example = f"cannot be used here: {error}"
         click.echo(f"{name:<16} {distribution:<24} {example}")
+    for data_set in registry.READERS:
+        click.echo(f"{data_set:<16} {registry.reader_of(data_set)}")
 
 
 def try_one(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from protocol.chain.safetensors import file_head
 from protocol.digest import Weights, raw_bytes
-from protocol.patch.applying import apply_frame
-from protocol.patch.container import Mode, read_header, split_frames
+from protocol.patch.applying import apply_unit
+from protocol.patch.container import Mode, read_header, split_frames, units_of
 
 MAX_PATCHES: Final = 64
 """Patches behind a checkpoint before they are applied to it."""
@@ -114,22 +114,27 @@ class Checkpoints:
 
 
 def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> None:
-    """Write the checkpoint that patches lead to, with one tensor in memory."""
-    headers = [read_header(patch) for patch in patches]
-    frames = [
-        {row.name: (row, frame) for row, frame in zip(header.rows, split_frames(patch, header), strict=True)}
-        for header, patch in zip(headers, patches, strict=True)
-    ]
+    """Write the checkpoint that patches lead to, with one tensor in memory, and those that share its frames."""
+    frames = []
+    for patch in patches:
+        header = read_header(patch)
+        units, by_row = units_of(header.rows), dict(zip(header.rows, split_frames(patch, header), strict=True))
+        frames.append({row.name: (unit, by_row[unit[-1]]) for unit in units.values() for row in unit})
+    decoded: dict[tuple[str, int], Tensor] = {}
     with safe_open(checkpoint, framework="pt") as file:
 
-        def patched(name: str) -> Tensor:
-            tensor: Tensor = file.get_tensor(name)
-            # The patches of one tensor are applied one after the other, in memory; a tensor that no patch changes is
-            # copied.
-            for rows in frames:
-                row, frame = rows[name]
-                tensor = tensor if row.mode == Mode.UNCHANGED else apply_frame(tensor, row, frame)[0]
-            return tensor
+        def patched(name: str, count: int = len(frames)) -> Tensor:
+            """Return a tensor after so many patches; those of its frame wait in `decoded` until they are needed."""
+            if not count:
+                tensor: Tensor = file.get_tensor(name)
+                return tensor
+            if (name, count) not in decoded:
+                unit, frame = frames[count - 1][name]
+                if unit[-1].mode == Mode.UNCHANGED:
+                    return patched(name, count - 1)
+                old = {row.name: patched(row.name, count - 1) for row in unit}
+                decoded.update({(own, count): new for own, (new, _) in apply_unit(old, unit, frame).items()})
+            return decoded.pop((name, count))
 
         _write_tensors(path, {name: file.get_tensor(name) for name in sorted(file.keys())}, patched)
 

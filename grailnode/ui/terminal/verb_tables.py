@@ -68,7 +68,6 @@ def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
     """Return a table for a terminal of 80 columns, in bits for each change; with `unchanged`, of all tensors."""
     ratio = patch.weight_bytes / max(1, patch.nbytes)
     bound = "" if patch.bound is None else f", the bound is {patch.bound:.2f}"
-    note = "" if patch.invertible else "\nnot invertible: value_planes do not hold the older values"
     table = Table(
         box=None,
         padding=(0, 1, 0, 0),
@@ -76,7 +75,7 @@ def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
         header_style="dim",
         title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
         caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}"
-        f"\nfrom {patch.base[:16]} to {patch.result[:16]}{note}",
+        f"\nfrom {patch.base[:16]} to {patch.result[:16]}",
     )
     table.add_column("tensor", overflow="fold")
     table.add_column("shape", no_wrap=True)

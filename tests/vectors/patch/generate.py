@@ -33,6 +33,14 @@ def _weights(seed: int, dtype: torch.dtype, update: float) -> tuple[dict[str, to
     )
 
 
+def _rows(
+    pair: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return an embedding of which one row in ten changes, alone."""
+    old, new = (weights["a.weight"].repeat(8, 1) for weights in pair)
+    return {"a.weight": old}, {"a.weight": torch.where((torch.arange(len(old)) % 10 == 0)[:, None], new, old)}
+
+
 def _plain(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {
         name: [
@@ -55,6 +63,7 @@ def golden() -> list[dict[str, Any]]:
         ("f8_e4m3 compact", _weights(5, torch.float8_e4m3fn, 1e-4), "compact"),
         ("f8_e5m2 fast", _weights(6, torch.float8_e5m2, 1e-4), "fast"),
         ("small changes", _weights(7, torch.bfloat16, 2e-7), "compact"),
+        ("touched rows", _rows(_weights(8, torch.bfloat16, 2e-6)), "compact"),
     ]
     return [
         {"name": name, "profile": profile, "old": _plain(old), "new": _plain(new),
@@ -96,7 +105,7 @@ def hostile() -> list[dict[str, str]]:
         ("cut off in the table", data[: frames - 3], "MalformedError"),
         ("cut off in a frame", data[:-5], "MalformedError"),
         ("a byte behind the end", data + b"\0", "MalformedError"),
-        ("another magic", b"GRP2" + data[4:], "MalformedError"),
+        ("the first version", b"GRP1" + data[4:], "MalformedError"),
         ("2^62 elements", shaped(bytes((0, 1)) + varint(1 << 62)), "LimitError"),
         ("another dtype", shaped(bytes((1, 2)) + varint(24) + varint(40)), "PatchError"),
         ("another shape", shaped(bytes((0, 2)) + varint(40) + varint(24)), "PatchError"),

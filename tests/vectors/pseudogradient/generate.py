@@ -80,7 +80,7 @@ def hostile() -> list[dict[str, str]]:
         name: pseudogradient.encode(base, local, feedback, coding, digest).payload for name, coding in CODINGS.items()
     }
     grid = data["grid"]
-    begin = len(write_head(read_head(grid, parts)))
+    begin, chunked_begin = (len(write_head(read_head(data[name], parts))) for name in ("grid", "chunked"))
     infinity = np.array([np.inf], "<f4").tobytes()
 
     def changed(source: bytes, offset: int, new: bytes) -> bytes:
@@ -88,7 +88,7 @@ def hostile() -> list[dict[str, str]]:
 
     cases = [
         ("empty", b"", "MalformedError"),
-        ("another magic", changed(grid, 0, b"GRG2"), "MalformedError"),
+        ("the first version", changed(grid, 0, b"GRG1"), "MalformedError"),
         ("a kind that does not exist", changed(grid, 4, b"\4"), "MalformedError"),
         ("a fraction of 9", changed(grid, 5, b"\t"), "MalformedError"),
         ("a grid with chosen entries", changed(grid, 6, b"\1"), "MalformedError"),
@@ -105,7 +105,8 @@ def hostile() -> list[dict[str, str]]:
         ("no classes", changed(grid, begin + 3, b"\0"), "MalformedError"),
         ("14 classes", changed(grid, begin + 3, b"\x0e"), "MalformedError"),
         ("a value that is not finite", data["dense"][:-4] + infinity, "ContributionError"),
-        ("a level that is not finite", changed(data["chunked"], begin, infinity), "ContributionError"),
+        ("a level that is not finite", changed(data["chunked"], chunked_begin, infinity), "ContributionError"),
+        ("chunks with classes", changed(data["chunked"], chunked_begin + 16, b"\1"), "MalformedError"),
         ("another value", data["exact"][:-9] + b"\xaa" + data["exact"][-8:], "ContributionError"),
     ]
     return [{"name": name, "payload": payload.hex(), "error": error} for name, payload, error in cases]

@@ -17,9 +17,9 @@ from grailnode.engine.vllm.inside.rank_steps import Cancelled, RankSteps
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from protocol.digest import tensor_digest, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import Changes, apply_frame, check_fit
+from protocol.patch.applying import Changes, apply_unit, check_fit
 from protocol.patch.codec import for_each
-from protocol.patch.container import Mode, TensorRow, read_header, split_frames
+from protocol.patch.container import Mode, TensorRow, read_header, split_frames, unit_row, units_of
 from protocol.patch.values import bits_of
 
 _DENSE = 4  # a tensor of which more than one element in so many changes is written whole, if it may be
@@ -57,24 +57,28 @@ def stage_patch(
         staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
         shapes = engine_weights.described()
         # `check_fit` refuses rows for tensors that the model lacks, or of another shape, before a frame is decoded.
-        frames = list(zip(check_fit(shapes, header.rows), split_frames(patch, header), strict=True))
+        rows = check_fit(shapes, header.rows)
+        units, frames = units_of(rows), list(zip(rows, split_frames(patch, header), strict=True))
     steps.agree()
     # 2. Decode tensor by tensor, against what is read from the engine itself, and keep only the changed elements.
     changes: dict[str, list[ElementChange]] = {}
 
-    def decode(item: tuple[TensorRow, memoryview]) -> None:
-        row, frame = item
-        tensor, found = steps.read(row.name), list[Changes]()
+    def decode(item: tuple[tuple[TensorRow, ...], memoryview]) -> None:
+        unit, frame = item
+        tensors, found = {row.name: steps.read(row.name) for row in unit}, dict[str, list[Changes]]()
         with steps.local():
-            _, staged.digests[row.name] = apply_frame(tensor, row, frame, tensor, found)
-            indices, values = map(np.concatenate, zip(*found, strict=True))
-            changes[row.name] = element_changes(engine_weights.placements[row.name], indices, values)
+            results = apply_unit(tensors, unit, frame, tensors, found)
+            staged.digests |= {name: digest for name, (_, digest) in results.items()}
+            for name, pieces in found.items():
+                indices, values = map(np.concatenate, zip(*pieces, strict=True))
+                changes[name] = element_changes(engine_weights.placements[name], indices, values)
 
     # The largest first, so that no thread begins one when the others have ended.
-    changed = sorted((item for item in frames if item[0].mode != Mode.UNCHANGED), key=lambda item: -item[0].elements)
+    changed = [(units[row.name], frame) for row, frame in frames if row.mode not in (Mode.UNCHANGED, Mode.JOINED)]
+    changed.sort(key=lambda item: -unit_row(item[0]).elements)
     # Ranks read tensors together, one after the other.
     for_each(decode, changed, threads if engine_weights.is_alone else 1)
-    staged.changes = [change for row, _ in changed for change in changes.get(row.name, ())]
+    staged.changes = [change for unit, _ in changed for row in unit for change in changes.get(row.name, ())]
     # 3. The digests of all tensors, changed or not, must be the signed ones together. Only then can it be committed.
     with steps.local():
         if weights_digest(staged.digests, shapes) != digest:

@@ -1,0 +1,80 @@
+"""Check tasks of reasoning-gym by the contract of environments: `python -m bench.reasoning_gym [TASK ...]`.
+
+Without a task it checks all that the plug-in of examples/reasoning_gym does not refuse. For each it prints the seconds
+of its slowest reward, the most that an answer without merit earned, and what part of the contract failed. It exits with
+1 if one did. It needs `pip install '.[code]' ./examples/reasoning_gym`; on two idle cores a task takes from 10 seconds
+to some minutes.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from grailnode.environments import contract, registry
+from grailnode.environments.plugin_environment import PluginEnvironment
+from grailnode.environments.wheels import PluginError, unpack
+from grailnode.sandbox import BubblewrapSandbox
+from protocol.environments.base import SandboxError
+
+NAME = "reasoning-gym"
+HASH_SEEDS = (1, 2)
+
+
+def main() -> None:
+    """Print a line for each task."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="Default: all that are not refused.")
+    parser.add_argument("--problems", type=int, default=contract.PROBLEMS, help="Seeds, and held-out problems.")
+    parser.add_argument("--threads", type=int, default=2, help="Tasks that are checked at a time.")
+    options = parser.parse_args()
+    tasks: Sequence[str] = options.tasks or list(usable_tasks())
+    passed = 0
+    with TemporaryDirectory() as directory, ThreadPoolExecutor(options.threads) as pool:
+        plugin = registry.open_plugin(NAME, json.dumps({"task": tasks[0]}), Path(directory))
+        plugin.environment.close()
+        folders = [unpack(wheel, Path(directory)) for wheel in plugin.wheels]
+        print(f"{len(folders)} wheels of {sum(wheel.ref.size for wheel in plugin.wheels) / 1e6:.1f} MB")
+        for line in pool.map(lambda task: check(task, folders, options.problems), tasks):
+            print(line, flush=True)
+            passed += line.endswith(" ok")
+    print(f"{passed} of {len(tasks)} tasks passed")
+    sys.exit(passed < len(tasks))
+
+
+def usable_tasks() -> Iterator[str]:
+    """Yield the registered tasks that the plug-in takes."""
+    refused = importlib.import_module("grailnode_reasoning_gym").REFUSED
+    datasets = importlib.import_module("reasoning_gym.factory").DATASETS
+    importlib.import_module("reasoning_gym")
+    yield from sorted(datasets.keys() - refused.keys())
+
+
+def check(task: str, folders: Sequence[Path], problems: int) -> str:
+    """Return a line about a task, which ends with ' ok' if it keeps the contract."""
+    config = json.dumps({"task": task}).encode()
+    try:
+        first, second = (_observe(config, folders, problems, hash_seed) for hash_seed in HASH_SEEDS)
+    except (PluginError, SandboxError) as error:
+        return f"{task:<26} {error}"
+    failed = [f"{part}: {failure}" for part, failure in contract.failures(first, second) if failure]
+    earned = max(reward for answer, reward in first.rewards if answer == "junk" and isinstance(reward, float))
+    slowest = max(first.slowest, second.slowest)
+    return f"{task:<26} slowest {slowest:5.2f} s  junk {earned:.2f}  {'; '.join(failed) or 'ok'}"
+
+
+def _observe(config: bytes, folders: Sequence[Path], problems: int, hash_seed: int) -> contract.Observations:
+    base = BubblewrapSandbox.open(registry.OWN_PYTHON)
+    environment = PluginEnvironment.open(base, folders, NAME, config, hash_seed)
+    try:
+        return contract.observe(environment, problems)
+    finally:
+        environment.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The plug-in of examples/reasoning_gym: which answers it lets a task execute, and the contract of some tasks."""
+
+import os
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+
+from grailnode.environments.wheels import closure
+from tests.support.builders.plugins import files_of, install
+from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
+
+FOLDER = ROOT / "examples" / "reasoning_gym"
+NO_GYM = "GRAILNODE_GYM_PYTHON names no interpreter with `pip install '.[code]' ./examples/reasoning_gym`"
+SAMPLE = ("acre", "bitwise_arithmetic", "countdown", "gcd", "isomorphic_strings", "polynomial_multiplication", "survo")
+
+
+@pytest.fixture(scope="module")
+def gym() -> types.ModuleType:
+    module = types.ModuleType("grailnode_reasoning_gym")
+    exec((FOLDER / "grailnode_reasoning_gym.py").read_text(), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        *(("countdown", "(3 + 4)*5 - 12/6"), ("puzzle24", "8/(3 - 8/3)"), ("gcd", "12"), ("n_queens", "Q _\n_ Q")),
+        *(("simple_integration", "x**3/3 + 0.5*x**(-1/2) + C"), ("spiral_matrix", "[1, 2, 3]")),
+        *(("intermediate_integration", "exp(2*x)*sin(x)**2/5 - (x + 1)**11 + C"), ("string_insertion", "ABCDE")),
+        *(("polynomial_multiplication", "6*x**2 - 12*x*y + 7"), ("binary_matrix", '[["0", "1"]]')),
+    ],
+)
+def test_right_answers_are_scored(gym: types.ModuleType, task: str, answer: str) -> None:
+    assert gym.is_scored(task, gym.answer_of(f"I think <answer>1</answer>, no: <answer> {answer} </answer>."))
+    assert gym.is_scored(task, gym.answer_of(answer))
+
+
+HOSTILE = {
+    "countdown": ("__import__('os')", "9**9", "9 **9", "x", "1" * 301),
+    "simple_integration": (
+        *("9**9**9", "9**999", "9**(99)**9", "(((9)**99)**99)**99", "x.subs(x)", "factorial(9)"),
+        *("Integral(x, x)", "lambda: 1", "sin", "1" * 13, "1.5.5", "x//2", "xx", "_", "9**" + "(" * 9 + "9"),
+    ),
+    "polynomial_multiplication": ("exit()", "x**y", "x**-999", "\u00b2"),
+    "n_queens": ("exec('1')", "[1]*9", "(1)", "[x for x in y]", "entry", "A.B"),
+    "coin_flip": ("1e9999", "1E+99999", "1" * 50_001),
+}
+
+
+@pytest.mark.parametrize(("task", "answer"), [(task, answer) for task in HOSTILE for answer in HOSTILE[task]])
+def test_programs_and_large_numbers_are_not_scored(gym: types.ModuleType, task: str, answer: str) -> None:
+    assert not gym.is_scored(task, answer)
+
+
+@pytest.mark.parametrize("task", ["game_of_life_halting", "codeio", "composite"])
+def test_a_refused_task_says_why(gym: types.ModuleType, task: str) -> None:
+    with pytest.raises(ValueError, match=f"task '{task}' is refused: .+"):
+        gym.ReasoningGym({"tasks": {"gcd": {}, task: {}}})
+
+
+def test_a_plug_in_does_without_what_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of("light", "", ("numpy", "pytest"))
+    files["pyproject.toml"] += '[project.entry-points."grailnode.replacements"]\npytest = "light:Pytest"\n'
+    monkeypatch.syspath_prepend(install(files, tmp_path))
+    assert [part.metadata["Name"] for part in closure("light")] == ["light", "numpy"]
+
+
+@pytest.mark.slow
+def test_some_tasks_keep_the_contract() -> None:
+    python = os.environ.get("GRAILNODE_GYM_PYTHON", "")
+    if not Path(python).is_file():
+        pytest.skip(NO_GYM)
+    result = subprocess.run(
+        (python, "-m", "bench.reasoning_gym", "--problems", "20", *SAMPLE),
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,131 @@
+"""The plug-in of examples/verifiers: a taskset whose rewards are functions of texts, and those that need more."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from grailnode.environments import registry
+from grailnode.environments.plugin_environment import PluginEnvironment
+from grailnode.environments.wheels import unpack
+from grailnode.sandbox import BubblewrapSandbox
+from protocol.environments.base import SandboxError
+from tests.support.builders.plugins import files_of, install
+from tests.support.builders.tasks import open_sandbox
+from tests.support.processes.programs import ROOT
+
+SOURCE = """
+from grailnode_verifiers import environment_of
+import time, urllib.request
+from collections.abc import Iterable
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: str
+
+class Config(vf.TasksetConfig):
+    size: int = 150
+    case: str = ""
+
+class Reverse(vf.Task[Data, vf.State]):
+    @vf.reward(weight=0.75)
+    async def right(self, task: Data, trace: vf.Trace) -> float:
+        return float(trace.last_reply == task.answer)
+
+    @vf.reward(weight=0.25)
+    async def shape(self, trace: vf.Trace) -> dict[str, float]:
+        return {"length": float(len(trace.assistant_messages[-1].content) == len(self.data.answer)), "turns": 0.0}
+
+    @vf.metric
+    async def length(self, trace: vf.Trace) -> float:
+        return len(trace.last_reply)
+
+class Setup(Reverse):
+    async def setup(self, trace, runtime): ...
+
+class Runtime(Reverse):
+    @vf.reward
+    async def tests(self, trace, runtime): ...
+
+class Clock(Reverse):
+    @vf.reward
+    async def right(self, trace): return time.time() % 1
+
+class Waiting(Reverse):
+    @vf.reward
+    async def right(self, trace):
+        class Reply:
+            def __await__(self): yield
+        await Reply()
+
+class Tools(Reverse):
+    @classmethod
+    def toolsets(cls, config): return []
+
+class Unjudged(vf.Task[Data]): ...
+
+class Texts(vf.Taskset[Reverse, Config]):
+    def load(self) -> Iterable[Reverse]:
+        case = self.config.case
+        if case == "network":
+            urllib.request.urlopen("http://127.0.0.1:9")
+        if case == "vf.Judge":
+            vf.Judge
+        task = globals()[case] if case[:1].isupper() else Reverse
+        for number in range(self.config.size):
+            image = "debian" if case == "image" else None
+            yield task(Data(prompt=f"Reverse {number:04}.", answer=f"{number:04}"[::-1], image=image), self.config.task)
+
+Task = environment_of(Texts)
+"""
+
+
+@pytest.fixture(scope="module")
+def open_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PluginEnvironment]:
+    base: BubblewrapSandbox = open_sandbox()
+    directory = tmp_path_factory.mktemp("verifiers")
+    adapter = {path.name: path.read_text() for path in (ROOT / "examples" / "verifiers").iterdir() if path.is_file()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(install(adapter, directory / "adapter"))
+        patch.syspath_prepend(install(files_of("reverse", SOURCE, ("grailnode-verifiers",)), directory / "taskset"))
+        plugin = registry.open_plugin("reverse", "{}", directory / "wheels")
+        plugin.environment.close()
+    folders = [unpack(wheel, directory / "wheels") for wheel in plugin.wheels]
+
+    def open_one(**config: object) -> PluginEnvironment:
+        return PluginEnvironment.open(base, folders, "reverse", json.dumps(config).encode())
+
+    return open_one
+
+
+def test_a_taskset_gives_problems_and_the_weighted_sum_of_its_rewards(
+    open_case: Callable[..., PluginEnvironment],
+) -> None:
+    environment = open_case(size=100)
+    size = environment.held_out_size
+    assert size is not None
+    held_out = {environment.held_out_problem(index).prompt for index in range(size)}
+    training = {environment.problem(bytes([number]) * 32).prompt for number in range(100)}
+    assert 2 < len(held_out) == size < 30 < len(training)
+    assert not held_out & training
+    problem = environment.held_out_problem(0)
+    answer = problem.prompt[-5:-1][::-1]
+    rewards = [environment.judge(problem, text) for text in (answer, f" {answer}\n", "9999", "", "zzz")]
+    assert rewards == [1.0, 0.75, 0.25, 0.0, 0.0]
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        *(("Setup", "Setup.setup: the taskset needs a container"), ("image", "needs a container")),
+        *(("Runtime", "reward tests: the taskset needs a container"), ("Clock", "needs a clock")),
+        *(("Waiting", "waits for something outside"), ("Tools", "needs tools"), ("network", "URLError")),
+        *(("Unjudged", "no reward of its own"), ("vf.Judge", "verifiers.v1.Judge: the taskset needs a judge")),
+    ],
+)
+def test_what_needs_more_than_texts_is_refused_with_the_reason(
+    open_case: Callable[..., PluginEnvironment], case: str, reason: str
+) -> None:
+    with pytest.raises(SandboxError, match=f"does not load: .*{reason}"):
+        open_case(case=case)

@@ -1,0 +1,142 @@
+"""`node.alarm_url`: which events reach an operator's pager, how often, and that no node waits for it."""
+
+import ast
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from grailnode.config import load
+from grailnode.node import alarm_sender
+from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
+from grailnode.node.process_launch import Launch
+from grailnode.node.role_processes import make_spec
+from grailnode.node.supervisor import ProcessError, Supervisor
+from grailnode.node.telemetry import NodeTelemetry
+
+ROOT = Path(__file__).parents[2]
+CAUSED_BY = {
+    "alarm": "attacks/test_time.py::test_mix_two_heads_for_one_version_is_an_alarm",
+    "epoch-contested": "roles/test_publisher.py::test_of_two_publishers_with_one_key_and_one_state_one_stops",
+    "canary-failure": "attacks/test_disagreeing_validators.py::test_a_validator_that_accepts_a_false_canary_is_caught",
+    "validators-disagree": "attacks/test_disagreeing_validators.py::test_a_contradiction_after_the_outcome_is_reported",
+    "validator-excluded": "roles/test_dealt_groups.py::"
+    "test_the_first_window_of_each_absence_is_reported_and_then_the_return",
+    "beacon-late": "roles/test_timekeeping.py::test_a_clock_that_is_ahead_proves_nothing_until_it_is_right",
+    "cannot-follow": "attacks/test_hanging_storage.py::"
+    "test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one",
+    "disk-failing": "store/test_waiting_state.py::test_operations_wait_until_the_disk_takes_them_and_say_so_once",
+    "failed": "program/test_alarms.py::test_a_process_that_ends_has_sent_its_last_alarm",
+}
+"""By kind, the test that causes the event."""
+
+
+@dataclass
+class Pager:
+    """An HTTP server that keeps what is posted to it."""
+
+    url: str = ""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    status: int = 200
+
+    def received(self, count: int) -> list[dict[str, Any]]:
+        """Wait for so many messages, and return them."""
+        deadline = time.monotonic() + 60
+        while len(self.messages) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.messages
+
+
+@pytest.fixture
+def pager() -> Iterator[Pager]:
+    pager = Pager()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.headers["Content-Type"] == "application/json"
+            pager.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(pager.status)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        pager.url = f"http://127.0.0.1:{server.server_port}/page?to=me"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield pager
+        server.shutdown()
+
+
+@pytest.mark.parametrize("kind", ALARMS)
+def test_each_kind_has_a_test_that_causes_its_event(kind: str) -> None:
+    path, _, name = CAUSED_BY[kind].partition("::")
+    source = (ROOT / "tests" / path).read_text(encoding="utf-8")
+    functions = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == name]
+    assert f'"{kind}"' in (ast.get_source_segment(source, functions[0]) or "")
+
+
+@pytest.mark.parametrize("kind", ALARMS)
+def test_an_alarm_reaches_the_pager_with_what_the_log_says(pager: Pager, kind: str) -> None:
+    telemetry = NodeTelemetry("validator-1", alarm_url=pager.url)
+    telemetry.event("serving", version=3)
+    telemetry.event(kind, error="something", window=7)
+    (message,) = pager.received(1)
+    assert abs(message.pop("time") - time.time()) < 60
+    fields = {"error": "something", "window": 7}
+    head = {"node": "validator-1", "kind": kind, "meaning": ALARMS[kind], "count": 1}
+    assert message == head | {"fields": fields}
+    telemetry.close()
+
+
+def test_each_kind_is_throttled_by_itself_and_counted(pager: Pager) -> None:
+    now = 0.0
+    sender = AlarmSender(pager.url, "miner-1", lambda: now)
+    for now in (0.0, 1.0, THROTTLE_SECONDS - 1, THROTTLE_SECONDS):
+        sender.take("beacon-late", {"round": int(now)})
+    sender.take("cannot-follow", {})
+    sender.close()
+    seen = [(message["kind"], message["count"], message["fields"]) for message in pager.messages]
+    assert seen == [
+        ("beacon-late", 1, {"round": 0}),
+        ("beacon-late", 3, {"round": int(THROTTLE_SECONDS)}),
+        ("cannot-follow", 1, {}),
+    ]
+
+
+async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 0.2)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and never answers
+    hanging = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+    pager.status = 500
+    for url in (hanging, "http://127.0.0.1:1/", "http://[/", pager.url):
+        telemetry = NodeTelemetry("miner-1", alarm_url=url)
+        began = time.thread_time()
+        telemetry.event("alarm", error="x")
+        telemetry.event("disk-failing", error="x")
+        assert time.thread_time() - began < 0.5
+        telemetry.close()
+    assert [message["kind"] for message in pager.received(2)] == ["alarm", "disk-failing"]
+    await listener.aclose()
+
+
+async def test_a_process_that_ends_has_sent_its_last_alarm(run_toml: Path, pager: Pager) -> None:
+    config = load(run_toml, [f"node.alarm_url={pager.url}"])
+    config.at(config.run.manifest).write_bytes(b"torn")
+    with pytest.raises(ProcessError, match="cannot go on"):
+        await Supervisor(lambda line: None).keep([make_spec(Launch(config, "miner", "miner-1"))])
+    assert [message["kind"] for message in pager.messages] == ["failed"]
+    assert "run.manifest" in pager.messages[0]["fields"]["error"]
+
+
+@pytest.mark.parametrize("url", ["example.org", "ftp://example.org", "file:///etc/passwd"])
+def test_another_kind_of_address_is_refused(run_toml: Path, url: str) -> None:
+    with pytest.raises(Exception, match=r"node\.alarm_url"):
+        load(run_toml, [f"node.alarm_url={url}"])
