@@ -292,8 +292,8 @@ def test_an_episode_that_nobody_ends_ends_with_its_object_and_one_whose_host_end
     forks = Path(f"/proc/{inner}/task/{inner}/children")
     first, *_ = forks.read_text().split()
     del abandoned
-    assert games.problem(bytes(32)) == problem  # the host has read what came before
-    assert first not in forks.read_text().split()
+    while first in forks.read_text().split():  # the process that forks takes a moment to read that it is to end it
+        assert games.problem(bytes(32)) == problem
     host._process.kill()
     host._process.wait()
     with pytest.raises(SandboxLimitError, match="the process that forks has ended"):
