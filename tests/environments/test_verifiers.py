@@ -110,7 +110,7 @@ def test_a_taskset_gives_problems_and_the_weighted_sum_of_its_rewards(
     assert not held_out & training
     problem = environment.held_out_problem(0)
     answer = problem.prompt[-5:-1][::-1]
-    rewards = [environment.judge(problem, text) for text in (answer, f" {answer}\n", "9999", "", "zzz")]
+    rewards = [environment.reward(problem, text) for text in (answer, f" {answer}\n", "9999", "", "zzz")]
     assert rewards == [1.0, 0.75, 0.25, 0.0, 0.0]
     environment.close()
 
