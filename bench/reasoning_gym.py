@@ -69,7 +69,7 @@ def check(task: str, folders: Sequence[Path], problems: int) -> str:
 
 def _observe(config: bytes, folders: Sequence[Path], problems: int, hash_seed: int) -> contract.Observations:
     base = BubblewrapSandbox.open(registry.OWN_PYTHON)
-    environment = PluginEnvironment.open(base, folders, NAME, config, hash_seed)
+    environment = PluginEnvironment.open(base, folders, NAME, config, hash_seed, strict=True)
     try:
         return contract.observe(environment, problems)
     finally:

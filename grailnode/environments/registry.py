@@ -83,8 +83,6 @@ def requirements(name: str, config: str = "{}") -> Requirements:
     """
     if is_built_in(name):
         return environments.requirements(name)
-    if name in READERS and name not in _points():
-        raise PluginError(f"environment {name!r}: {reader_of(name)}")
     turns = _turns(name, config, str(_distribution(name).locate_file("")))
     return Requirements(python=OWN_PYTHON, turns=turns, reply_tokens=_REPLY_TOKENS if turns > 1 else 0)
 
@@ -213,6 +211,8 @@ def _distribution(name: str) -> Distribution:
     """Return the distribution of a plug-in; a PluginError lists all names."""
     distribution = _points()[name].dist if name in _points() else None
     if distribution is None:
+        if name in READERS:
+            raise PluginError(f"environment {name!r}: {reader_of(name)}")
         raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
     return distribution
 

@@ -93,7 +93,7 @@ def open_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PluginE
     folders = [unpack(wheel, directory / "wheels") for wheel in plugin.wheels]
 
     def open_one(**config: object) -> PluginEnvironment:
-        return PluginEnvironment.open(base, folders, "reverse", json.dumps(config).encode())
+        return PluginEnvironment.open(base, folders, "reverse", json.dumps(config).encode(), strict=True)
 
     return open_one
 
