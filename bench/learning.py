@@ -43,6 +43,7 @@ HELP: Final = {
     "lora_rank": "train adapters of this rank instead of all weights; 0 for all weights",
     "lora_targets": "modules that get adapters, with commas",
     "precision": "bf16, fp8 or int8: what the layers' matrices of versions consist of",
+    "difficulty": "1 to draw problems by difficulty tables, as a run with `init --difficulty` does",
     "json": "file for the options and the summary",
 }
 

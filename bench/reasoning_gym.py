@@ -62,14 +62,14 @@ def check(task: str, folders: Sequence[Path], problems: int) -> str:
     except (PluginError, SandboxError) as error:
         return f"{task:<26} {error}"
     failed = [f"{part}: {failure}" for part, failure in contract.failures(first, second) if failure]
-    earned = max(reward for answer, reward in first.rewards if answer == "junk" and isinstance(reward, float))
+    earned = max(reward for answer, _, reward in first.plays if answer == "junk" and isinstance(reward, float))
     slowest = max(first.slowest, second.slowest)
     return f"{task:<26} slowest {slowest:5.2f} s  junk {earned:.2f}  {'; '.join(failed) or 'ok'}"
 
 
 def _observe(config: bytes, folders: Sequence[Path], problems: int, hash_seed: int) -> contract.Observations:
     base = BubblewrapSandbox.open(registry.OWN_PYTHON)
-    environment = PluginEnvironment.open(base, folders, NAME, config, hash_seed)
+    environment = PluginEnvironment.open(base, folders, NAME, config, hash_seed, strict=True)
     try:
         return contract.observe(environment, problems)
     finally:

@@ -186,7 +186,8 @@ def unpack(data: bytes, max_bytes: int = limits.MAX_RECORD_BYTES, max_items: int
 class Record(BaseModel):
     """A typed object of the protocol. Types are strict, all fields are required, and unknown fields are refused.
 
-    `kind` names the type in signatures (domain separation); `max_bytes` and `max_items` limit its encoding.
+    `kind` names the type in signatures (domain separation); `max_bytes` and `max_items` limit its encoding. A field of
+    `optional` is left out of the encoding where it is None.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=False)
@@ -194,6 +195,7 @@ class Record(BaseModel):
     kind: ClassVar[str]
     max_bytes: ClassVar[int] = limits.MAX_RECORD_BYTES
     max_items: ClassVar[int] = limits.MAX_ITEMS
+    optional: ClassVar[tuple[str, ...]] = ()
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding of this record.
@@ -201,7 +203,8 @@ class Record(BaseModel):
         Raises:
             LimitError: the encoding is larger than any reader accepts.
         """
-        data = pack(self.model_dump(mode="python"))
+        fields = self.model_dump(mode="python")
+        data = pack({name: value for name, value in fields.items() if name not in self.optional or value is not None})
         if len(data) > self.max_bytes:
             raise LimitError(f"{len(data)} bytes where at most {self.max_bytes} are allowed", self.kind)
         return data

@@ -47,6 +47,7 @@ MAX_PARTICIPANTS: Final = 4096  # participants that a node considers
 
 # identity/participant.py
 MAX_ANNOUNCEMENT_BYTES: Final = 4 * KIB  # bytes of one announcement
+MAX_MIRRORS: Final = 64  # copies of the trainers' spaces that an authority names
 MAX_SPACE_BYTES: Final = 256  # UTF-8 bytes of a space's URL
 MAX_LISTED_PARTICIPANTS: Final = 1 << 16  # announcements' paths that a node reads of one listing
 

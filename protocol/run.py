@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from protocol import environments, limits
 from protocol.beacon import ChainInfo
+from protocol.difficulty import DifficultySpec
 from protocol.encoding import Ascending, Line, Record
 from protocol.environments.record import EnvironmentSpec, MixtureSpec
 from protocol.environments.rubric import RubricPart
@@ -192,11 +193,13 @@ class RunManifest(Record):
         groups: maximum number of groups of a miner in a window.
         spares: to how many validators beyond the quorum a group is dealt; at least as many as there are validators for
             a run in which all of them judge every group.
+        difficulty: how the tables of versions are computed by which groups draw their strata; None for no tables.
         head_ttl: seconds after which a head that was not renewed is refused.
     """
 
     kind: ClassVar[str] = "run"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES
+    optional: ClassVar[tuple[str, ...]] = ("difficulty",)
     name: Annotated[Line, Field(min_length=1, max_length=64)]
     authority: Authority
     model: ModelSpec
@@ -217,6 +220,7 @@ class RunManifest(Record):
     proof: ProofSpec
     scoring: ScoringSpec
     head_ttl: Annotated[int, Field(ge=1, le=86_400 * 30)]
+    difficulty: DifficultySpec | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
@@ -251,7 +255,11 @@ class RunManifest(Record):
         return self
 
     def _plays_by_rule(self, spec: EnvironmentSpec) -> bool:
-        most = 1 if spec.is_plugin else environments.requirements(spec.name).turns
+        # What a plug-in plays, its code says.
+        return spec.is_plugin or self.plays(environments.requirements(spec.name).turns)
+
+    def plays(self, most: int) -> bool:
+        """Return whether an environment whose episodes have at most so many turns plays by this run's rule."""
         return self.episode is None if most == 1 else self.episode is not None and self.episode.turns <= most
 
     @property
@@ -293,6 +301,8 @@ class RunManifest(Record):
         """Why several sites cannot train in this run; empty if they can."""
         if self.lora is not None:
             return "this run trains LoRA adapters, and has no sites: sites train all weights"
+        if self.difficulty is not None:
+            return "this run draws problems by difficulty, and has no sites: their rounds count no groups by stratum"
         if self.precision != "bf16":
             return f"this run's weights are quantized ({self.precision}), and it has no sites: sites train BF16 weights"
         return ""

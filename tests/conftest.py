@@ -3,10 +3,16 @@ time), the long tests first, and `--allowed-skips FILE`.
 """
 
 import os
+import sys
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported, also by what tests start
+# Images of containers forbid Python to keep compiled modules. Every worker and every process of a test would compile
+# the tests and the program again, which takes longer than many tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Iterator
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +24,20 @@ from tests.support.pytest_options.skip_guard import pytest_addoption, pytest_con
 
 __all__ = ["pytest_addoption", "pytest_configure"]
 
-LONG_ROOMS: Final = ("processes", "network", "adversaries", "sandbox")
-"""The rooms of tests that take seconds each. They start first: at the end, one long test would keep all but one worker
-waiting."""
+LONGEST: Final = (
+    "test_learning_episodes", "test_round_repair", "test_full_disks", "test_state_of_processes", "test_demo",
+    "test_sites", "test_examples", "test_network_of_processes", "test_recipes_of_contributing", "test_seeded_faults",
+    "test_other_processors", "test_planned_cheats", "test_library", "test_faulty_store", "test_failing_storage",
+    "processes", "network", "adversaries", "sandbox",
+)  # fmt: skip
+"""The files and rooms of tests that take seconds to minutes each, longest first. They start first: at the end, one long
+test would keep all but one worker waiting."""
 
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)
-settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ, max_examples=40)
 settings.load_profile("grailnode")
+settings.register_profile("thorough", max_examples=100)  # as .ci/run has it
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,5 +53,23 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {room: place for place, room in enumerate(LONG_ROOMS)}
-    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    """Deal the longest files to the workers, longest first, and give each an equal share of the other tests.
+
+    `--dist worksteal` gives each worker one piece of the list to begin with.
+    """
+    order = {name: place for place, name in enumerate(LONGEST)}
+    last, workers = len(order), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+    def place(item: pytest.Item) -> int:
+        return min(order.get(item.path.stem, last), order.get(item.path.parent.name, last))
+
+    items.sort(key=place)
+    long, others = ([item for item in items if (place(item) < last) is is_long] for is_long in (True, False))
+    files = [list(tests) for _, tests in groupby(long, attrgetter("path"))]
+    size, shares = -(-len(items) // workers), []
+    for worker in range(workers):
+        share = list(chain.from_iterable(files[worker::workers]))
+        space = max(0, size - len(share))
+        shares += [*share, *others[:space]]
+        del others[:space]
+    items[:] = [*shares, *others]

@@ -52,6 +52,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
             "identity",
             "environments",
             "rollout",
+            "difficulty",
             "patch",
             "pseudogradient",
             "objects",

@@ -30,10 +30,10 @@ def environments(context: click.Context) -> None:
 @environments.command("try")
 @_source_options
 @shown_option("--seed", type=click.IntRange(0), default=0, help="Of the problem.")
-@click.option("--answer", help="A completion to judge.")
+@click.option("--answer", "answers", multiple=True, help="A completion to judge; repeated, the turns of an episode.")
 @click.option("--policy", type=EXISTING_DIRECTORY, help="A checkpoint whose most likely completion is judged.")
 def try_(**parameters: Any) -> None:
-    """Show a problem of the environment NAME, and judge an answer to it."""
+    """Show a problem of the environment NAME, and judge an answer to it, or play an episode."""
     run_action("environment_checks", "try_one", parameters)
 
 

@@ -58,6 +58,14 @@ def quorum(**parameters: Any) -> None:
 
 
 @keys.command()
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@authority_option
+def mirrors(**parameters: Any) -> None:
+    """Name the URLs at which copies of the trainers' objects are served; none without any URL."""
+    run_action("key_changes", "mirrors", parameters)
+
+
+@keys.command()
 @click.argument("key")
 @authority_option
 @click.option(

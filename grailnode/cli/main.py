@@ -32,6 +32,7 @@ VERBS: Final = {
     "init": "init",
     "inspect": "read",
     "keys": "keys",
+    "mirror": "read",
     "publish": "versions",
     "repair": "state_verbs",
     "restore": "state_verbs",

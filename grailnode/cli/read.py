@@ -58,3 +58,19 @@ def inspect(**parameters: Any) -> None:
 def convert(**parameters: Any) -> None:
     """Convert one weight update between our patches and TRL's and slime's layouts, bit for bit."""
     run_action("run_reading", "convert", parameters)
+
+
+@click.command()
+@run_options
+@click.option(
+    "--to", required=True, metavar="DIR-or-BUCKET", help="A directory, s3://NAME/PREFIX or https://ENDPOINT/NAME."
+)
+@click.option(
+    "--region", default="", help="Of the bucket; its credentials are AWS_ACCESS_KEY_ID and _SECRET_ACCESS_KEY."
+)
+def mirror(**parameters: Any) -> None:
+    """Copy what followers read of the run's trainers, and keep the copy up to date until Ctrl-C.
+
+    Serve the copy by HTTPS, and let the founder run `grailnode keys mirrors URL...`: then nodes read from it, too.
+    """
+    run_action("mirroring", "mirror", parameters)

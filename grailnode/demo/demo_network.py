@@ -114,12 +114,13 @@ class DemoSettings:
         """Return the configuration of a node, given that of the run: the honest miners may generate with vLLM, and one
         false group a window is enough of a large policy.
         """
-        changes: dict[str, Any] = {"engine": self._engine_of(name, config.engine)}
+        changes: dict[str, Any] = {"engine": self.engine_of(name, config.engine)}
         if name == CHEAT and self.smollm2:
             changes["miner"] = config.miner.model_copy(update={"groups": 1})
         return config.model_copy(update=changes)
 
-    def _engine_of(self, name: str, engine: EngineSection) -> EngineSection:
+    def engine_of(self, name: str, engine: EngineSection) -> EngineSection:
+        """Return how a node generates: the honest miners with vLLM, if there is one."""
         if self.vllm is None or name not in HONEST:
             return engine
         changes: dict[str, Any] = {"kind": "vllm", "python": self.vllm.python, "device": self.vllm.device}

@@ -16,17 +16,16 @@ from typing import Final
 
 import grailnode
 from grailnode.environments import registry
-from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError
 from grailnode.sandbox import BubblewrapSandbox
-from protocol import environments
+from protocol import environments, limits
 from protocol.environments import Environment, Problem
-from protocol.environments.base import SandboxError
+from protocol.environments.base import Episode, EpisodeEnvironment, SandboxError
 
 PROBLEMS: Final = 200
 """Seeds, and held-out problems at most, that a check draws."""
 _JUDGED: Final = 4  # problems for which all these answers are judged
-_SLOW_SECONDS: Final = 5.0  # of one reward: a sixth of the time that stops a node
+_SLOW_SECONDS: Final = 5.0  # of one answer: a sixth of the time that stops a node
 _DATA: Final = Path(grailnode.__file__).parent / "data" / "environments"
 
 ANSWERS: Final = {
@@ -45,16 +44,44 @@ ANSWERS: Final = {
 """Answers that a policy may write, by what they are."""
 
 
+_WORDS: Final = "words of the prompt and the last reply"
+
+
 @dataclass(frozen=True)
 class Observations:
-    """What one process saw: the texts of problems, the pairs of an answer and its reward (or error), and the seconds of
-    the slowest reward.
+    """What one process saw: the texts of problems, and what became of answers, each of which was every turn of an
+    episode: what it is, the replies, and the reward or error; and the seconds of the slowest.
     """
 
     training: list[str]
     held_out: list[str]
-    rewards: list[list[float | str]]
+    plays: list[tuple[str, list[str], float | str]]
     slowest: float
+
+
+def turns(environment: Environment) -> int:
+    """Return the most turns of an environment; 1 for one without episodes."""
+    return environment.turns if isinstance(environment, EpisodeEnvironment) else 1
+
+
+class _Completion:
+    """A completion as an episode of one turn."""
+
+    def __init__(self, environment: Environment, problem: Problem) -> None:
+        self._environment, self._problem, self._text = environment, problem, ""
+
+    def step(self, text: str) -> None:
+        self._text = text
+
+    def reward(self) -> float:
+        return self._environment.reward(self._problem, self._text)
+
+
+def begin(environment: Environment, problem: Problem, seed: bytes) -> Episode:
+    """Return a new episode of a problem; of one turn where the environment has no episodes."""
+    if isinstance(environment, EpisodeEnvironment) and environment.turns > 1:
+        return environment.begin(problem, seed)
+    return _Completion(environment, problem)
 
 
 def observe(environment: Environment, count: int = PROBLEMS) -> Observations:
@@ -62,14 +89,14 @@ def observe(environment: Environment, count: int = PROBLEMS) -> Observations:
     training = [environment.problem(_seed(number)) for number in range(count)]
     count = min(count, environment.held_out_size or count)
     held_out = [environment.held_out_problem(index) for index in range(count)]
-    rewards: list[list[float | str]] = []
+    plays = []
     slowest = 0.0
     for problem in (*training[:_JUDGED], *held_out[:1]):
-        for answer in (*ANSWERS, "the prompt"):
+        for answer in (*ANSWERS, "the prompt", _WORDS):
             start = time.monotonic()
-            rewards.append([answer, _reward(environment, problem, ANSWERS.get(answer, problem.prompt))])
+            plays.append((answer, *_play(environment, problem, answer)))
             slowest = max(slowest, time.monotonic() - start)
-    return Observations(list(map(_text, training)), list(map(_text, held_out)), rewards, slowest)
+    return Observations(list(map(_text, training)), list(map(_text, held_out)), plays, slowest)
 
 
 def _seed(number: int) -> bytes:
@@ -80,13 +107,21 @@ def _text(problem: Problem) -> str:
     return json.dumps([problem.prompt, problem.reference, problem.stratum])
 
 
-def _reward(environment: Environment, problem: Problem, answer: str) -> float | str:
+def _play(environment: Environment, problem: Problem, answer: str) -> tuple[list[str], float | str]:
+    """Return the replies to an answer that is given again and again, and the reward or an error."""
+    replies: list[str] = []
     try:
-        if isinstance(environment, PluginEnvironment):
-            return environment.judge(problem, answer)
-        return environment.reward(problem, answer)
+        episode = begin(environment, problem, _seed(0))
+        for turn in range(turns(environment)):
+            words = " ".join((problem.prompt, *replies[-1:])).split() or [""]
+            word = words[_seed(turn)[0] % len(words)].strip(".,:;") if answer == _WORDS else problem.prompt
+            reply = episode.step(ANSWERS.get(answer, word))
+            if reply is None:
+                break
+            replies.append(reply)
+        return replies, episode.reward()
     except Exception as error:  # noqa: BLE001, this is what is looked for
-        return f"{type(error).__name__}: {error}"
+        return replies, f"{type(error).__name__}: {error}"
 
 
 def observe_by_hash_seed(name: str, config: str, data: Path | None, hash_seed: int) -> Observations:
@@ -96,7 +131,7 @@ def observe_by_hash_seed(name: str, config: str, data: Path | None, hash_seed: i
         PluginError, SandboxError: the environment cannot be opened here, or does not make its problems.
     """
     if not registry.is_built_in(name):
-        environment = registry.open_plugin(name, config, hash_seed=hash_seed).environment
+        environment = registry.open_plugin(name, config, hash_seed=hash_seed, strict=True).environment
         try:
             return observe(environment)
         finally:
@@ -132,19 +167,24 @@ def failures(first: Observations, second: Observations) -> Iterator[tuple[str, s
         _difference(first.training, second.training),
     )
     yield f"{count} held-out problems are equal in two processes", _difference(first.held_out, second.held_out)
-    prompts = [{json.loads(text)[0] for text in texts} for texts in (first.training, first.held_out)]
-    common = sorted(prompts[0] & prompts[1])
-    yield "held-out problems are apart from training", f"in both: {common[0][:60]!r}" if common else ""
-    yield "problems differ", "" if min(map(len, prompts)) > 1 or count == 1 else "all of them are equal"
-    wrong = [f"{answer} gave {reward}" for answer, reward in first.rewards if not _is_reward(reward)]
+    has_turns = any(replies for _, replies, _ in first.plays)  # and may hide in the reference what is to be found out
+    parts = 2 if has_turns else 1
+    problems = [{str(json.loads(text)[:parts]) for text in texts} for texts in (first.training, first.held_out)]
+    common = sorted(problems[0] & problems[1])
+    yield "held-out problems are apart from training", f"in both: {common[0][:60]}" if common else ""
+    yield "problems differ", "" if min(map(len, problems)) > 1 or count == 1 else "all of them are equal"
+    wrong = [f"{answer} gave {reward}" for answer, _, reward in first.plays if not _is_reward(reward)]
     yield "every answer has a reward in [0, 1], without an exception", "; ".join(dict.fromkeys(wrong))[:300]
-    pairs = zip(first.rewards, second.rewards, strict=True)
-    unequal = [one[0] for one, other in pairs if one != other]
-    yield "rewards are equal in two processes", f"of {unequal[0]}" if unequal else ""
-    junk = [reward for answer, reward in first.rewards if answer == "junk"]
+    pairs = zip(first.plays, second.plays, strict=True)
+    unequal = [one[0] for one, other in pairs if tuple(one) != tuple(other)]
+    yield "replies and rewards are equal in two processes", f"of {unequal[0]}" if unequal else ""
+    sizes = [len(reply.encode(errors="replace")) for _, replies, _ in first.plays for reply in replies]
+    longest = max(sizes, default=0)
+    yield "no reply is cut", f"one has {longest} bytes" if longest > limits.MAX_REPLY_BYTES else ""
+    junk = [reward for answer, _, reward in first.plays if answer == "junk"]
     yield "junk earns nothing", f"{junk[0]} for 'zzz'" if all(_is_reward(reward) and reward for reward in junk) else ""
     slowest = max(first.slowest, second.slowest)
-    yield "every reward is fast", f"one took {slowest:.1f} s" if slowest > _SLOW_SECONDS else ""
+    yield "every answer is judged fast", f"one took {slowest:.1f} s" if slowest > _SLOW_SECONDS else ""
 
 
 def _difference(first: list[str], second: list[str]) -> str:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from grailnode.environments.wheels import PluginError
 from grailnode.sandbox import BubblewrapSandbox
-from grailnode.sandbox.plugin_sandbox import CallError, PluginSandbox
+from grailnode.sandbox.plugin_sandbox import CallError, PluginSandbox, Session
 from protocol import limits
 from protocol.environments import Problem
 from protocol.environments.base import SandboxError
@@ -18,27 +19,43 @@ _MAX_HELD_OUT: Final = 1 << 31
 class PluginEnvironment:
     """The environment of a plug-in, by the interface of the built-in ones.
 
-    Its problems are objects of JSON: `prompt` (text), `reference` (any value), and optionally `stratum` (text).
+    Its problems are objects of JSON: `prompt` (text), `reference` (any value), and optionally `stratum` (text). It has
+    episodes if `turns`, the most turns of one, is more than 1.
+
+    Args:
+        strict: whether a CallError is raised where the plug-in gives no reward or reply, which else is the reward 0.
     """
 
-    def __init__(self, name: str, sandbox: PluginSandbox) -> None:
+    def __init__(self, name: str, sandbox: PluginSandbox, *, strict: bool = False) -> None:
         self.name, self._sandbox = name, sandbox
+        self._forgiven = () if strict else (CallError,)
         self.exact = sandbox.facts.get("exact") is True
         size = sandbox.facts.get("held_out_size")
         if size is not None and (type(size) is not int or not 0 < size < _MAX_HELD_OUT):
             raise PluginError(f"environment {name!r}: held_out_size is a positive integer, or None")
         self.held_out_size: int | None = size
+        turns = sandbox.facts.get("turns")
+        if type(turns) is not int or not 0 < turns <= limits.MAX_TURNS:
+            raise PluginError(f"environment {name!r}: turns is an integer from 1 to {limits.MAX_TURNS}")
+        self.turns: int = turns
 
     @classmethod
     def open(
-        cls, base: BubblewrapSandbox, folders: Sequence[Path], name: str, config: bytes, hash_seed: int = 0
+        cls,
+        base: BubblewrapSandbox,
+        folders: Sequence[Path],
+        name: str,
+        config: bytes,
+        hash_seed: int = 0,
+        *,
+        strict: bool = False,
     ) -> "PluginEnvironment":
         """Load the environment in a process of the sandbox.
 
         Raises:
             SandboxError: it does not load.
         """
-        return cls(name, PluginSandbox(base, folders, name, config, hash_seed=hash_seed))
+        return cls(name, PluginSandbox(base, folders, name, config, hash_seed=hash_seed), strict=strict)
 
     def problem(self, seed: bytes) -> Problem:
         return self._problem("problem", seed.hex())
@@ -58,21 +75,61 @@ class PluginEnvironment:
         return Problem(prompt, json.dumps(value), stratum if _is_stratum(stratum) else "")
 
     def reward(self, problem: Problem, completion: str) -> float:
-        try:
-            return self.judge(problem, completion)
-        except CallError:
-            return 0.0
+        if self.turns > 1:
+            episode = self.begin(problem, bytes(32))
+            episode.step(completion)
+            return episode.reward()
+        with suppress(*self._forgiven):
+            return _checked(self._sandbox.call("reward", json.loads(problem.reference), completion))
+        return 0.0
 
-    def judge(self, problem: Problem, completion: str) -> float:
-        """Return the reward of a completion; CallError where the plug-in gives none in [0, 1]."""
-        value = self._sandbox.call("reward", json.loads(problem.reference), completion)
-        if type(value) not in (int, float) or not 0.0 <= value <= 1.0:
-            raise CallError(f"a reward of {value}, not a number in [0, 1]")
-        return float(value)
+    def begin(self, problem: Problem, seed: bytes) -> "PluginEpisode":
+        return PluginEpisode(self._sandbox, problem, seed, self._forgiven)
 
     def close(self) -> None:
         """End the environment's processes."""
         self._sandbox.close()
+
+
+class PluginEpisode:
+    """An episode, in a process of its own from the first turn on.
+
+    A turn for which the plug-in raises an exception, ends its process, or returns neither a text nor None is the last
+    one, and the reward is then 0.
+    """
+
+    def __init__(
+        self, sandbox: PluginSandbox, problem: Problem, seed: bytes, forgiven: tuple[type[CallError], ...]
+    ) -> None:
+        self._sandbox, self._forgiven = sandbox, forgiven
+        self._beginning = json.loads(problem.reference), seed.hex()
+        self._session: Session | None = None
+
+    def step(self, text: str) -> str | None:
+        with suppress(*self._forgiven):
+            reply = self._call("step", text)
+            if reply is None or isinstance(reply, str):
+                return reply
+            if self._session is not None:
+                self._session.close()
+            raise CallError("a reply that is neither a text nor None")
+        return None
+
+    def reward(self) -> float:
+        with suppress(*self._forgiven):
+            return _checked(self._call("reward"))
+        return 0.0
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        if self._session is None:
+            self._session, _ = self._sandbox.start("begin", *self._beginning)
+        return self._session.call(method, *arguments)
+
+
+def _checked(reward: object) -> float:
+    if not (type(reward) is float or type(reward) is int) or not 0.0 <= reward <= 1.0:
+        raise CallError(f"a reward of {reward}, not a number in [0, 1]")
+    return float(reward)
 
 
 def _is_utf8(text: str) -> bool:

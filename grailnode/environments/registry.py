@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -45,6 +45,7 @@ READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON
 """Built-in environments by the data sets whose form they read."""
 
 _PACKAGE: Final = "protocol.environments"
+_REPLY_TOKENS: Final = 512  # of a plug-in's episodes, by default
 _shares: Final = re.compile(r"[^=,]+=[1-9][0-9]{0,6}(,[^=,]+=[1-9][0-9]{0,6})*")
 
 
@@ -74,19 +75,24 @@ def reader_of(data_set: str) -> str:
     return f"problems in this form are read by --environment {READERS[data_set]} --data FILE"
 
 
-def requirements(name: str) -> Requirements:
-    """Return what an environment requires.
+def requirements(name: str, config: str = "{}") -> Requirements:
+    """Return what an environment requires; a plug-in is opened once for each configuration, since it says its turns.
 
     Raises:
-        PluginError: there is none of this name; lists all names.
+        PluginError, SandboxError: there is none of this name (lists all names), or it does not load.
     """
     if is_built_in(name):
         return environments.requirements(name)
-    if name not in _points():
-        if name in READERS:
-            raise PluginError(f"environment {name!r}: {reader_of(name)}")
-        raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
-    return Requirements(python=OWN_PYTHON)
+    turns = _turns(name, config, str(_distribution(name).locate_file("")))
+    return Requirements(python=OWN_PYTHON, turns=turns, reply_tokens=_REPLY_TOKENS if turns > 1 else 0)
+
+
+@cache
+def _turns(name: str, config: str, place: str) -> int:
+    """Return the most turns of a plug-in that is installed at a place."""
+    environment = open_plugin(name, config).environment
+    environment.close()
+    return environment.turns
 
 
 def parse_mixture(text: str) -> dict[str, int]:
@@ -138,25 +144,25 @@ def task_spec(
     return tuple(EnvironmentShare(ppm=share, environment=specs[name]) for name, share in parse_mixture(text).items())
 
 
-def open_plugin(name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0) -> Plugin:
+def open_plugin(
+    name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0, strict: bool = False
+) -> Plugin:
     """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox.
 
     Args:
         config: JSON.
         folder: where the wheels are unpacked; None for the user's cache.
+        strict: as of `PluginEnvironment`.
 
     Raises:
         PluginError, SandboxError: it cannot be packed, or does not load.
     """
-    requirements(name)
-    distribution = _points()[name].dist
-    assert distribution is not None
     text = parse_config(config)
-    wheels = tuple(pack(part) for part in closure(distribution.name))
+    wheels = tuple(pack(part) for part in closure(_distribution(name).name))
     directory = folder or platformdirs.user_cache_path("grailnode") / "wheels"
     folders = [unpack(wheel, directory) for wheel in wheels]
     base = BubblewrapSandbox.open(OWN_PYTHON)
-    environment = PluginEnvironment.open(base, folders, name, text, hash_seed)
+    environment = PluginEnvironment.open(base, folders, name, text, hash_seed, strict=strict)
     code = tuple(wheel.ref for wheel in wheels)
     spec = EnvironmentSpec(name=name, code=code, python=OWN_PYTHON, config=text, exact=environment.exact)
     return Plugin(spec, wheels, environment)
@@ -199,6 +205,16 @@ def _points() -> dict[str, EntryPoint]:
     points = list(importlib.metadata.entry_points(group=GROUP))
     names = [point.name for point in points]
     return {point.name: point for point in points if names.count(point.name) == 1 and not is_built_in(point.name)}
+
+
+def _distribution(name: str) -> Distribution:
+    """Return the distribution of a plug-in; a PluginError lists all names."""
+    distribution = _points()[name].dist if name in _points() else None
+    if distribution is None:
+        if name in READERS:
+            raise PluginError(f"environment {name!r}: {reader_of(name)}")
+        raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
+    return distribution
 
 
 @cache

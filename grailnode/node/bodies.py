@@ -49,9 +49,10 @@ from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.digest import Weights
 from protocol.environments import Environment
+from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter, Pause
+from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError
@@ -72,15 +73,15 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    reporter = ChangeReporter(node.telemetry, "files-missing")
     pause = 0.0
-    while True:
-        try:
-            return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
-        except StoreError as error:
-            reporter.failure(error)
-            pause = _JOIN_PAUSE.after(pause)
-            await trio.sleep(pause)
+    with WaitReporter(node.telemetry, "files-missing") as reporter:
+        while True:
+            try:
+                return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+            except StoreError as error:
+                reporter.waiting("files", error, "the trainer's public space shows the run's files")
+                pause = _JOIN_PAUSE.after(pause)
+                await trio.sleep(pause)
 
 
 async def fetch_task(
@@ -115,9 +116,12 @@ async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) 
         if not spec.is_plugin:
             continue
         folders = await creation.fetch_wheels(node, spec, config.at(config.node.state) / "wheels")
-        plugins[spec.name] = await node.run_sync(PluginEnvironment.open, sandbox, folders, spec.name, spec.config)
-        if plugins[spec.name].exact != spec.exact:
+        plugin = await node.run_sync(PluginEnvironment.open, sandbox, folders, spec.name, spec.config)
+        if plugin.exact != spec.exact:
             raise PluginError(f"environment {spec.name!r}: the run says exact = {spec.exact}, and its code does not")
+        if not node.run.plays(plugin.turns):
+            raise PluginError(f"environment {spec.name!r}: its code has {plugin.turns} turns, and the run has others")
+        plugins[spec.name] = plugin
     return plugins
 
 
@@ -235,8 +239,8 @@ async def _canary(node: Node, launch: Launch) -> None:
     trainer = read_key(config, launch.name)
     producer = partial(CanaryProducer, trainer=trainer, trainer_state=trainer_state)
 
-    async def audit(engine: Engine) -> None:
-        await CanaryAudit(node, task, engine, trainer, trainer_state).run()
+    async def audit(engine: Engine, shares_of: SharesOf) -> None:
+        await CanaryAudit(node, task, engine, trainer, trainer_state, shares_of).run()
 
     await run_miner(node, task, compute, config.miner, producer, audit)
 

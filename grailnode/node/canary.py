@@ -15,6 +15,7 @@ from protocol.digest import content_digest
 from protocol.identity.signing import SigningKey
 from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
+from protocol.judging.stratum_counts import SharesOf
 from protocol.proof import StatisticName
 from protocol.rollout import sampling, sketch
 from protocol.rollout.batch import Group, Rollout
@@ -94,10 +95,9 @@ class CanaryProducer(HonestProducer):
     async def _noted(self, mining_window: MiningWindow, group: Group) -> Group:
         """Return a true group, and note its log-probabilities for the collector."""
         if self._trainer_state is not None:
-            arithmetic = self.engine.arithmetic
-            await note_logprobs(
-                self.task, self.engine, group, arithmetic, mining_window.randomness, self._trainer_state
-            )
+            arithmetic, state = self.engine.arithmetic, self._trainer_state
+            randomness, shares_of = mining_window.randomness, mining_window.shares_of
+            await note_logprobs(self.task, self.engine, group, arithmetic, randomness, state, shares_of)
         return group
 
     async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:
@@ -209,7 +209,8 @@ class CanaryProducer(HonestProducer):
 
     async def _is_plain(self, mining_window: MiningWindow, group: Group, statistic: StatisticName) -> bool:
         """Return whether one statistic of a group is far beyond what honest validators of any arithmetic accept."""
-        judge = Judge(self.task, self.engine, mining_window.window, mining_window.randomness)
+        window, randomness = mining_window.window, mining_window.randomness
+        judge = Judge(self.task, self.engine, window, randomness, mining_window.shares_of)
         item = group, content_digest(group.to_frame())
         for row in self._rows:
             (judgement,) = await judge.judge([item], row)
@@ -219,7 +220,13 @@ class CanaryProducer(HonestProducer):
 
 
 async def note_logprobs(
-    task: Task, engine: Engine, group: Group, arithmetic: str, randomness: bytes, trainer_state: ObjectStore
+    task: Task,
+    engine: Engine,
+    group: Group,
+    arithmetic: str,
+    randomness: bytes,
+    trainer_state: ObjectStore,
+    shares_of: SharesOf,
 ) -> None:
     """Note the log-probabilities of a group that an engine accepts as a validator's would: another one may be by other
     weights of the same number. Nothing is noted if the run has no bounds for what the engine computes.
@@ -227,6 +234,7 @@ async def note_logprobs(
     Args:
         arithmetic: of the group's miner.
         randomness: of the round that opened the group's window.
+        shares_of: by which the groups of a version draw their strata.
     """
     rows, version = task.run.proof.table, engine.version
     own = engine.arithmetic
@@ -234,7 +242,8 @@ async def note_logprobs(
     if group.version != version or not fitting or not any(own in row.pair for row in rows):
         return
     digest = content_digest(group.to_frame())
-    (judgement,) = await Judge(task, engine, group.window, randomness).judge([(group, digest)], fitting[0])
+    judge = Judge(task, engine, group.window, randomness, shares_of)
+    (judgement,) = await judge.judge([(group, digest)], fitting[0])
     if judgement.accepted and engine.version == version:
         note = pack_canary_note(own, judgement.logprobs)
         await trainer_state.put(canary_path(group.window, group.index, digest), note)

@@ -13,6 +13,7 @@ from grailnode.node.canary import note_logprobs
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
+from protocol.judging.stratum_counts import SharesOf
 from protocol.rollout.batch import Commitment, open_group
 from roles.gather import gather
 from roles.node.identity import Node
@@ -35,6 +36,7 @@ class CanaryAudit:
         node, task, engine: of the canary.
         trainer: the key whose secret picks groups.
         trainer_state: where the log-probabilities are noted.
+        shares_of: by which the groups of a version draw their strata.
         share_ppm: of the groups that are picked, in millionths.
     """
 
@@ -43,6 +45,7 @@ class CanaryAudit:
     engine: Engine
     trainer: SigningKey
     trainer_state: ObjectStore
+    shares_of: SharesOf
     share_ppm: int = AUDIT_PPM
 
     async def run(self) -> None:
@@ -88,6 +91,5 @@ class CanaryAudit:
                 offset, size = commitment.extent(index)
                 frame = await self.node.store.get(path, size, offset=offset, size=size)
                 group = open_group(frame, commitment, index, self.node.run.group_bytes)
-                await note_logprobs(
-                    self.task, self.engine, group, commitment.arithmetic, randomness, self.trainer_state
-                )
+                arithmetic, shares = commitment.arithmetic, self.shares_of
+                await note_logprobs(self.task, self.engine, group, arithmetic, randomness, self.trainer_state, shares)

@@ -66,9 +66,15 @@ _PAYLOAD: Final = MetricSpec(
     "grailnode_store_payload_bytes_total", "counter", "Bytes of objects, read and written.", ("operation",)
 )
 _WAIT: Final = MetricSpec("grailnode_store_wait_seconds_total", "counter", "Time that they took.", ("operation",))
+_WAITING: Final = MetricSpec(
+    "grailnode_waiting_since_seconds",
+    "gauge",
+    "Since when the process waits, in Unix time, by what it waits for; 0 when it has ended.",
+    ("waits_for",),
+)
 
 SPECS: Final = (
-    *(_EVENTS, _EVENT_TIME, _OPERATIONS, _PAYLOAD, _WAIT),
+    *(_EVENTS, _EVENT_TIME, _OPERATIONS, _PAYLOAD, _WAIT, _WAITING),
     _gauge("serving", "version", "served_version", "The policy version with which this node samples or judges."),
     _gauge("published", "version", "published_version", "The newest version that this trainer has published."),
     _gauge("published", "patch_bytes", "patch_size_bytes", "Size of the newest version's patch; 0 without one."),
@@ -119,6 +125,9 @@ class Metrics:
             value = fields.get(spec.field)
             if isinstance(value, int | float):
                 self._add(spec, value)
+        if "waits_for" in fields:
+            since = 0.0 if name == "waited" else time.time() - float(fields["seconds"])
+            self._add(_WAITING, since, str(fields["waits_for"]))
 
     def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
         self._add(_OPERATIONS, 1, operation, outcome)

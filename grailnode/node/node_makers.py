@@ -70,9 +70,9 @@ def make_spectator(config: Config) -> Node:
     return _stateless_node(config, "spectator", writes=False)
 
 
-def make_auditor(config: Config) -> Node:
-    """Return a spectator that reads every object from storage, and none from the cache of this machine."""
-    return _stateless_node(config, "auditor", writes=False, caches=False)
+def make_auditor(config: Config, telemetry: NodeTelemetry | None = None) -> Node:
+    """Return a spectator that reads every object from its origin, and none from a mirror or this machine's cache."""
+    return _stateless_node(config, "auditor", telemetry, writes=False, caches=False)
 
 
 def make_root_publisher(config: Config) -> Node:
@@ -80,8 +80,10 @@ def make_root_publisher(config: Config) -> Node:
     return _stateless_node(config, "root-publisher", writes=True)
 
 
-def _stateless_node(config: Config, name: str, *, writes: bool, caches: bool = True) -> Node:
-    telemetry = NodeTelemetry(name)
+def _stateless_node(
+    config: Config, name: str, telemetry: NodeTelemetry | None = None, *, writes: bool, caches: bool = True
+) -> Node:
+    telemetry = telemetry or NodeTelemetry(name)
     key, storage = SigningKey(secrets.token_bytes(32)), Storage(config, telemetry, writes=writes, caches=caches)
     return _node(config, name, key, lambda run_id: MemoryStore(), storage, telemetry)
 

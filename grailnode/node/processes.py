@@ -6,8 +6,10 @@ The fork server imports this module, so that a new process has every other modul
 import ctypes
 import gc
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -24,6 +26,7 @@ from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient, with_repair_command
+from grailnode.observe.node_logs import recent_starts
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
 """One for each space."""
@@ -46,13 +49,17 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
     """Run the body of a process under the lock of its state, and return the exit code."""
     process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
     telemetry = _telemetry(launch, process)
-    return await _report_failure(launch, telemetry, partial(_run_body, launch, body, telemetry))
+    return await _report_failure(launch, telemetry, partial(_run_body, launch, body, telemetry, _log(launch, process)))
 
 
-async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry) -> None:
+async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry, log: Path) -> None:
     config, kind = launch.config, launch.kind
     with lock_state(config.at(config.node.state) / launch.name, kind):
-        telemetry.event("started", kind=kind)
+        starts, since, cause = recent_starts(log, time.time())
+        if starts:
+            telemetry.event("started", kind=kind, starts=starts + 1, since=since, cause=cause)
+        else:
+            telemetry.event("started", kind=kind)
         gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
         trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
         make = make_canary if kind == "canary" else make_node
@@ -104,8 +111,12 @@ async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callab
 
 def _telemetry(launch: Launch, process: str) -> NodeTelemetry:
     """Return where the events of a process go: a log of its own, and the terminal if the launch says so."""
-    log = launch.config.at(launch.config.node.logs) / f"{process.replace('/', '-')}.jsonl"
+    log = _log(launch, process)
     return NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
+
+
+def _log(launch: Launch, process: str) -> Path:
+    return launch.config.at(launch.config.node.logs) / f"{process.replace('/', '-')}.jsonl"
 
 
 def return_large_blocks(limit: int) -> None:

@@ -4,6 +4,7 @@ Each check returns in a line what holds, or raises the failure that says what to
 all of them up to the first failure; `grailnode doctor` goes on after one.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,7 +61,7 @@ class RoleChecks:
     """The checks of a node before its start.
 
     Attributes:
-        report: takes a line about a new key, and those of a wait for clock and beacon.
+        report: takes a line about a new key.
         waits: whether a wrong clock, or a beacon that does not answer, is waited for; else it is a failure.
     """
 
@@ -198,7 +199,9 @@ class RoleChecks:
         urls = [*time_check.clock_urls(self.config), *(relay.name for relay in relays)]
         sources = None if runs_beacon else make_beacon, time_check.date_reader(urls)
         if self.waits:
-            await time_check.wait_for_time(node, *sources, self.report)
+            log = self.config.at(self.config.node.logs) / f"{self.name}-start.jsonl"
+            telemetry = NodeTelemetry.to_file(self.name, log, sys.stderr)
+            await time_check.wait_for_time(node, *sources, telemetry)
         elif (problem := await time_check.find_problem(node, *sources)) is not None:
             raise start_checks.StartError(problem[1])
         beacon = "this node runs the beacon" if runs_beacon else "the beacon answers"

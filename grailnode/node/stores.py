@@ -6,6 +6,7 @@ their own, one routed store leads each path to its writer's.
 
 import random
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,12 +16,14 @@ from grailnode.beacon.public_chains import RELAYS
 from grailnode.beacon.relays import Relay
 from grailnode.config import Config, ConfigError, PlaceSection
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
+from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, RequestLimits
 from grailnode.store.decorators.metering import MeteredStore
+from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.decorators.restricted import PrefixedStore, ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
@@ -128,7 +131,7 @@ class Storage:
         section = self._config.store
         own = self.own()
         if section.meeting is None:
-            return own if section.kind == "local" else self._cached(own)
+            return own if section.kind == "local" else self._mirrored(self._cached(own), run, revisions, key, clock)
         stores = KnownStores(
             key=key,
             own=own,
@@ -145,11 +148,44 @@ class Storage:
         def open_space(url: str, owner: bytes) -> ObjectStore:
             return self._space(url, is_stranger=owner not in authority_keys)
 
-        return self._cached(RoutedStore(stores, directory, clock, open_space))
+        routed = self._cached(RoutedStore(stores, directory, clock, open_space))
+        return self._mirrored(routed, run, revisions, key, clock)
 
     def own(self) -> ObjectStore:
         """Open the place that this node writes to, without routes."""
         return self._place("store", self._config.store, self._writes)
+
+    def _mirrored(
+        self, store: ObjectStore, run: RunManifest, revisions: Revisions, key: bytes, clock: Clock
+    ) -> ObjectStore:
+        """Add the authority's mirrors to a store; who audits storage reads its origin."""
+        if not self._caches:
+            return store
+
+        def open_mirror(url: str) -> ObjectStore:
+            return self._cached(self._space(url, is_stranger=True))
+
+        ttl, telemetry = run.head_ttl, self._telemetry
+        return MirroredStore(store, revisions, key, ttl, clock, open_mirror, telemetry, self._rng)
+
+    def copy_target(self, text: str, region: str) -> ObjectStore:
+        """Open the place of a mirror's copy: a directory, or a bucket in the notation of `init`.
+
+        Raises:
+            BucketError: the text names no bucket.
+        """
+        if "://" not in text:
+            return self._place("--to", PlaceSection(kind="local", path=Path(text).absolute()), writes=True)
+        bucket = parse_bucket(text, "aws" if text.startswith("s3:") else "minio", region)
+        place = PlaceSection(
+            kind="s3",
+            bucket=bucket.name,
+            endpoint=bucket.endpoint,
+            region=bucket.region,
+            prefix=bucket.prefix,
+            addressing="path" if bucket.endpoint else "auto",
+        )
+        return self._place("--to", place, writes=True)
 
     def _cached(self, store: ObjectStore) -> ObjectStore:
         if not self._caches:

@@ -16,7 +16,8 @@ import trio
 
 from grailnode.config import Config, PlaceSection
 from roles.node.identity import Node
-from roles.ports import Beacon, BeaconError, Clock, LineReporter
+from roles.node.retries import WaitReporter
+from roles.ports import Beacon, BeaconError, Clock, Telemetry
 
 TOLERANCE_SECONDS: Final = 3.0
 """An error of the clock that a node starts with; the beacon makes up for it."""
@@ -77,23 +78,21 @@ class ShiftedClock:
 
 
 async def wait_for_time(
-    node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError, report: LineReporter
+    node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError, telemetry: Telemetry
 ) -> None:
     """Wait until the clock is right and the beacon answers.
 
     Args:
         make_beacon: returns a beacon of the run by a clock; None for the node that runs the beacon itself.
-        report: takes a line for each new cause of the wait, and one at its end.
+        telemetry: gets the reports of the wait.
     """
-    last_kind = ""
+    reporter = WaitReporter(telemetry, "waiting")
     while (problem := await find_problem(node, make_beacon, read_clock_error)) is not None:
         kind, text = problem
-        if kind != last_kind:
-            report(f"{text}; waiting, and nothing is pledged meanwhile (Ctrl-C ends this)")
-        last_kind = kind
+        text += "; waiting, and nothing is pledged meanwhile (Ctrl-C ends this)"
+        reporter.waiting(kind.split()[0], text, "clock and beacon are right", kind)
         await trio.sleep(_PAUSE_SECONDS)
-    if last_kind:
-        report("clock and beacon are right now")
+    reporter.over()
 
 
 async def find_problem(

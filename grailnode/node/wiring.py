@@ -17,7 +17,9 @@ from protocol.digest import Weights
 from protocol.environments import Environment, Sandbox
 from protocol.environments.mixture import mixed
 from protocol.environments.record import MixtureSpec
+from protocol.environments.strata import Strata
 from protocol.errors import MalformedError, ProtocolError
+from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.authority_updates import run_under_authority
 from roles.miner.miner import Miner
@@ -64,8 +66,14 @@ def make_task(
         plugins: the run's environments that are no built-in ones, by name.
     """
     environment = make_environment(node.run.environment, data, sandbox, plugins)
+    rule, strata = node.run.difficulty, None
+    if rule is not None:
+        strata = Strata(environment)
+        if list(strata.weights) != [stratum.name for stratum in rule.strata]:
+            raise MalformedError(f"its strata are {', '.join(strata.weights) or 'none'}", "the run's environment")
     concurrency = min(_MAX_CONCURRENT_PROGRAMS, len(os.sched_getaffinity(0))) if sandbox is not None else 1
-    return Task(node.run_id, node.run, environment, policy.tokenizer, policy.vocabulary, node.run_sync, concurrency)
+    tokenizer, vocabulary = policy.tokenizer, policy.vocabulary
+    return Task(node.run_id, node.run, environment, tokenizer, vocabulary, node.run_sync, concurrency, strata)
 
 
 def make_environment(
@@ -105,19 +113,19 @@ async def run_miner(
     compute: Compute,
     settings: MinerSettings,
     producer: Callable[[Task, Engine], Producer] = HonestProducer,
-    beside: Callable[[Engine], Awaitable[None]] | None = None,
+    beside: Callable[[Engine, SharesOf], Awaitable[None]] | None = None,
 ) -> None:
     """Mine until cancelled.
 
     Args:
-        beside: what else uses the engine meanwhile.
+        beside: what else uses the engine meanwhile, and the shares by which the groups of a version draw.
     """
 
     async def mine() -> None:
         follower = await _open_follower(node, compute, MINER_VERSIONS)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine, trio.open_nursery() as tasks:
             if beside is not None:
-                tasks.start_soon(beside, engine)
+                tasks.start_soon(beside, engine, follower.shares)
             await Miner(node, follower, engine, producer(task, engine), settings).run()
 
     await run_under_authority(node, mine)

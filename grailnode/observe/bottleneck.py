@@ -1,14 +1,12 @@
 """What limits the nodes of this machine, by their own logs: the trainer's time, and what validators did not judge."""
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from grailnode.observe.node_logs import tail_events
 from grailnode.observe.state import NetworkState
 
-_TAIL_BYTES: Final = 1 << 16
 _MUCH: Final = 0.5  # share of the time from which on a wait is the bottleneck
 _MOST_JUDGED: Final = 0.8  # share of the groups to judge below which the validators do not keep up
 _RECENT_VERSIONS: Final = 8
@@ -43,20 +41,6 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
         if event.get("event") == "step" and isinstance(data, float | int) and isinstance(hand_over, float | int):
             return TrainerTime(float(data), float(hand_over))
     return None
-
-
-def tail_events(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the events at the end of a log, the newest first."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue  # the first line of the tail, or one that a killed process began
-        if isinstance(value, dict):
-            yield value
 
 
 def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:

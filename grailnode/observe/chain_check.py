@@ -1,13 +1,15 @@
 """`grailnode verify`: follow a published chain from its oldest anchor to the head and check every step."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from grailnode import UserError
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
+from protocol.environments.record import SHARES
 from protocol.errors import ChainError, ExpiredError, error_context
 from roles.node.identity import Node
+from roles.policy.difficulty_tables import table_fault
 from roles.policy.verified_weights import AnchorBuild, PatchBuild, VerifiedWeights, WeightsBuild, objects_of
 from roles.ports import LineReporter, NotFoundError
 from roles.records import fetch_envelope, fetch_object
@@ -58,6 +60,7 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
         with error_context(path):
             chain.accept_manifest(version, data)
     say(f"manifests {head.base} to {head.version}: signed, linked, complete")
+    await _check_tables(node, list(chain.manifests()), say)
     weights: VerifiedWeights | None = None
     for manifest in chain.manifests():
         if manifest.version in head.anchors:
@@ -77,6 +80,24 @@ async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedW
             yield weights
     if weights is None or weights.version != head.version:
         raise ChainError("no listed anchor and patches lead to the newest version", f"version {head.version}")
+
+
+async def _check_tables(node: Node, manifests: Sequence[Manifest], say: LineReporter) -> None:
+    """Raise ChainError for the first version whose difficulty table does not follow from the summaries it names."""
+    for manifest in manifests if node.run.difficulty is not None else ():
+        place = f"version {manifest.version}"
+        try:
+            fault = await table_fault(node, manifest.difficulty)
+        except NotFoundError as error:
+            say(f"{place}: its difficulty table cannot be checked, a summary that it names is gone: {error}")
+            continue
+        if fault:
+            raise ChainError(fault, place)
+    newest = manifests[-1].difficulty
+    if node.run.difficulty is not None and newest is not None:
+        pairs = zip(node.run.difficulty.strata, newest.shares, strict=True)
+        shares = ", ".join(f"{stratum.name or 'other'} {share / SHARES:.1%}" for stratum, share in pairs)
+        say(f"difficulty of version {manifests[-1].version}, by summaries of window {newest.window}: {shares}")
 
 
 async def _build(

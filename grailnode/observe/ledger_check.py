@@ -6,12 +6,14 @@ from contextlib import suppress
 
 from protocol import paths
 from protocol.digest import content_digest
-from protocol.errors import ProtocolError, error_context
+from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, evidence_of, scores
+from protocol.judging.stratum_counts import accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
 from protocol.proof import STATISTICS, ProofSpec
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
+from roles.policy.follower import Follower
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals
@@ -30,11 +32,14 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
     amended_rows: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
+    follower = await _follow(node)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
     for place, summary in enumerate(ledger):
         earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
         try:
-            await _check_summary(node, validator, summary, earlier)
+            verdicts = await _check_summary(node, validator, summary, earlier)
+            if place or whole:
+                await _check_strata(node, summary, ledger[place - 1] if place else None, verdicts, follower)
             for amendment in summary.amendments:
                 row = rows.get((amendment.window, amendment.miner))
                 if row is not None or whole or amendment.window >= ledger[0].window:
@@ -70,10 +75,41 @@ def _result(ledger: Sequence[Summary], expired: int) -> str:
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
 
 
-async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier: Sequence[Summary]) -> None:
-    """Raise ProtocolError if a summary was not sealed, or does not follow from its verdicts and the earlier summaries
-    that count.
+async def _follow(node: Node) -> Follower:
+    """Return a follower of the chain, whose tables say how groups drew their strata, if the run has any."""
+    follower = await Follower.open(node, allow_expired=True)
+    if node.run.difficulty is not None:
+        await follower.refresh()
+    return follower
+
+
+async def _check_strata(
+    node: Node, summary: Summary, before: Summary | None, verdicts: Sequence[Verdict], follower: Follower
+) -> None:
+    """Raise ProtocolError if what a summary counts by stratum does not follow from its verdicts and the summary before;
+    NotFoundError if that cannot be known any more.
     """
+    rule, counts = node.run.difficulty, None
+    place = f"window {summary.window} of validator {summary.validator.hex()[:16]}"
+    if rule is not None:
+        earlier, windows = (None, 0) if before is None else (before.strata, summary.window - before.window)
+        try:
+            opening = await node.randomness(node.run.schedule.opening(summary.window))
+            groups = list(accepted_groups(node.run_id, opening, verdicts, follower.shares))
+            if follower.chain.manifest(summary.version).weights != summary.weights:
+                return  # the roots have taken back the version that served then, and with it the table
+        except (BeaconError, GapError) as error:
+            raise NotFoundError(f"{place}: {error}") from error
+        counts = rule.count(earlier, windows, groups)
+    if summary.strata != counts:
+        raise ProtocolError("what it counts by stratum does not follow from its verdicts", place)
+
+
+async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier: Sequence[Summary]) -> list[Verdict]:
+    """Raise ProtocolError if a summary was not sealed, or does not follow from its verdicts and the earlier summaries
+    that count; return the verdicts.
+    """
+    verdicts: list[Verdict] = []
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
     for row in summary.rows:
@@ -87,6 +123,8 @@ async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier
             await _check_dealt(node, summary, verdict, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_reasons(verdict, earlier, node.run.proof, place)
+            verdicts.append(verdict)
+    return verdicts
 
 
 async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: str) -> None:

@@ -112,7 +112,7 @@ async def recheck(node: Node, task: Task, compute: Compute, reference: GroupRefe
     thresholds = node.run.proof.row(commitment.arithmetic, engine.arithmetic)
     await serve(node, engine, await follower.rebuild(commitment.version))
     randomness = await node.randomness(node.run.schedule.opening(reference.window))
-    judge = Judge(task, engine, reference.window, randomness)
+    judge = Judge(task, engine, reference.window, randomness, follower.shares)
     (judgement,) = await judge.judge([(group, commitment.groups[reference.index][0])], thresholds)
     results = [
         await _validator_result(node, key, signed, judgement, judge.arithmetic) for key in node.authority.validators

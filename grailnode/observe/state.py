@@ -252,6 +252,7 @@ class NetworkState:
         check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
         bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
         unjudged: a line for each validator of this machine whose newest window was short of time.
+        troubles: a line for each process of this machine that waits, or is started again and again.
         head_age: seconds since the trainer signed the head, which it renews; None before the first one.
         has_ended: whether the head has expired: the run has ended, or its trainer has stopped.
         silent: trainer and validators who take part by the authority, and show no sign of it.
@@ -285,6 +286,7 @@ class NetworkState:
     pass_at: int = 1
     bottleneck: str = ""
     unjudged: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
     recent: Mapping[str, tuple[JudgedWindow, ...]] = field(default_factory=dict)
     validators: tuple[ValidatorRow, ...] = ()
     stages: tuple[StageRow, ...] = ()

@@ -168,6 +168,7 @@ def describe(revision: Revision) -> list[str]:
         f"allowed: {_short(admission.allowed)}" if admission.policy == "allowlist" else "",
         f"inviters beside the roots: {_short(admission.inviters)}" if admission.policy == "invite" else "",
         f"revoked: {_short(authority.revoked)}",
+        f"mirrors of the trainers' objects: {', '.join(authority.mirrors)}" if authority.mirrors else "",
     ]
     if revision.rewind is not None:
         point = revision.rewind

@@ -15,6 +15,7 @@ from grailnode.run.files import is_object
 from grailnode.run.rules import Rules
 from protocol import paths
 from protocol.beacon import ChainInfo
+from protocol.difficulty import DifficultySpec
 from protocol.digest import content_digest, digest_weights
 from protocol.environments.record import EnvironmentSpec, MixtureSpec
 from protocol.errors import MalformedError, ProtocolError, SignatureError
@@ -77,6 +78,7 @@ def draft_manifest(
     lora: LoraStart | None = None,
     *,
     environment: MixtureSpec = (),
+    difficulty: DifficultySpec | None = None,
     first_round: int = 1,
 ) -> RunManifest:
     """Return a run manifest for the policy in a directory.
@@ -89,6 +91,7 @@ def draft_manifest(
         chat: how a problem becomes a conversation; None for bare prompts.
         lora: the adapters of a LoRA run; None for a run that trains all weights.
         environment: the members of the task; empty for the built-in ones that the rules name.
+        difficulty: how the difficulty tables of versions are computed; None for none.
         first_round: the beacon round that opens window 0.
     """
     assert rules.title is not None and rules.max_tokens is not None
@@ -140,6 +143,7 @@ def draft_manifest(
         proof=thresholds,
         scoring=SCORING.model_copy(update={"deposit": round(rules.deposit * GROUP)}),
         head_ttl=rules.head_ttl,
+        difficulty=difficulty,
     )
 
 

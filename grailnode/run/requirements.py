@@ -6,6 +6,7 @@ They are checked before a run is created and before a node joins it; what is mis
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +19,13 @@ from grailnode.environments.wheels import PluginError, Wheel
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
+from protocol.difficulty import DifficultySpec, Stratum
 from protocol.digest import content_digest
 from protocol.environments import Environment, Problem, Requirements
 from protocol.environments.dataset import Dataset
 from protocol.environments.mixture import drawn_member, mixed
-from protocol.environments.record import CodeRef, EnvironmentSpec, MixtureSpec
+from protocol.environments.record import SHARES, CodeRef, EnvironmentSpec, MixtureSpec
+from protocol.environments.strata import Strata
 from protocol.errors import ProtocolError
 from protocol.run import ChatSpec, EpisodeSpec, FileRef, RunManifest
 from roles.policy.assignment import encode_prompt
@@ -30,6 +33,8 @@ from roles.policy.assignment import encode_prompt
 DATA: Final = "data.jsonl"
 """The name of a run's data file in the run's directory, whatever the original is called."""
 
+_FLOOR_PPM: Final = 200_000  # what every stratum of a new run keeps of its own share
+_DECAY_PPM: Final = 900_000  # what remains of what validators count by stratum after a window: half after 7
 _CHANGED_PAST: Final = (
     "the chat template changes earlier turns: of a conversation it gives the text around replies alone, and episodes "
     "keep what was said"
@@ -76,6 +81,38 @@ class CheckedTask:
             return None
         return mixed([(member.ppm, self.generated[member.environment.name]) for member in self.members])
 
+    @property
+    def difficulty(self) -> DifficultySpec:
+        """How difficulty tables are computed for the task's strata; raises as `difficulty_rule` does."""
+        if self.problems is not None and len(self.members) > 1:
+            weights = {member.environment.name: member.ppm for member in self.members}
+        else:
+            source = self.environment or self.problems
+            assert source is not None
+            weights = Strata(source).weights
+        return difficulty_rule(weights)
+
+
+def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
+    """Return how difficulty tables are computed in a new run.
+
+    Args:
+        weights: how many problems each stratum has, in any unit; ascending by name.
+
+    Raises:
+        RequirementError: there are fewer than two strata, or too many.
+    """
+    if not 2 <= len(weights) <= limits.MAX_STRATA:
+        raise RequirementError(
+            f"--difficulty: the task's problems are of {len(weights)} kinds, and a table has 2 to {limits.MAX_STRATA}; "
+            "give a mixture, an environment with levels, or a data file with the field 'difficulty' or 'level'"
+        )
+    ends = [SHARES * end // sum(weights.values()) for end in accumulate(weights.values(), initial=0)]
+    shares = [max(1, after - before) for before, after in pairwise(ends)]
+    shares[shares.index(max(shares))] += SHARES - sum(shares)
+    strata = tuple(Stratum(name=name, ppm=share) for name, share in zip(weights, shares, strict=True))
+    return DifficultySpec(strata=strata, floor_ppm=_FLOOR_PPM, decay=_DECAY_PPM)
+
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
     """Check that an environment, a data file and a policy fit each other, before a run is created with them.
@@ -85,7 +122,7 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             on it.
     """
     environment, data = rules.environment, rules.data
-    needs = find(environment)
+    needs = find(rules)
     if needs.data and data is None:
         raise RequirementError(
             f"environment {environment!r} takes its problems from a data file: --data FILE; a packaged example is "
@@ -136,7 +173,7 @@ def _configs(rules: Rules) -> dict[str, str]:
 
 def completion_tokens(rules: Rules) -> int:
     """Return the length of the longest completion, in all turns together: the rule's, or else the environment's."""
-    needs = find(rules.environment)
+    needs = find(rules)
     return rules.max_tokens or (rules.turns or needs.turns) * (rules.turn_tokens or needs.tokens)
 
 
@@ -146,7 +183,7 @@ def episode(rules: Rules) -> EpisodeSpec | None:
     Raises:
         RequirementError: the rules have more turns than the environment, or turns for one without.
     """
-    needs = find(rules.environment)
+    needs = find(rules)
     if needs.turns == 1:
         if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
             raise RequirementError(f"environment {rules.environment!r} has no turns: drop the options of episodes")
@@ -163,14 +200,17 @@ def episode(rules: Rules) -> EpisodeSpec | None:
     )
 
 
-def find(environment: str) -> Requirements:
+def find(rules: Rules) -> Requirements:
     """Return what an environment requires, or a mixture: for the longest completions of any member.
 
     Raises:
         RequirementError: this program does not know one, or they do not fit each other.
     """
+    environment = rules.environment
     try:
-        members = [registry.requirements(name) for name in registry.parse_mixture(environment)]
+        configs = _configs(rules)
+        names = registry.parse_mixture(environment)
+        members = [registry.requirements(name, configs.get(name, "{}")) for name in names]
     except PluginError as error:
         raise RequirementError(str(error)) from error
     if sum(needs.data for needs in members) > 1:

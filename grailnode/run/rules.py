@@ -126,6 +126,8 @@ class Rules(TimingRules):
     """Completions of each held-out problem, for pass@k; 0: the most likely one."""
     pass_at: int = Field(default=1, ge=1)
     """k of pass@k."""
+    difficulty: bool = False
+    """Draw more of the kinds of problems from which the policy learns now: docs/spec/difficulty.md."""
     group_size: int = Field(default=8, ge=2, le=limits.MAX_GROUP_SIZE)
     """Rollouts of a prompt."""
     groups: int = Field(default=16, ge=1, le=limits.MAX_GROUPS)
@@ -204,6 +206,8 @@ class Rules(TimingRules):
                 "a run of several sites trains all weights: pseudo-gradients of adapters were never tried; drop "
                 "lora_rank, or trainers"
             )
+        if self.sites and self.difficulty:
+            raise ValueError("rounds of several sites count no groups by stratum: drop difficulty, or trainers")
         if self.sites and self.precision != "bf16":
             raise ValueError(
                 "a run of several sites trains BF16 weights: pseudo-gradients of quantized ones were never tried; drop "

@@ -168,7 +168,10 @@ def create(
         workers=[public[name] for name in names.workers],
     )
     manifest = creation.draft_manifest(
-        rules, policy, chain, authority, thresholds, task.chat, lora, environment=task.members, first_round=first_round
+        *(rules, policy, chain, authority, thresholds, task.chat, lora),
+        environment=task.members,
+        difficulty=task.difficulty if rules.difficulty else None,
+        first_round=first_round,
     )
     signers = [signing[name] for name in names.roots[: rules.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class PluginLimits:
 
     Attributes:
         load_seconds: elapsed time in which the environment loads.
-        call_seconds: elapsed time of one call.
+        call_seconds: elapsed time of one call, or of all calls of an episode together.
         memory_bytes: address space of a process.
     """
 
@@ -54,7 +54,7 @@ class CallError(Exception):
     """The plug-in's code raised an exception, ended its process, or answered with what is no plain value."""
 
 
-class _GoneError(SandboxError):
+class _GoneError(SandboxLimitError):
     """The process that forks has ended."""
 
 
@@ -92,20 +92,7 @@ class PluginSandbox:
             self._host = _Host(self._python, self._command, self._start_text, self._name, self._limits)
         return self._host
 
-    @contextlib.contextmanager
-    def session(self) -> Iterator["Session"]:
-        """Yield a fresh fork, whose calls may follow each other; it is killed at the end of the block.
-
-        Raises:
-            SandboxError: there is none to be had.
-        """
-        session = self._start_session()
-        try:
-            yield session
-        finally:
-            session.close()
-
-    def _start_session(self) -> "Session":
+    def _fork(self) -> "Session":
         with self._lock:
             host = self._open_host()
             try:
@@ -116,12 +103,19 @@ class PluginSandbox:
                 raise
             return session
 
+    def start(self, method: str, *arguments: object) -> tuple["Session", Any]:
+        """Return a fresh fork after its first call, and what that returned; as `Session.call`."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(_GoneError):
+                session = self._fork()
+                return session, session.call(method, *arguments)
+        raise SandboxError(f"the process of environment {self._name!r} ends again and again")
+
     def call(self, method: str, *arguments: object) -> Any:
         """Return what one call in a fresh fork returns; as `Session.call`."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(_GoneError), self.session() as session:
-                return session.call(method, *arguments)
-        raise SandboxError(f"the process of environment {self._name!r} ends again and again")
+        session, value = self.start(method, *arguments)
+        session.close()
+        return value
 
     def close(self) -> None:
         """End all processes."""
@@ -224,26 +218,36 @@ class _Host:
 
 
 class Session:
-    """A fork of a plug-in's process: calls in order, each with its reply."""
+    """A fork of a plug-in's process: calls in order, each with its reply. It ends with this object, or at an error."""
 
     def __init__(self, host: _Host, fork: int, calls: int, replies: int, seconds: float) -> None:
-        self._host, self._fork, self._seconds = host, fork, seconds
+        self._host, self._fork, self._seconds, self._remaining = host, fork, seconds, seconds
         self._calls, self._replies = calls, replies
         self._is_open = True
         os.set_blocking(calls, False)
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Return what a method of the environment returns: JSON's plain values.
+        """Return what a method of the environment, or of its episode behind `begin`, returns: JSON's plain values.
 
         Raises:
-            CallError: it raised an exception, or returned something else.
+            CallError: it raised an exception, or returned something else, or an earlier call did.
             SandboxLimitError: it reached a limit of time or memory, or was ended by a signal.
             SandboxError: the sandbox failed.
         """
+        if not self._is_open:
+            raise CallError("its process has ended")
+        try:
+            return self._call(method, *arguments)
+        except BaseException:
+            self.close()
+            raise
+
+    def _call(self, method: str, *arguments: object) -> Any:
         call = json.dumps([method, arguments]).encode()
         if len(call) > MAX_CALL_BYTES:
             raise CallError("the text is too long")
-        end = time.monotonic() + self._seconds
+        start = time.monotonic()
+        end = start + self._remaining
         self._write(len(call).to_bytes(4, "big") + call, end)
         size = int.from_bytes(self._read(4, end), "big")
         if size > MAX_REPLY_BYTES:
@@ -252,6 +256,7 @@ class Session:
             reply = bounded_json.parse(self._read(size, end))
         except (MalformedError, RecursionError) as error:
             raise CallError("its answer is not JSON") from error
+        self._remaining -= time.monotonic() - start
         if not isinstance(reply, dict) or "value" not in reply:
             if isinstance(reply, dict) and "limit" in reply:
                 raise SandboxLimitError("the environment reached its limit of memory, so that nothing was judged")
@@ -302,6 +307,8 @@ class Session:
             self._close_channels()
             with contextlib.suppress(_GoneError):
                 self._host.end(self._fork)
+
+    __del__ = close
 
     def _close_channels(self) -> None:
         self._is_open = False

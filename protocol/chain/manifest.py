@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from protocol import limits
+from protocol.difficulty import DifficultyTable
 from protocol.digest import Weights, dtypes, type_name
 from protocol.encoding import Ascending, Record, Version, Window
 from protocol.errors import ExpiredError, MalformedError
@@ -55,9 +56,11 @@ class Manifest(Record):
         optimizer_step: how many optimizer steps the trainer had done.
         beacon_round: the newest round at that time.
         first_window: the first window that the version serves.
+        difficulty: the table by which its groups draw their strata; None in a run without tables.
     """
 
     kind: ClassVar[str] = "manifest"
+    optional: ClassVar[tuple[str, ...]] = ("difficulty",)
     run: Digest
     version: Version
     previous: Annotated[bytes, Field(max_length=32)]
@@ -69,6 +72,7 @@ class Manifest(Record):
     beacon_round: Round
     first_window: Window
     epoch: Epoch
+    difficulty: DifficultyTable | None = None
 
     @model_validator(mode="after")
     def _reachable(self) -> "Manifest":

@@ -8,8 +8,8 @@ are complete.
 Order of checks on a head: size, form, signer, signature, fields, run, revision, expiry; epoch and version against the
 trust of this node and against the current head; then that it lists the same manifests as both.
 Order of checks on a manifest: size, form, signer, signature, fields, the digest in the head, run, version, epoch,
-genesis; then, against the manifests before and after it: the link, the tensor table, and that epochs and windows never
-decrease.
+genesis, difficulty table; then, against the manifests before and after it: the link, the tensor table, and that epochs
+and windows never decrease.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from pydantic import Field
 
 from protocol import limits
 from protocol.chain.manifest import Epoch, Head, Manifest, check_expiry
+from protocol.difficulty import table_refusal
 from protocol.encoding import Record, Version
 from protocol.errors import ChainError, ForkError, GapError, RollbackError
 from protocol.identity.authority import Revisions
@@ -172,6 +173,8 @@ class ChainVerifier:
         if self._run.lora is not None:
             self._run.lora.check_table(manifest.tensors, place)
         check_table(self._run.precision, manifest.tensors, place)
+        if refusal := table_refusal(self._run.difficulty, manifest.difficulty):
+            raise ChainError(refusal, place)
         before, after = self._manifests.get(version - 1), self._manifests.get(version + 1)
         if before is not None:
             self._check_link(before, manifest, place)
@@ -189,6 +192,9 @@ class ChainVerifier:
             raise ChainError("other tensors than the version before", place)
         if manifest.epoch < before.record.epoch or manifest.first_window < before.record.first_window:
             raise ChainError("a lower epoch or window than the version before", place)
+        tables = before.record.difficulty, manifest.difficulty
+        if tables[0] is not None and tables[1] is not None and tables[1].window < tables[0].window:
+            raise ChainError("a difficulty table of an older window than the version before", place)
 
     def _raise_trust(self) -> None:
         """Trust the newest version if every manifest up to it was accepted."""

@@ -1,10 +1,19 @@
 """The addition environment: the prompt '57+68=' must be continued by '125' (docs/spec/environments.md)."""
 
 import functools
+import re
+from collections import Counter
 
 from protocol.environments.base import Problem
 from protocol.environments.final_number import ends_with_number
 from protocol.environments.seeded_rng import SeededRng, is_held_out
+
+
+def _level(a: int, b: int) -> str:
+    """Return which columns carry."""
+    ones = a % 10 + b % 10 > 9
+    tens = a // 10 + b // 10 + ones > 9
+    return "carry-" + {(0, 0): "none", (1, 0): "ones", (0, 1): "tens", (1, 1): "both"}[ones, tens]
 
 
 class Addition:
@@ -47,6 +56,17 @@ class Addition:
 
     def _problem(self, a: int, b: int) -> Problem:
         return Problem(prompt=self.form.format(a, b), reference=str(a + b))
+
+    @functools.cached_property
+    def levels(self) -> dict[str, int]:
+        """How many training problems have each level."""
+        numbers = range(self.low, self.high + 1)
+        return dict(Counter(_level(a, b) for a in numbers for b in numbers if not self._is_held_out_pair(a, b)))
+
+    def level_of(self, problem: Problem) -> str:
+        """Return which columns carry."""
+        a, b = map(int, re.findall(r"[0-9]+", problem.prompt))
+        return _level(a, b)
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0 if ends_with_number(completion, problem.reference) else 0.0

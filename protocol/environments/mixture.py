@@ -29,50 +29,53 @@ class Mixture:
 
     Args:
         members: each with its share in millionths, ascending by name.
+
+    Attributes:
+        members: the environments by name; shares: of each, in the same order.
     """
 
     name = "mixture"
 
     def __init__(self, members: Sequence[tuple[int, Environment]]) -> None:
-        self._shares = [share for share, _ in members]
-        self._members = {member.name: member for _, member in members}
-        self.exact = all(member.exact for member in self._members.values())
+        self.shares = [share for share, _ in members]
+        self.members = {member.name: member for _, member in members}
+        self.exact = all(member.exact for member in self.members.values())
 
     def problem(self, seed: bytes) -> Problem:
-        name = list(self._members)[drawn_member(self._shares, seed)]
-        return replace(self._members[name].problem(seed), stratum=name)
+        name = list(self.members)[drawn_member(self.shares, seed)]
+        return replace(self.members[name].problem(seed), stratum=name)
 
     @property
     def held_out_size(self) -> int | None:
-        sizes = [member.held_out_size for member in self._members.values()]
+        sizes = [member.held_out_size for member in self.members.values()]
         return None if None in sizes else sum(size for size in sizes if size)
 
     def held_out_problem(self, index: int) -> Problem:
         # The members take turns, and each is passed over when it has no more: turn t has the members of more than t.
         index %= self.held_out_size or index + 1
         turn = bisect.bisect_right(range(index + 1), index, key=lambda turn: self._held_out_before(turn + 1))
-        members = [name for name in self._members if self._has_more(name, turn)]
+        members = [name for name in self.members if self._has_more(name, turn)]
         name = members[index - self._held_out_before(turn)]
-        return replace(self._members[name].held_out_problem(turn), stratum=name)
+        return replace(self.members[name].held_out_problem(turn), stratum=name)
 
     def _held_out_before(self, turn: int) -> int:
         """Return how many held-out problems come before a turn."""
-        sizes = (member.held_out_size for member in self._members.values())
+        sizes = (member.held_out_size for member in self.members.values())
         return sum(turn if size is None else min(turn, size) for size in sizes)
 
     def _has_more(self, name: str, turn: int) -> bool:
-        size = self._members[name].held_out_size
+        size = self.members[name].held_out_size
         return size is None or turn < size
 
     def reward(self, problem: Problem, completion: str) -> float:
-        return self._members[problem.stratum].reward(problem, completion)
+        return self.members[problem.stratum].reward(problem, completion)
 
     @property
     def turns(self) -> int:
-        turns = (member.turns for member in self._members.values() if isinstance(member, EpisodeEnvironment))
+        turns = (member.turns for member in self.members.values() if isinstance(member, EpisodeEnvironment))
         return max(turns, default=1)
 
     def begin(self, problem: Problem, seed: bytes) -> Episode:
-        member = self._members[problem.stratum]
+        member = self.members[problem.stratum]
         assert isinstance(member, EpisodeEnvironment)  # the manifest says so
         return member.begin(problem, seed)

@@ -53,6 +53,10 @@ def _parse(formula: str) -> list[Clause]:
     return [tuple(map(int, _LITERAL.findall(clause))) for clause in formula.strip("()").split(")(")]
 
 
+def _variables(clauses: list[Clause]) -> int:
+    return max(abs(literal) for clause in clauses for literal in clause)
+
+
 class Sat(DrawnProblems):
     """3-SAT. The reward is 1.0 for values that satisfy the formula, 0.1 for as many other values, and 0.0 for any other
     text.
@@ -64,9 +68,16 @@ class Sat(DrawnProblems):
         formula = "".join("(" + "".join(f"{literal:+d}" for literal in clause) + ")" for clause in _draw(rng))
         return Problem(prompt=f"{formula}=", reference=formula)
 
+    @property
+    def levels(self) -> dict[str, int]:
+        return {str(variables): 1 for variables in range(_MIN_VARIABLES, _MAX_VARIABLES + 1)}
+
+    def level_of(self, problem: Problem) -> str:
+        return str(_variables(_parse(problem.reference)))
+
     def reward(self, problem: Problem, completion: str) -> float:
         clauses = _parse(problem.reference)
-        variables = max(abs(literal) for clause in clauses for literal in clause)
+        variables = _variables(clauses)
         if len(completion) != variables or not set(completion) <= {"0", "1"}:
             return 0.0
         return 1.0 if all(_is_true(clause, completion) for clause in clauses) else _WELL_FORMED_REWARD

@@ -13,10 +13,12 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.encoding import Ascending, Line, Record, Version
 from protocol.errors import ChainError, ForkError, GapError, RollbackError, SignatureError
+from protocol.identity.participant import SPACE_FORM
 from protocol.identity.signing import Digest, Key, Signed, check_public_key, claimed_signers, open_announced
 
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
 Workers = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WORKERS), Ascending]
+MirrorUrl = Annotated[str, Field(min_length=1, max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
 ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS), Ascending]
 
 
@@ -55,6 +57,7 @@ class Authority(Record):
         workers: the keys of the sites that train together, ascending; empty if the trainer trains alone.
         quorum: how many validators must accept a group.
         revoked: keys that may not act in any role.
+        mirrors: URLs of read-only copies of the trainers' spaces, ascending (docs/spec/spaces.md).
     """
 
     kind: ClassVar[str] = "authority"
@@ -66,6 +69,7 @@ class Authority(Record):
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
     admission: Admission
     revoked: ManyKeys
+    mirrors: Annotated[tuple[MirrorUrl, ...], Field(max_length=limits.MAX_MIRRORS), Ascending] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> "Authority":
@@ -122,11 +126,13 @@ class Revisions:
 
     Attributes:
         rewind: the number and the rewind of the newest revision that rewinds the chain; None if there is none.
+        all_validators: those of any revision; lowest_quorum: of all revisions.
     """
 
     def __init__(self, run_id: bytes, initial: Authority) -> None:
         self.run_id = run_id
         self.current = initial
+        self.all_validators, self.lowest_quorum = set(initial.validators), initial.quorum
         self.rewind: tuple[int, ChainPoint] | None = None
         self._digests = [run_id]
         self._roots = [(initial.roots, initial.root_threshold)]
@@ -191,6 +197,8 @@ class Revisions:
         self._digests.append(verified.digest)
         self._roots.append((revision.authority.roots, revision.authority.root_threshold))
         self.current = revision.authority
+        self.all_validators.update(self.current.validators)
+        self.lowest_quorum = min(self.lowest_quorum, self.current.quorum)
         if revision.rewind is not None:
             self.rewind = (revision.number, revision.rewind)
 

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Final, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits, paths
+from protocol.difficulty import Counts as StratumCounts
 from protocol.digest import content_digest
 from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
@@ -206,9 +207,11 @@ class Summary(PublishedRecord):
         evaluation: of the version that serves the window; None if the validator made none.
         verified_tokens: completion tokens that were checked.
         verify_ms: milliseconds that the check took.
+        strata: groups accepted so far by stratum, and the uneven ones; None in a run without difficulty tables.
     """
 
     kind: ClassVar[str] = "summary"
+    optional: ClassVar[tuple[str, ...]] = ("strata",)
     max_bytes: ClassVar[int] = limits.MAX_SUMMARY_BYTES
     window: Window
     version: Version
@@ -226,6 +229,7 @@ class Summary(PublishedRecord):
     verified_tokens: Annotated[int, Field(ge=0)]
     verify_ms: Annotated[int, Field(ge=0)]
     alarms: Annotated[tuple[Annotated[Line, Field(max_length=500)], ...], Field(max_length=100)]
+    strata: StratumCounts | None = None
 
     @model_validator(mode="after")
     def _once_each(self) -> Self:

@@ -131,7 +131,7 @@ class Miner:
     async def _warm_up(self, weights: VerifiedWeights) -> None:
         """Generate a chunk twice and throw it away: the first is slow, the second measures the speed."""
         node = self._node
-        mining_window = MiningWindow(max(0, node.window()), bytes(32), weights.version, node.key.public)
+        mining_window = self._mining_window(max(0, node.window()), bytes(32), weights.version)
         await serve(node, self._engine, weights)
         chunk = min(self._settings.chunk, node.run.groups)
         seconds = chunk * (node.run.deadline_time(0) - node.run.opening_time(0))  # for one group, if no chunk succeeds
@@ -143,6 +143,9 @@ class Miner:
         self._group_seconds = seconds / chunk
         node.telemetry.event("warmed-up", version=weights.version, chunk_seconds=seconds)
 
+    def _mining_window(self, window: int, randomness: bytes, version: int) -> MiningWindow:
+        return MiningWindow(window, randomness, version, self._node.key.public, self._follower.shares(version))
+
     async def _fulfil_pledge(self, window: int, pledged_groups: int) -> bool:
         """Generate and deliver the pledged groups; return whether any were delivered in time."""
         node = self._node
@@ -152,7 +155,7 @@ class Miner:
             self._follower.version_for(window)  # it raises if the head has expired
             version = self._pledged_version
             await serve(node, self._engine, await self._follower.rebuild(version))
-            groups = await self._generate(MiningWindow(window, randomness, version, node.key.public), pledged_groups)
+            groups = await self._generate(self._mining_window(window, randomness, version), pledged_groups)
         except (StoreError, BeaconError, ProtocolError, EngineError, SandboxLimitError) as error:
             node.telemetry.event("window-skipped", window=window, error=str(error))
             return False

@@ -14,12 +14,19 @@ from roles.ports import Engine, Generation, Request
 
 @dataclass(frozen=True)
 class MiningWindow:
-    """One window of one miner, with the randomness of its opening round and the policy version that is served in it."""
+    """One window of one miner, with the randomness of its opening round and the policy version that is served in it,
+    and that version's shares of the strata, if it has any.
+    """
 
     window: int
     randomness: bytes
     version: int
     miner: bytes
+    shares: tuple[int, ...] = ()
+
+    def shares_of(self, version: int) -> tuple[int, ...]:
+        """Return the shares, for a judge of this window's groups."""
+        return self.shares if version == self.version else ()
 
 
 class Producer(Protocol):
@@ -39,7 +46,7 @@ class HonestProducer:
     def assignments(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Assignment]:
         """Return the assignments of these group numbers."""
         window, randomness, miner = mining_window.window, mining_window.randomness, mining_window.miner
-        return [self.task.assign(window, randomness, miner, index) for index in indices]
+        return [self.task.assign(window, randomness, miner, index, mining_window.shares) for index in indices]
 
     async def generate(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[list[Generation]]:
         """Generate one completion for every seed of every assignment."""

@@ -12,6 +12,7 @@ from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import SigningKey, sign
 from protocol.run import RunManifest
 from roles.node.participant_memory import Alarms, AnnouncementCache, Backoff, Sightings
+from roles.node.retries import WaitReporter
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
@@ -118,9 +119,14 @@ class Node:
         """Return the randomness of a round, however long an outage lasts: windows are delayed, never weakened."""
         while True:
             try:
-                return await self.time.randomness(round_number)
+                randomness = await self.time.randomness(round_number)
+                self.time.late.over()
+                return randomness
             except BeaconError as error:
-                self.telemetry.event("beacon-late", round=round_number, error=str(error))
+                text = f"round {round_number}: {error}"
+                self.time.late.waiting(
+                    "beacon", text, "a relay answers: check the relays, or the trainer's node", "late"
+                )
                 now = self.clock.now()
                 if now < self.run.beacon.round_time(round_number) or await self.time.has_come(
                     self.run.beacon.round_at(now)
@@ -141,12 +147,14 @@ class Node:
             await trio.sleep(_RETRY_SECONDS)
 
     async def _put(self, path: str, data: bytes) -> None:
-        while True:
-            try:
-                return await self.store.put(path, data)
-            except StoreError as error:
-                self.telemetry.event("put-failed", path=path, error=str(error))
-                await trio.sleep(_RETRY_SECONDS)
+        until = "storage takes the object: check provider, quota and credentials"
+        with WaitReporter(self.telemetry, "put-failed") as reporter:
+            while True:
+                try:
+                    return await self.store.put(path, data)
+                except StoreError as error:
+                    reporter.waiting("storage", error, until)
+                    await trio.sleep(_RETRY_SECONDS)
 
     async def is_readable(self, path: str, data: bytes) -> bool:
         """Return whether the store shows an object that it acknowledged.

@@ -2,8 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+import trio
 
 from roles.ports import Telemetry
+
+WAIT_REPORT_SECONDS: Final = 600.0
+"""From one report of a wait to the next, while nothing changes."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class ChangeReporter:
     An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log.
 
     Args:
-        max_reports: how many events at most until the action succeeds. For errors whose text somebody else chooses.
+        max_reports: how many events at most. For errors whose text somebody else chooses.
         fields: what every event carries besides `error`.
     """
 
@@ -51,7 +57,51 @@ class ChangeReporter:
             self._reports += 1
         self._last_error = text
 
-    def success(self) -> None:
-        """Begin anew: the next error is reported whatever its text."""
-        self._last_error = None
-        self._reports = 0
+
+class WaitReporter:
+    """Reports what a process waits for: at the beginning, when the cause changes, then rarely, and at the end.
+
+    Each report says in `waits_for` for what, in `seconds` for how long, in `error` why, and in `until` what ends it, so
+    that log, metrics and `grailnode status` say the same. The report of the end is the event `waited`, which comes with
+    the end of a `with` block, too.
+
+    Args:
+        event: the name of the other reports.
+    """
+
+    def __init__(self, telemetry: Telemetry, event: str) -> None:
+        self._telemetry = telemetry
+        self._event = event
+        self._waits_for = ""
+        self._cause: object = None
+        self._since = self._last_report = 0.0  # in trio's seconds
+
+    def waiting(self, waits_for: str, error: object, until: str, cause: object = None) -> None:
+        """Report a try that failed, unless it was reported a short time ago.
+
+        Args:
+            waits_for: "disk", "clock", "beacon", "storage", in a word.
+            cause: what differs where the wait has another cause; the text of the error without it.
+        """
+        now, cause = trio.current_time(), str(error) if cause is None else cause
+        if self._waits_for != waits_for:
+            self.over()
+            self._waits_for, self._since = waits_for, now
+        elif self._cause == cause and now - self._last_report < WAIT_REPORT_SECONDS:
+            return
+        self._cause, self._last_report = cause, now
+        seconds = round(now - self._since, 1)
+        self._telemetry.event(self._event, waits_for=waits_for, seconds=seconds, error=str(error), until=until)
+
+    def over(self) -> None:
+        """Report that the wait has ended, if there was one."""
+        if self._waits_for:
+            seconds = round(trio.current_time() - self._since, 1)
+            self._telemetry.event("waited", waits_for=self._waits_for, seconds=seconds)
+        self._waits_for, self._cause = "", None
+
+    def __enter__(self) -> "WaitReporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over()

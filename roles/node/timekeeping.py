@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from protocol.beacon import ChainInfo
+from roles.node.retries import WaitReporter
 from roles.ports import Beacon, BeaconError, Clock, Telemetry
 
 _PATIENCE: Final = 5.0  # seconds to wait for a round that should be out, before the clock is read again
@@ -26,13 +27,14 @@ class Timekeeper:
 
     Attributes:
         newest_round: the newest round that is proven to be out; 0 before the first.
+        late: reports that this node waits for a round.
     """
 
     def __init__(self, beacon: Beacon, chain: ChainInfo, clock: Clock, telemetry: Telemetry) -> None:
         self._beacon = beacon
         self._chain = chain
         self._clock = clock
-        self._telemetry = telemetry
+        self.late = WaitReporter(telemetry, "beacon-late")
         self.newest_round = 0
         self._offset = -float("inf")  # from trio's time to a lower bound of the time since the Unix epoch
         self._next_try = -float("inf")  # trio's time before which `has_come` does not ask the beacon
@@ -94,16 +96,20 @@ class Timekeeper:
             number = self._chain.round_at(self.now())
             first_round = min(first_round, number)  # lower only where the clock was put right
             if number < 1 or await self._prove(number, _PATIENCE):
+                self.late.over()
                 return number
             if first_round < number and await self._prove(first_round, _PATIENCE):
+                self.late.over()
                 return first_round  # the beacon always lags behind: this round was awaited long enough
             behind = self.now() - self._clock.now()
-            error = (
-                f"this machine's clock was set back by {behind:.0f} s; nothing is signed until it is right"
-                if behind > _PATIENCE
-                else "not out yet: the relays are late, or this machine's clock is ahead; nothing is signed before"
-            )
-            self._telemetry.event("beacon-late", round=number, error=error)
+            if behind > _PATIENCE:
+                error = f"this machine's clock was set back by {behind:.0f} s; nothing is signed until it is right"
+                self.late.waiting("clock", error, "somebody sets the clock right (NTP)", "set back")
+            else:
+                error = f"round {number} is not out yet: the relays are late, or this machine's clock is ahead"
+                self.late.waiting(
+                    "beacon", error, "a round comes that is due by the clock (NTP); then it signs", "late"
+                )
 
     async def _prove(self, number: int, seconds: float) -> bool:
         """Return whether a round comes within some seconds; False as soon as it is no longer due by the clock."""

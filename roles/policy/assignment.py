@@ -10,6 +10,8 @@ import trio
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem, rubric
 from protocol.environments.base import SandboxError
+from protocol.environments.mixture import drawn_member
+from protocol.environments.strata import Strata
 from protocol.rollout import challenge
 from protocol.rollout.episode import EpisodeRule
 from protocol.run import ChatSpec, EvaluationSpec, RunManifest, SamplingSpec
@@ -115,19 +117,37 @@ class PolicyTask:
 
 @dataclass(frozen=True)
 class Task(PolicyTask):
-    """The task that a run sets. It turns public randomness into assignments."""
+    """The task that a run sets. It turns public randomness into assignments.
+
+    Attributes:
+        strata: of the environment; None in a run without difficulty tables.
+    """
 
     run: RunManifest
+    strata: Strata | None = None
 
-    def assign(self, window: int, randomness: bytes, miner: bytes, index: int) -> Assignment:
-        """Return the assignment of a miner's group, by the randomness of the round that opened the window."""
+    def assign(
+        self, window: int, randomness: bytes, miner: bytes, index: int, shares: Sequence[int] = ()
+    ) -> Assignment:
+        """Return the assignment of a miner's group, by the randomness of the round that opened the window.
+
+        Args:
+            shares: of the strata by the table of the group's version; empty in a run without tables.
+        """
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
-        problem = self.environment.problem(seed)
+        problem = self._problem(seed, shares)
         rollouts = range(self.run.group_size)
         seeds = tuple(challenge.rollout_seed(seed, rollout) for rollout in rollouts)
         episodes = rollouts if self.run.episode is not None else range(0)
         episode_seeds = tuple(challenge.episode_seed(seed, rollout) for rollout in episodes)
         return Assignment(index, problem, self.prompt(problem), seeds, episode_seeds)
+
+    def _problem(self, seed: bytes, shares: Sequence[int]) -> Problem:
+        rule = self.run.difficulty
+        if rule is None or self.strata is None:
+            return self.environment.problem(seed)
+        assert len(shares) == len(rule.strata)
+        return self.strata.problem(rule.strata[drawn_member(shares, seed)].name, seed)
 
     async def rewards(self, problem: Problem, completions: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Return the rewards, in millionths and by the rubric, for completions (token ids) of one problem, in order."""

@@ -6,6 +6,7 @@ was said before is never written or read again.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -20,6 +21,8 @@ from protocol.run import ChatSpec
 from roles.policy.assignment import PolicyTask, Tokenizer
 from roles.policy.sequences import Tokens
 from roles.ports import Engine, EngineError, Generation, Request
+
+_AT_ONCE: Final = 128  # episodes that are played, each of which may have a process of the sandbox
 
 
 def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: int) -> Tokens:
@@ -49,6 +52,8 @@ class OpenEpisode:
         self.turns: tuple[Turn, ...] = ()
         self.room = self._rule.room(0, 0, 0)
         """The most tokens of the next turn; 0 at the end of the episode."""
+        self.reward = 0
+        """The environment's reward, in millionths, when the episode has ended."""
 
     def take(self, tokens: Tokens) -> Tokens:
         """Append a turn of the policy, and return the environment's reply to it; none at the end of the episode."""
@@ -62,12 +67,9 @@ class OpenEpisode:
         self.room = 0 if answer is None else self._rule.room(len(self.turns) + 1, len(self.tokens), total)
         reply = reply if self.room else ()  # nobody reads a reply that no turn follows
         self.turns += ((len(tokens), reply),)
+        if not self.room:
+            self.reward = round(self._episode.reward() * REWARD_UNIT)
         return reply
-
-    @property
-    def reward(self) -> int:
-        """The environment's reward, in millionths."""
-        return round(self._episode.reward() * REWARD_UNIT)
 
 
 def replayed_reward(episode: OpenEpisode, rollout: EpisodeRollout) -> int | None:
@@ -147,18 +149,19 @@ async def play(
         EngineError: the engine broke, or another version came to be served.
     """
     version = engine.version
-    while waiting := [item for item in episodes if item.episode.room]:
-        # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
-        params = replace(task.run.sampling.params(), max_tokens=max(item.episode.room for item in waiting))
-        requests = [item.request(key) for item in waiting]
-        if greedy:
-            completions = await engine.greedy([request.prompt for request in requests], params)
-            turns = [Generation(tokens, torch.empty(len(tokens), 0), ()) for tokens in completions]
-        else:
-            turns = await engine.generate(requests, params)
-        if engine.version != version:
-            raise EngineError("another version came to be served while episodes were played")
-        await task.run_sync(_take_all, waiting, turns)
+    for start in range(0, len(episodes), _AT_ONCE):
+        while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.episode.room]:
+            # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
+            params = replace(task.run.sampling.params(), max_tokens=max(item.episode.room for item in waiting))
+            requests = [item.request(key) for item in waiting]
+            if greedy:
+                completions = await engine.greedy([request.prompt for request in requests], params)
+                turns = [Generation(tokens, torch.empty(len(tokens), 0), ()) for tokens in completions]
+            else:
+                turns = await engine.generate(requests, params)
+            if engine.version != version:
+                raise EngineError("another version came to be served while episodes were played")
+            await task.run_sync(_take_all, waiting, turns)
 
 
 def _take_all(episodes: Sequence[PlayedEpisode], turns: Sequence[Generation]) -> None:

@@ -118,6 +118,17 @@ class Follower:
             check_expiry(self.chain.head, self._node.clock.now())
         return self.chain.version_for(window)
 
+    def shares(self, version: int) -> tuple[int, ...]:
+        """Return the share of each stratum by which the groups of a version draw; empty in a run without tables.
+
+        Raises:
+            GapError: its manifest was not accepted.
+        """
+        if self._node.run.difficulty is None:
+            return ()
+        table = self.chain.manifest(version).difficulty
+        return () if table is None else table.shares
+
     async def refresh(self) -> None:
         """Look for a newer head, verify the manifests that it lists, and store the new trust on disk.
 

@@ -10,7 +10,7 @@ import trio
 from protocol.errors import ProtocolError
 from roles.first_failure import first_failure
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter
+from roles.node.retries import WaitReporter
 from roles.policy.follower import Follower
 from roles.policy.verified_weights import PatchStep, VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError
@@ -77,13 +77,13 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
 
 
 async def _repeat(node: Node, work: Callable[[], Awaitable[object]], pause: Callable[[], Awaitable[object]]) -> None:
-    reporter = ChangeReporter(node.telemetry, "cannot-follow")
+    reporter = WaitReporter(node.telemetry, "cannot-follow")
     while True:
         try:
             await _run_unless_revised(node, work)
-            reporter.success()
+            reporter.over()
         except (StoreError, ProtocolError) as error:
-            reporter.failure(error)
+            reporter.waiting("policy", error, "storage shows a valid head, and the objects of its versions")
         await pause()
 
 

@@ -7,6 +7,7 @@
     intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
     outcomes/{window}-{miner}   the collector's outcome log: what became of each judged group
     canaries/{window}-{index}-{digest}  a group's log-probabilities, from the canary to the collector
+    difficulty                  the newest difficulty table, from the collector to the publisher
     collector-progress          the oldest window for which verdicts may still come
     acknowledged                the groups that a training loop of somebody else has learned from
     chain/...                   what the publisher has published (roles/trainer/publish/history.py)
@@ -30,6 +31,7 @@ INBOX = "inbox/"
 INTENTS = "intents/"
 OUTCOMES = "outcomes/"
 CANARIES = "canaries/"
+DIFFICULTY = "difficulty"
 COLLECTOR_PROGRESS = "collector-progress"
 ACKNOWLEDGED = "acknowledged"
 PUBLISHED_WEIGHTS = "chain/weights/"

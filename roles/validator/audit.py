@@ -2,8 +2,8 @@
 and judge them; after a rejection, judge the others that are dealt to it too.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 
 import trio
 
@@ -18,7 +18,7 @@ from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.validator.judge import Judge, reject_group
+from roles.validator.judge import Judge, Reservation, reject_group
 from roles.validator.window_cases import Case
 
 _REASONS_OF_COPIES = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
@@ -29,9 +29,6 @@ _AT_ONCE = 4  # groups of one miner that are being fetched
 _PATIENCE = 0.5  # for the fetches of one step: a share of the time between the second round and the last one for seals
 _PAUSES = 16  # in that time, one between two tries
 _TRIES = (0.125, 0.25, 0.5)  # the share of that time for each try that hangs while other storage answers
-
-_AtEngine = Callable[[], AbstractAsyncContextManager[None]]
-"""Waits until the engine serves a case's version to it alone."""
 
 _Place = tuple[str, int, int]
 """A part of an object: path, offset and size."""
@@ -67,7 +64,8 @@ class Auditor:
         *,
         is_known: bool,
         evidence: Evidence = NO_EVIDENCE,
-        at_engine: _AtEngine = nullcontext,
+        at_engine: Reservation = nullcontext,
+        at_rewards: Reservation = nullcontext,
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round deals to this validator and picks.
 
@@ -78,7 +76,7 @@ class Auditor:
         Args:
             share_ppm: millionths of the groups that are picked.
             evidence: of the miner's earlier windows.
-            at_engine: is entered for every use of the engine.
+            at_engine, at_rewards: as of `Judge.judge`; the engine serves the case's version to it alone.
 
         Returns:
             The verdict, and the work digest of each rejected group that may be a copy, by the group's index. The
@@ -91,7 +89,7 @@ class Auditor:
         suspected_copies: dict[int, bytes] = {}
 
         async def judge_more(indices: Sequence[int]) -> None:
-            more_judgements, more_copies = await self.judge_groups(commitment, indices, at_engine)
+            more_judgements, more_copies = await self.judge_groups(commitment, indices, at_engine, at_rewards)
             judgements.extend(more_judgements)
             suspected_copies.update(more_copies)
 
@@ -132,7 +130,11 @@ class Auditor:
         return self.make_verdict(case, len(indices), judgements)
 
     async def judge_groups(
-        self, commitment: Commitment, indices: Sequence[int], at_engine: _AtEngine = nullcontext
+        self,
+        commitment: Commitment,
+        indices: Sequence[int],
+        at_engine: Reservation = nullcontext,
+        at_rewards: Reservation = nullcontext,
     ) -> tuple[list[Judgement], dict[int, bytes]]:
         """Judge groups of a commitment.
 
@@ -143,8 +145,7 @@ class Auditor:
         if not groups:
             return rejections, {}
         pairs = [(group, commitment.groups[group.index][0]) for group in groups]
-        async with at_engine():
-            judgements = await self._judge.judge(pairs, self.thresholds(commitment))
+        judgements = await self._judge.judge(pairs, self.thresholds(commitment), at_engine, at_rewards)
         suspected_copies: dict[int, bytes] = {}
         for group, judgement in zip(groups, judgements, strict=True):
             work = group.work_digest()

@@ -6,14 +6,15 @@ one did but drew other tokens. The environment of an episode is stepped after th
 make the true policy write whatever it likes, so no environment sees a turn before all replies ahead of it are its own.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from protocol.environments.base import SandboxLimitError
 from protocol.judging.evidence import NO_COUNTS, Counts, count_group, count_luck, repeated_positions, whole_margins
+from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
@@ -26,6 +27,9 @@ from roles.policy.episodes import OpenEpisode, replayed_reward
 from roles.ports import CheckRequest, Engine
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
+
+Reservation = Callable[[], AbstractAsyncContextManager[None]]
+"""Waits until something is free, and reserves it for one case."""
 
 
 @dataclass(frozen=True)
@@ -46,37 +50,63 @@ class GroupCheck:
 
 
 class Judge:
-    """Checks groups of one window with an engine that serves their version."""
+    """Checks groups of one window with an engine that serves their version.
 
-    def __init__(self, task: Task, engine: Engine, window: int, randomness: bytes) -> None:
+    Args:
+        shares_of: by which the groups of a version draw their strata.
+    """
+
+    def __init__(
+        self, task: Task, engine: Engine, window: int, randomness: bytes, shares_of: SharesOf = lambda version: ()
+    ) -> None:
         self._task = task
         self._engine = engine
         self._window = window
         self._randomness = randomness
+        self._shares_of = shares_of
         self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
         self.arithmetic = engine.arithmetic
 
-    async def judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
+    async def judge(
+        self,
+        groups: Sequence[tuple[Group, bytes]],
+        thresholds: Thresholds,
+        at_engine: Reservation = nullcontext,
+        at_rewards: Reservation = nullcontext,
+    ) -> list[Judgement]:
         """Judge groups, some thousands of tokens at a time, and return the judgements in order.
 
         Args:
             groups: each with the digest of its frame.
             thresholds: those for how their miner and this judge's engine compute.
+            at_engine: is entered while the engine is used.
+            at_rewards: is entered behind it, while the environment computes rewards.
         """
-        judgements: list[Judgement] = []
-        part: list[tuple[Group, bytes]] = []
+        checks: list[tuple[Assignment | None, GroupCheck]] = []
+        part: list[Group] = []
         tokens = 0
-        for item in groups:
-            part.append(item)
-            tokens += sum(len(rollout.sequence) for rollout in item[0].rollouts)
-            if tokens >= _TOKENS_AT_ONCE:
-                judgements += await self._judge(part, thresholds)
-                part, tokens = [], 0
-        return judgements + await self._judge(part, thresholds)
+        async with at_engine():
+            for group, _ in groups:
+                part.append(group)
+                tokens += sum(len(rollout.sequence) for rollout in group.rollouts)
+                if tokens >= _TOKENS_AT_ONCE:
+                    checks += await self._check(part, thresholds)
+                    part, tokens = [], 0
+            checks += await self._check(part, thresholds)
+        async with at_rewards():
+            return [
+                _judgement(
+                    group.index, digest, _token_count(group), await self._check_rewards(group, own, check, thresholds)
+                )
+                for (group, digest), (own, check) in zip(groups, checks, strict=True)
+            ]
 
-    async def _judge(self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds) -> list[Judgement]:
-        """Judge groups. Long computations run off the event loop, which has deadlines to watch; cancelling this call
-        takes effect when the current one ends.
+    async def _check(
+        self, groups: Sequence[Group], thresholds: Thresholds
+    ) -> list[tuple[Assignment | None, GroupCheck]]:
+        """Return the assignment of each group, None for one that there is no more to check of, and what was found up to
+        the turns. Long computations run off the event loop, which has deadlines to watch; cancelling this call takes
+        effect when the current one ends.
         """
         assignments, reasons = await self._task.run_sync(self._check_forms, groups)
         sound = [index for index, reason in enumerate(reasons) if reason is None]
@@ -91,7 +121,7 @@ class Judge:
             )
             for index in sound
             if (assignment := assignments[index]) is not None
-            for rollout, seed in zip(groups[index][0].rollouts, assignment.seeds, strict=True)
+            for rollout, seed in zip(groups[index].rollouts, assignment.seeds, strict=True)
         ]
         checks = [GroupCheck(reason) for reason in reasons]
         if sound:
@@ -102,33 +132,24 @@ class Judge:
 
             def check_positions() -> list[GroupCheck]:
                 return [
-                    self._check_positions(groups[index][0], part, thresholds)
+                    self._check_positions(groups[index], part, thresholds)
                     for index, part in zip(sound, parts, strict=True)
                 ]
 
             for index, check in zip(sound, await self._task.run_sync(check_positions), strict=True):
-                group, own = groups[index][0], assignments[index]
-                assert own is not None
-                try:
-                    checks[index] = await self._check_rewards(group, own, check, thresholds)
-                except SandboxLimitError:
-                    checks[index] = GroupCheck(Reason.UNREPRODUCED)
-        return [
-            _judgement(group.index, digest, _token_count(group), check)
-            for (group, digest), check in zip(groups, checks, strict=True)
-        ]
+                checks[index] = check
+        return list(zip(assignments, checks, strict=True))
 
-    def _check_forms(
-        self, groups: Sequence[tuple[Group, bytes]]
-    ) -> tuple[list[Assignment | None], list[Reason | None]]:
+    def _check_forms(self, groups: Sequence[Group]) -> tuple[list[Assignment | None], list[Reason | None]]:
         """Return the assignment of each group, and the reason to reject it that needs no engine, if there is one."""
-        assignments = [self._assign(group) for group, _ in groups]
-        return assignments, [self._check_form(group, assignments[place]) for place, (group, _) in enumerate(groups)]
+        assignments = [self._assign(group) for group in groups]
+        return assignments, [self._check_form(*pair) for pair in zip(groups, assignments, strict=True)]
 
     def _assign(self, group: Group) -> Assignment | None:
         """Return the assignment of a group; None if the environment reached a limit."""
         with suppress(SandboxLimitError):
-            return self._task.assign(self._window, self._randomness, group.miner, group.index)
+            shares = self._shares_of(group.version)
+            return self._task.assign(self._window, self._randomness, group.miner, group.index, shares)
         return None
 
     def _check_form(self, group: Group, assignment: Assignment | None) -> Reason | None:
@@ -163,20 +184,23 @@ class Judge:
         return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
     async def _check_rewards(
-        self, group: Group, assignment: Assignment, check: GroupCheck, thresholds: Thresholds
+        self, group: Group, assignment: Assignment | None, check: GroupCheck, thresholds: Thresholds
     ) -> GroupCheck:
-        """Compare the rewards of a group that holds so far with the environment's, and count where misses fall among
-        these.
+        """Compare turns and rewards of a group that holds so far with the environment's, and count where misses fall
+        among rewards.
         """
-        if check.reason is not None:
+        if check.reason is not None or assignment is None:
             return check
-        if self._task.run.episode is not None:
-            replayed = await self._task.run_sync(self._replay, group, assignment)
-            if None in replayed:
-                return GroupCheck(Reason.TURN, check.counts)
-            rewards = tuple(replayed)
-        else:
-            rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
+        try:
+            if self._task.run.episode is not None:
+                replayed = await self._task.run_sync(self._replay, group, assignment)
+                if None in replayed:
+                    return GroupCheck(Reason.TURN, check.counts)
+                rewards = tuple(replayed)
+            else:
+                rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
+        except SandboxLimitError:
+            return GroupCheck(Reason.UNREPRODUCED)
         if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, check.counts)
         lengths = [len(rollout.tokens) for rollout in group.rollouts]

@@ -33,8 +33,8 @@ _FETCH_SHARES: Final = {  # of them; of strangers one group is fetched first, so
 _FEWEST_FETCHES_EACH = 2  # of miners of one reputation
 
 
-class EngineSlot:
-    """The engine, which works on one case at a time.
+class Slot:
+    """The engine or the environment, which works on one case at a time.
 
     Among the waiting cases the reputation goes first that has had least of its share (`CaseQueue.debt`), the better one
     of equals; then a case of the version that the engine serves already; then the first in the order of the queue. So a
@@ -111,7 +111,7 @@ class JudgingScheduler:
         self._versions = versions
         self._tried_to_refresh = self._is_refreshed = False
         self._refresh_lock = trio.Lock()
-        self._engine_slot = EngineSlot(queue.debt)
+        self._engine_slot, self._reward_slot = Slot(queue.debt), Slot(queue.debt)
         fetches = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
         self._fetches = max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches))
 
@@ -170,17 +170,21 @@ class JudgingScheduler:
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
             is_known=reputation.is_known,
             evidence=self._queue.ledger.evidence_of(commitment.miner, commitment.arithmetic),
-            at_engine=partial(self._reserve_engine, reputation, weights, place),
+            at_engine=partial(self._reserve, self._engine_slot, reputation, weights, place),
+            at_rewards=partial(self._reserve, self._reward_slot, reputation, weights, place),
         )
 
     @asynccontextmanager
-    async def _reserve_engine(
-        self, reputation: Reputation, weights: VerifiedWeights, place: int
+    async def _reserve(
+        self, slot: Slot, reputation: Reputation, weights: VerifiedWeights, place: int
     ) -> AsyncIterator[None]:
-        """Reserve the engine for one case, and have it serve these weights."""
-        async with self._engine_slot.reserve(reputation, weights.version, place):
+        """Reserve the engine for one case, and have it serve these weights; or the environment, whose seconds count
+        alike.
+        """
+        async with slot.reserve(reputation, weights.version, place):
             start = trio.current_time()
-            await serve(self._node, self._engine, weights)
+            if slot is self._engine_slot:
+                await serve(self._node, self._engine, weights)
             try:
                 yield
             finally:

@@ -13,7 +13,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import PublishedRecord
 from protocol.judging.ledger import Seal, Summary
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter
+from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import fetch_record
 from roles.seals import find_seal
@@ -25,13 +25,13 @@ _MAX_FOREIGN: Final = 16  # records of other runs that are read, where a key is 
 
 async def wait_and_check_published(node: Node, ledger: Ledger) -> None:
     """Compare a ledger with what this validator has published, as soon as its own storage answers."""
-    reporter = ChangeReporter(node.telemetry, "own-space-unread")
-    while True:
-        try:
-            return await check_published(node, ledger)
-        except StoreError as error:
-            reporter.failure(error)
-            await trio.sleep(_RETRY_SECONDS)
+    with WaitReporter(node.telemetry, "own-space-unread") as reporter:
+        while True:
+            try:
+                return await check_published(node, ledger)
+            except StoreError as error:
+                reporter.waiting("storage", error, "this node's own storage answers")
+                await trio.sleep(_RETRY_SECONDS)
 
 
 async def check_published(node: Node, ledger: Ledger) -> None:

@@ -89,7 +89,8 @@ class Reaudit:
         error = "not the commitment that was judged"
         commitment = await self._fetch(Commitment, path, first_verdict.commitment, error)
         await serve(node, self._engine, await self._follower.rebuild(first_verdict.version))
-        judge = Judge(self._task, self._engine, window, await node.randomness(schedule.opening(window)))
+        opening = await node.randomness(schedule.opening(window))
+        judge = Judge(self._task, self._engine, window, opening, self._follower.shares)
         draw = await node.randomness(schedule.audit(window))
         auditor = Auditor(node, judge, self._ledger.roster(window), draw, {})
         audited = {judgement.index for judgement in first_verdict.judgements}

@@ -6,15 +6,21 @@ if it was read before the second round was out, so reading never waits for judgi
 round after which nobody waits for a verdict. Results are sealed first and revealed later (roles/validator/reveal.py).
 """
 
+from contextlib import suppress
+from functools import partial
+
 import trio
 
+from protocol.difficulty import Counts
 from protocol.environments.base import SandboxLimitError
-from protocol.errors import ProtocolError
+from protocol.errors import GapError, ProtocolError
 from protocol.judging.ledger import Evaluation, LedgerRow, Summary
 from protocol.judging.roster import Roster
+from protocol.judging.stratum_counts import accepted_groups
 from protocol.judging.verdict import Reason, Verdict
 from roles.node.identity import Node
 from roles.policy.assignment import Task
+from roles.policy.difficulty_tables import watch_tables
 from roles.policy.follower import Follower
 from roles.policy.serving import keep_fresh, serve
 from roles.policy.verified_weights import VerifiedWeights
@@ -69,6 +75,8 @@ class Validator:
             nursery.start_soon(node.keep_announced, "validator", ANNOUNCEMENT_SECONDS)
             nursery.start_soon(keep_fresh, node, self._follower, self._settings.poll_seconds)
             nursery.start_soon(self._revealer.run)
+            pause = partial(trio.sleep, node.pace(self._settings.poll_seconds))
+            nursery.start_soon(watch_tables, node, self._follower, pause)
             nursery.start_soon(self._read_windows, send_cases, nursery)
             async for cases in receive_cases:
                 await self._process_window(cases, evaluate=not is_busy())
@@ -144,7 +152,8 @@ class Validator:
             if evaluate:
                 with trio.move_on_after(self._seconds_for_judging(window)):
                     await self._evaluate(weights)
-            await self._record(cases, weights, roster, verdicts, seconds)
+            strata = self._count_strata(window, opening, verdicts)
+            await self._record(cases, weights, roster, verdicts, seconds, strata)
         except (StoreError, BeaconError, ProtocolError, EngineError) as error:
             node.telemetry.event("window-abandoned", window=window, error=str(error))
 
@@ -153,7 +162,8 @@ class Validator:
     ) -> list[Verdict]:
         """Return the verdict on every case that there is time for."""
         node, window = self._node, cases.window
-        auditor = Auditor(node, Judge(self._task, self._engine, window, opening), roster, draw, self._accepted_work)
+        judge = Judge(self._task, self._engine, window, opening, self._follower.shares)
+        auditor = Auditor(node, judge, roster, draw, self._accepted_work)
         queue = CaseQueue(node, self._ledger, draw)
         versions = ServingVersions.up_to(version, node.run.schedule.max_lag)
         scheduler = JudgingScheduler(node, self._follower, self._engine, auditor, queue, window, versions)
@@ -184,8 +194,25 @@ class Validator:
             self._node.telemetry.event("not-evaluated", version=weights.version, error=str(error))
         self._evaluated_version = weights.version
 
+    def _count_strata(self, window: int, opening: bytes, verdicts: list[Verdict]) -> Counts | None:
+        """Return the accepted groups by stratum, with those of the windows before; None in a run without tables."""
+        node, entries = self._node, self._ledger.entries()
+        if node.run.difficulty is None:
+            return None
+        groups: list[tuple[int, bool]] = []
+        with suppress(GapError):  # the roots have taken back a version meanwhile
+            groups = list(accepted_groups(node.run_id, opening, verdicts, self._follower.shares))
+        before, newest = (entries[-1].strata, entries[-1].window) if entries else (None, window)
+        return node.run.difficulty.count(before, window - newest, groups)
+
     async def _record(
-        self, cases: WindowCases, weights: VerifiedWeights, roster: Roster, verdicts: list[Verdict], seconds: float
+        self,
+        cases: WindowCases,
+        weights: VerifiedWeights,
+        roster: Roster,
+        verdicts: list[Verdict],
+        seconds: float,
+        strata: Counts | None,
     ) -> None:
         """Record the window in the ledger, and have it sealed."""
         node, evaluation = self._node, self._evaluation
@@ -214,6 +241,7 @@ class Validator:
             verified_tokens=sum(judgement.tokens for verdict in verdicts for judgement in verdict.judgements),
             verify_ms=round(seconds * 1000),
             alarms=node.alarms.drain(),
+            strata=strata,
         )
         await self._revealer.store_verdicts(cases.window, verdicts)
         await self._revealer.add_window(await self._ledger.record(summary))

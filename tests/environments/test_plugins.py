@@ -203,6 +203,105 @@ def test_what_does_not_load_is_an_error_in_one_line(
     assert "\n" not in str(error_info.value)
 
 
+EPISODES = """
+import os, random, time
+class Task:
+    exact, held_out_size, turns = True, None, 4
+    def __init__(self, config):
+        self.stock = []
+    def problem(self, seed):
+        return {"prompt": "a", "reference": seed.hex()}
+    held_out_problem = problem
+    def begin(self, problem, seed):
+        if not problem["reference"]:
+            raise ValueError
+        return Game(self, seed)
+class Game:
+    def __init__(self, task, seed):
+        self.task, self.seed, self.texts, self.value = task, seed, [], 0.5
+    def step(self, text):
+        self.texts.append(text)
+        self.task.stock.append(text)
+        if text.startswith("!"):
+            return eval(text[1:])
+        return f"{self.seed.hex()[:4]} {random.random()} {self.texts} {len(self.task.stock)}"
+    def reward(self):
+        return self.value
+"""
+
+
+@pytest.fixture(scope="module")
+def games(base: BubblewrapSandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluginEnvironment]:
+    """Return an environment of episodes with a short limit of time."""
+    folder = install(files_of("games", EPISODES), tmp_path_factory.mktemp("games"))
+    sandbox = PluginSandbox(base, [folder], "games", b"{}", PluginLimits(call_seconds=2.0))
+    yield PluginEnvironment("games", sandbox)
+    sandbox.close()
+
+
+def test_every_episode_has_a_process_of_its_own_from_its_first_turn_to_its_reward(games: PluginEnvironment) -> None:
+    problem, texts = games.problem(bytes(32)), ("b", "c")
+    episodes = [games.begin(problem, bytes([number]) * 32) for number in (1, 2, 1)]
+    replies = [[episode.step(text) for episode in episodes] for text in texts]  # side by side
+    for turn, (first, second, again) in enumerate(replies, 1):
+        assert first == again and first is not None and first.endswith(f"{list(texts[:turn])} {turn}")
+        assert second is not None and second.partition(" ")[0] == "0202" and second[5:] == first[5:]
+    assert [episode.reward() for episode in episodes] == [0.5] * 3
+    assert games.turns == 4 and games.reward(problem, "b") == 0.5
+
+
+@pytest.mark.parametrize(
+    "text", ["!1/0", "!1", "![]", "!os._exit(0)", "!'a' * (1 << 20)", "!object()", "!setattr(self, 'value', 2)"]
+)
+def test_what_is_no_reply_or_reward_ends_the_episode_without_a_reward(games: PluginEnvironment, text: str) -> None:
+    episode = games.begin(games.problem(bytes(32)), bytes(32))
+    assert episode.step("b")
+    assert [episode.step(text), episode.reward()] == [None, 0.0]
+
+
+def test_a_problem_that_does_not_begin_has_no_reward(games: PluginEnvironment) -> None:
+    episode = games.begin(Problem("a", '{"prompt": "a", "reference": ""}'), bytes(32))
+    assert [episode.step("b"), episode.reward()] == [None, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("!time.sleep(0.8)", "took over 2 s"),  # in all turns together
+        ("![].append(bytearray(1 << 40))", "limit of memory"),
+        ("!__import__('ctypes').string_at(0)", "ended by signal 11"),
+    ],
+)
+def test_a_limit_decides_no_episode(games: PluginEnvironment, text: str, reason: str) -> None:
+    episode = games.begin(games.problem(bytes(32)), bytes(32))
+    with pytest.raises(SandboxLimitError, match=reason):
+        for _ in range(4):
+            episode.step(text)
+    assert games.reward(games.problem(bytes(32)), "b") == 0.5
+
+
+def test_an_episode_that_nobody_ends_ends_with_its_object_and_one_whose_host_ends_is_not_judged(
+    games: PluginEnvironment,
+) -> None:
+    problem = games.problem(bytes(32))
+    abandoned, lost = games.begin(problem, bytes(32)), games.begin(problem, bytes(32))
+    assert abandoned.step("b") == lost.step("b")
+    host = games._sandbox._host
+    assert host is not None
+    (inner,) = Path(f"/proc/{host._process.pid}/task/{host._process.pid}/children").read_text().split()
+    forks = Path(f"/proc/{inner}/task/{inner}/children")
+    first, *_ = forks.read_text().split()
+    del abandoned
+    while first in forks.read_text().split():  # the process that forks takes a moment to read that it is to end it
+        assert games.problem(bytes(32)) == problem
+    host._process.kill()
+    host._process.wait()
+    with pytest.raises(SandboxLimitError, match="the process that forks has ended"):
+        while True:  # the kernel takes a moment to end the forks
+            lost.step("b")
+    assert games.begin(problem, bytes(32)).step("b")
+
+
 def archive(*files: tuple[str, bytes], wheel: bytes = b"Tag: py3-none-any\n") -> Wheel:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
@@ -343,12 +442,18 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
 
 def test_the_guides_task_keeps_its_contract(installed: Callable[[dict[str, str]], None], base: object) -> None:
     files = files_of_page()
-    assert len(files["doubled_digits.py"].strip().splitlines()) <= 30
+    assert max(len(files[name].strip().splitlines()) for name in ("doubled_digits.py", "higher_lower.py")) <= 30
     installed(files)
     assert "doubled-digits   doubled-digits 1.0" in succeed("environments")
-    output = succeed("environments", "check", "doubled-digits")
-    assert [line[:2] for line in output.splitlines()] == ["ok"] * 8
+    for name in ("doubled-digits", "higher-lower"):
+        output = succeed("environments", "check", name)
+        assert [line[:2] for line in output.splitlines()] == ["ok"] * 9
     assert succeed("environments", "try", "doubled-digits", "--answer", "1").endswith("\nreward: 0\n")
+    game = [f"--answer={number}" for number in (10, 99)]
+    assert succeed("environments", "try", "higher-lower", *game) == "10-99=\nreply: +=\nreply: -=\nreward: 0\n"
+    assert "9 answers, and an episode of 'higher-lower' has 8 turns" in fail(
+        "environments", "try", "higher-lower", *["--answer=1"] * 9, code=2
+    )
     assert "configuration that is no JSON object" in fail(
         "environments", "try", "doubled-digits", "--environment-config", "[]"
     )

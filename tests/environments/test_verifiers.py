@@ -93,7 +93,7 @@ def open_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PluginE
     folders = [unpack(wheel, directory / "wheels") for wheel in plugin.wheels]
 
     def open_one(**config: object) -> PluginEnvironment:
-        return PluginEnvironment.open(base, folders, "reverse", json.dumps(config).encode())
+        return PluginEnvironment.open(base, folders, "reverse", json.dumps(config).encode(), strict=True)
 
     return open_one
 
@@ -110,7 +110,7 @@ def test_a_taskset_gives_problems_and_the_weighted_sum_of_its_rewards(
     assert not held_out & training
     problem = environment.held_out_problem(0)
     answer = problem.prompt[-5:-1][::-1]
-    rewards = [environment.judge(problem, text) for text in (answer, f" {answer}\n", "9999", "", "zzz")]
+    rewards = [environment.reward(problem, text) for text in (answer, f" {answer}\n", "9999", "", "zzz")]
     assert rewards == [1.0, 0.75, 0.25, 0.0, 0.0]
     environment.close()
 

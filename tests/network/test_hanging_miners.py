@@ -10,7 +10,7 @@ from protocol import paths
 from protocol.identity.signing import SigningKey
 from protocol.judging.verdict import Reason
 from roles.validator.case_queue import Reputation
-from roles.validator.judging_scheduler import EngineSlot
+from roles.validator.judging_scheduler import Slot
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
@@ -127,12 +127,12 @@ async def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
     order: list[tuple[Reputation, int]] = []
     used = {Reputation.KNOWN: 0.0, Reputation.STRANGER: 1.0, Reputation.REJECTED: 2.0}
 
-    async def use(slot: EngineSlot, reputation: Reputation, version: int) -> None:
+    async def use(slot: Slot, reputation: Reputation, version: int) -> None:
         async with slot.reserve(reputation, version, 0):
             order.append((reputation, version))
             await trio.sleep(1.0)
 
-    slot = EngineSlot(used.__getitem__)
+    slot = Slot(used.__getitem__)
     cases = [(Reputation.STRANGER, 4), (Reputation.STRANGER, 5), (Reputation.STRANGER, 4), (Reputation.REJECTED, 5)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(use, slot, Reputation.STRANGER, 4)

@@ -20,6 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
 from protocol.judging.report import ValidatorReport, canary_key
+from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
@@ -292,8 +293,8 @@ async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_au
         node, state = network.node("auditor"), network.node("trainer").state
         task = network.task(node)
 
-        async def audit(engine: Engine) -> None:
-            await CanaryAudit(node, task, engine, key("trainer"), state, share_ppm=1_000_000).run()
+        async def audit(engine: Engine, shares_of: SharesOf) -> None:
+            await CanaryAudit(node, task, engine, key("trainer"), state, shares_of, share_ppm=1_000_000).run()
 
         await run_miner(node, task, network.compute, miner_settings(groups=1, chunk=1), beside=audit)
 

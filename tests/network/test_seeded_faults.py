@@ -69,9 +69,9 @@ def test_no_seed_of_many_networks_that_deal_their_groups_violates_an_invariant()
 
 @pytest.mark.usefixtures("quiet_beacon")
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
-    traces = {seed: run_seed(seed).trace for seed in range(3)}
-    assert {seed: run_seed(seed).trace for seed in reversed(range(3))} == traces
-    assert len(set(traces.values())) == 3
+    traces = {seed: run_seed(seed).trace for seed in range(2)}
+    assert {seed: run_seed(seed).trace for seed in reversed(range(2))} == traces
+    assert len(set(traces.values())) == 2
 
 
 async def order_of_wakes() -> list[int]:

@@ -33,9 +33,9 @@ def honest(seed: int, count: int = 4, agreement: float = 0.3, *, direction: int 
 
 
 def comparison_of(vectors: list[Vector]) -> Comparison:
-    matrix, projections = np.array(vectors).reshape(len(vectors), SIZE), np.zeros((len(vectors), PROJECTED))
-    projections[:, :SIZE] = matrix
-    return Comparison(matrix @ matrix.T, projections, STEPS)
+    """Compare updates that are shorter than a projection, so that they stand for their own."""
+    matrix = np.array(vectors).reshape(len(vectors), SIZE)
+    return Comparison(matrix @ matrix.T, matrix, STEPS)
 
 
 def weigh(vectors: list[Vector], sent: SentRounds, places: Sequence[int] | None = None) -> tuple[Weighting, SentRounds]:

@@ -17,8 +17,10 @@ from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
+from grailnode.observe.node_logs import recent_starts, troubles
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
-from tests.support.simulation.virtual_clock import running
+from roles.node.retries import WAIT_REPORT_SECONDS, WaitReporter
+from tests.support.simulation.virtual_clock import running, simulate
 
 
 @asynccontextmanager
@@ -169,3 +171,65 @@ def test_a_line_says_what_a_validator_had_no_time_for(tmp_path: Path) -> None:
     newer = {"event": "judged", "window": 7, "cases": 9, **dict.fromkeys(left, 0)}
     log.write_text(log.read_text() + json.dumps(newer) + "\n")
     assert unjudged_cases(tmp_path) == ()
+
+
+# What a node waits for, and how often it was started: log, metrics and status say the same
+
+
+def test_a_wait_is_in_the_log_the_metrics_and_the_status(tmp_path: Path) -> None:
+    telemetry = NodeTelemetry.to_file("miner-1", tmp_path / "miner-1.jsonl")
+
+    async def scenario() -> None:
+        reporter = WaitReporter(telemetry, "beacon-late")
+        for cause in ("late", "late", "set back", "set back"):
+            await trio.sleep(WAIT_REPORT_SECONDS / 4)
+            reporter.waiting("beacon", f"no round ({cause})", "a relay answers", cause)
+        since = time.time() - 0.5 * WAIT_REPORT_SECONDS
+        (line,) = troubles(tmp_path, time.time())
+        assert line.startswith("miner-1 waits for beacon since ")
+        assert line.endswith(": no round (set back) (it ends when a relay answers)")
+        values = _waiting(telemetry)
+        assert abs(values["beacon"] - since) < 60
+        assert not troubles(tmp_path, time.time() + WAIT_REPORT_SECONDS + 120)  # the process was killed
+        reporter.over()
+
+    simulate(scenario)
+    events = [json.loads(line)["event"] for line in (tmp_path / "miner-1.jsonl").read_text().splitlines()]
+    assert events == ["beacon-late", "beacon-late", "waited"]
+    assert troubles(tmp_path, time.time()) == ()
+    assert _waiting(telemetry) == {"beacon": 0.0}
+
+
+def test_a_wait_that_goes_on_is_reported_again_rarely(tmp_path: Path) -> None:
+    telemetry = NodeTelemetry.to_file("miner-1", tmp_path / "log")
+
+    async def scenario() -> None:
+        reporter = WaitReporter(telemetry, "disk-failing")
+        for _ in range(3600):
+            reporter.waiting("disk", "no space left", "there is space")
+            await trio.sleep(1.0)
+
+    simulate(scenario)
+    seconds = [json.loads(line)["seconds"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert seconds == [number * WAIT_REPORT_SECONDS for number in range(6)]
+
+
+def test_a_process_that_is_started_for_ever_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "validator.jsonl"
+    now = time.time()
+    events = [(now - 9000, "started", ""), (now - 9000, "failed", "long ago")]
+    for number in range(4):
+        events += [(now - 60 + number, "started", ""), (now - 59 + number, "failed", f"cause {number}")]
+    assert recent_starts(log, now)[0] == 0
+    log.write_text(
+        "".join(json.dumps({"time": at, "event": name, "error": error}) + "\n" for at, name, error in events)
+    )
+    (line,) = troubles(tmp_path, now)
+    assert line.startswith("validator was started 4 times since ")
+    assert line.endswith(", last cause: cause 3")
+
+
+def _waiting(telemetry: NodeTelemetry) -> dict[str, float]:
+    families = text_string_to_metric_families(telemetry.metrics.exposition().decode())
+    samples = next(family.samples for family in families if family.name == "grailnode_waiting_since_seconds")
+    return {sample.labels["waits_for"]: sample.value for sample in samples}

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,23 @@ def test_the_files_that_ship_with_the_program_are_accepted(reader: Policy, data:
     data.write_bytes(CODE)
     assert requirements.check(Rules(environment="code-3.11", data=data, max_tokens=64), reader).problems is not None
     assert requirements.check(Rules(environment="sat"), reader).problems is None
+
+
+def test_difficulty_is_of_levels_members_or_kinds_in_the_data(reader: Policy, data: Path) -> None:
+    def shares(**rules: Any) -> dict[str, int]:
+        strata = requirements.check(Rules(max_tokens=64, **rules), reader).difficulty.strata
+        return {stratum.name: stratum.ppm for stratum in strata}
+
+    assert shares(environment="sat") == dict.fromkeys("45678", 200_000)
+    assert sum(shares().values()) == 1_000_000
+    assert shares(environment="countdown=600000,sat=400000") == {"countdown": 600_000, "sat": 400_000}
+    lines = [json.loads(line) | {"level": number % 3} for number, line in enumerate(MATH.splitlines())]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    assert list(shares(environment="math", data=data)) == ["0", "1", "2"]
+    with pytest.raises(RequirementError, match=r"^--difficulty: the task's problems are of 0 kinds"):
+        shares(environment="countdown")
+    with pytest.raises(ValueError, match="rounds of several sites count no groups"):
+        Rules(trainers=2, difficulty=True)
 
 
 def test_a_missing_or_a_needless_file_is_refused(reader: Policy, data: Path) -> None:

@@ -15,6 +15,7 @@ from protocol.judging.ledger import Seal
 from roles.trainer.collect.validator_monitor import DISTRUSTED, ValidatorMonitor
 from roles.validator.ledger_state import FLOOR_PATH, Ledger
 from tests.support.builders.snapshots import put_snapshot
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.damaged_states import (
     DAMAGES,
     LEARNABLE,
@@ -72,14 +73,17 @@ async def damaged(state_file: StateFile, root: Path, damage: Damage) -> Outcome:
     return await outcome(network, state_file.node)
 
 
+FILE_DAMAGES = DAMAGES | {f"bit {place}": bend(place) for place in range(BITS)}
+
+
+@pytest.mark.parametrize("names", few_daily([[*FILE_DAMAGES][part::3] for part in (1, 0, 2)], 3), ids=", ".join)
 @pytest.mark.parametrize("node, kind", KINDS)
 def test_a_damaged_file_is_named_in_one_line_or_made_again(
-    files: dict[tuple[str, str], StateFile], tmp_path: Path, node: str, kind: str
+    files: dict[tuple[str, str], StateFile], tmp_path: Path, node: str, kind: str, names: list[str]
 ):
     state_file = files[node, kind]
-    damages = DAMAGES | {f"bit {place}": bend(place) for place in range(BITS)}
-    for number, (name, damage) in enumerate(damages.items()):
-        result = simulate(damaged, state_file, tmp_path / str(number), damage)
+    for name in names:
+        result = simulate(damaged, state_file, tmp_path / name, FILE_DAMAGES[name])
         assert result.fault is None, f"{name}: {result.fault}"
         if result.line is not None:
             assert state_file.path in result.line, f"{name}: {result.line}"
@@ -258,7 +262,7 @@ def check_no_contradiction(network: DiskNetwork) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize("copy", [None, *range(COPIES)])
+@pytest.mark.parametrize("copy", few_daily([None, *range(COPIES)], 4))
 @simulated
 async def test_an_old_copy_of_a_state_contradicts_nothing(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
@@ -272,7 +276,7 @@ async def test_an_old_copy_of_a_state_contradicts_nothing(
 
 
 @pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize("copy", [None, *range(0, COPIES, 3)])
+@pytest.mark.parametrize("copy", few_daily([None, *range(0, COPIES, 3)], 4))
 @simulated
 async def test_a_repaired_old_copy_continues_what_was_published(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None

@@ -177,30 +177,25 @@ async def test_a_failure_is_raised_even_if_the_deadline_passes_while_other_tasks
             tasks.start_soon(fail_after, 1.0, StoreError("gone"))
 
 
-# Tests of roles/node/change_reporter.py
+# Tests of roles/node/retries.py
 
 
 def reported_errors(log: Log) -> list[str]:
     return [fields["error"] for fields in log.named("read-failed")]
 
 
-def test_an_error_is_reported_again_only_when_its_text_changes_or_after_a_success():
+def test_an_error_is_reported_again_only_when_its_text_changes():
     log = Log("node")
     reporter = ChangeReporter(log, "read-failed", path="a/b")
-    for text in ("away", "away", "full", "away"):
+    for text in ("away", "away", "full", "away", "away"):
         reporter.failure(StoreError(text))
-    reporter.success()
-    for error in (StoreError("away"), StoreError()):
-        reporter.failure(error)
-    assert reported_errors(log) == ["away", "full", "away", "away", ""]
+    assert reported_errors(log) == ["away", "full", "away"]
     assert all(fields["path"] == "a/b" for fields in log.named("read-failed"))
 
 
-def test_no_more_than_the_maximum_of_reports_until_a_success():
+def test_there_are_no_more_reports_than_the_maximum():
     log = Log("node")
     reporter = ChangeReporter(log, "read-failed", max_reports=2)
     for number in range(5):
         reporter.failure(StoreError(f"error {number}"))
-    reporter.success()
-    reporter.failure(StoreError("error 5"))
-    assert reported_errors(log) == ["error 0", "error 1", "error 5"]
+    assert reported_errors(log) == ["error 0", "error 1"]

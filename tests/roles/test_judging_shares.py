@@ -56,19 +56,23 @@ class IdleEngine:
 
 
 class BusyAuditor:
-    """Takes seconds at the engine for each step of a case, and accepts it."""
+    """Takes seconds at the engine for each step of a case, then some for rewards, and accepts it."""
 
-    def __init__(self, seconds: float, steps: int) -> None:
+    def __init__(self, seconds: float, steps: int, reward_seconds: float) -> None:
         self._seconds = seconds
         self._steps = steps
+        self._reward_seconds = reward_seconds
 
     async def audit(
-        self, case: Case, *arguments: Any, at_engine: Any, **others: Any
+        self, case: Case, *arguments: Any, at_engine: Any, at_rewards: Any, **others: Any
     ) -> tuple[Verdict, dict[int, bytes]]:
         for _ in range(self._steps):
             context: AbstractAsyncContextManager[None] = at_engine()
             async with context:
                 await trio.sleep(self._seconds)
+            context = at_rewards()
+            async with context:
+                await trio.sleep(self._reward_seconds)
         return samples.verdict().model_copy(update={"miner": case.miner}), {}
 
 
@@ -77,7 +81,7 @@ def miners(reputation: Reputation, count: int) -> list[bytes]:
 
 
 async def judged(
-    crowd: dict[Reputation, int], seconds: float, steps: int = 1
+    crowd: dict[Reputation, int], seconds: float, steps: int = 1, reward_seconds: float = 0.0
 ) -> tuple[dict[Reputation, int], dict[str, Any]]:
     """Let a validator judge a window's crowd, a second for each case.
 
@@ -99,7 +103,7 @@ async def judged(
     ]
     chain: Any = Chain()
     engine: Any = IdleEngine()
-    auditor: Any = BusyAuditor(1.0, steps)
+    auditor: Any = BusyAuditor(1.0, steps, reward_seconds)
     queue = CaseQueue(node, ledger, bytes(32))
     queue.has_time = lambda *_: True  # type: ignore[method-assign] # the window's own length is tested elsewhere
     scheduler = JudgingScheduler(node, chain, engine, auditor, queue, WINDOW, VERSIONS)
@@ -128,6 +132,14 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
 async def test_cases_that_were_begun_are_completed_before_others_are_begun():
     counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
     assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
+
+
+@simulated
+async def test_the_engine_is_free_while_the_rewards_of_one_case_at_a_time_are_computed():
+    counts, _ = await judged({Reputation.EARNING: 12}, 11.5, reward_seconds=1.0)
+    assert counts[Reputation.EARNING] == 10
+    counts, _ = await judged({Reputation.EARNING: 12}, 21.5, reward_seconds=2.0)
+    assert counts[Reputation.EARNING] == 10
 
 
 @simulated

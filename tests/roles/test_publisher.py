@@ -68,12 +68,15 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
     states = [testbed.state, await copy_objects(testbed.state, MemoryStore())]
     stopped_places: list[int] = []
     logs = [Log("twin 0"), Log("twin 1")]
+    settings = replace(SETTINGS, poll_seconds=0.5)
 
     async def run(place: int) -> None:
         await trio.sleep(delay * place)
         await testbed.snapshot(3, 4, state=states[place])
         try:
-            await testbed.publish(seconds=seconds, expiry_offset_ms=place, state=states[place], log=logs[place])
+            await testbed.publish(
+                seconds=seconds, expiry_offset_ms=place, state=states[place], log=logs[place], settings=settings
+            )
         except* (FencedError, ChainError):
             stopped_places.append(place)
 

@@ -29,7 +29,7 @@ from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness, bala
 from protocol.rollout import challenge
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
-from tests.vectors import outer_rounds, quantized, revisions, rollouts
+from tests.vectors import difficulty, outer_rounds, quantized, revisions, rollouts
 from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
 
 
@@ -418,5 +418,6 @@ PAGES: dict[str, Callable[[], list[Case]]] = {
     "quantized": quantized.page,
     "verdict": verdict,
     "ledger": ledger,
+    "difficulty": difficulty.page,
     "outer": outer_rounds.page,
 }

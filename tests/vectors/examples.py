@@ -16,6 +16,7 @@ from protocol.lora import LoraSpec
 from protocol.run import ChatSpec, EpisodeSpec
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, VALIDATOR, digest
+from tests.vectors import difficulty
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "examples.md"
 TEXT: Final = """\
@@ -73,6 +74,7 @@ def records() -> dict[str, Record]:
     queue: list[Any] = [
         *samples.every_record(),
         *rubric.parse("overlong:512=1/10"),
+        *(difficulty.RULE, difficulty.TABLE),
         EpisodeSpec(turns=4, turn_tokens=8, reply_tokens=8, tokens=64),
         ChatSpec(template=digest("template"), system="", before="Q: ", after="\nA: ", trim=True),
         LoraSpec(rank=8, alpha=16.0, targets=("k_proj", "q_proj"), base=digest("base"), shards=shards),
@@ -90,7 +92,8 @@ def records() -> dict[str, Record]:
 def example(record: Record) -> str:
     """Return the lines of one record."""
     data = record.to_bytes()
-    fields = {name: plain(getattr(record, name)) for name in sorted(type(record).model_fields)}
+    values = ((name, getattr(record, name)) for name in sorted(type(record).model_fields))
+    fields = {name: plain(value) for name, value in values if name not in record.optional or value is not None}
     lines = (json.dumps(fields, separators=(",", ":")), shown(data, 32, 8, 160))
     return "\n  ".join((f"{record.kind} {len(data)} {content_digest(data).hex()}", *lines))
 

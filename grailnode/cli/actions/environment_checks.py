@@ -10,10 +10,12 @@ from grailnode.engine.policy import Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.environments import contract, registry
 from grailnode.environments.wheels import PluginError
+from protocol import limits
 from protocol.environments import Environment
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
 from protocol.rollout.sampling import SamplingParams
+from roles.policy.episodes import encode_reply
 
 _SHOWN_CHARACTERS = 60
 
@@ -30,25 +32,38 @@ def show_all() -> None:
         click.echo(f"{data_set:<16} {registry.reader_of(data_set)}")
 
 
-def try_one(name: str, config: str, data: Path | None, seed: int, answer: str | None, policy: Path | None) -> None:
+def try_one(
+    name: str, config: str, data: Path | None, seed: int, answers: tuple[str, ...], policy: Path | None
+) -> None:
     """Run `grailnode environments try`."""
-    if answer is not None and policy is not None:
+    if answers and policy is not None:
         raise click.UsageError("give either --answer or --policy")
     environment = _open(name, config, data)
+    most = contract.turns(environment)
+    if len(answers) > most:
+        raise click.UsageError(f"{len(answers)} answers, and an episode of {name!r} has {most} turns at most")
     problem = environment.problem(seed.to_bytes(32, "little"))
     click.echo(problem.prompt)
-    if policy is not None:
-        answer = trio.run(_complete, policy, problem.prompt, registry.requirements(name).tokens)
-        click.echo(f"the policy continues: {answer}")
-    if answer is None:
+    if not answers and policy is None:
         click.echo(f"reference: {problem.reference}")
-    else:
-        click.echo(f"reward: {environment.reward(problem, answer):g}")
+        return
+    writer = None if policy is None else _Writer(policy, problem.prompt, registry.requirements(name, config).tokens)
+    episode = contract.begin(environment, problem, bytes(32))
+    for place in range(len(answers) or most):
+        text = answers[place] if writer is None else writer.turn()
+        if writer is not None:
+            click.echo(f"the policy continues: {text}")
+        reply = episode.step(text)
+        if reply is None:
+            break
+        click.echo(f"reply: {reply}")
+        if writer is not None:
+            writer.read(reply)
+    click.echo(f"reward: {episode.reward():g}")
 
 
 def check(name: str, config: str, data: Path | None) -> None:
     """Run `grailnode environments check`."""
-    registry.requirements(name)
     first, second = (contract.observe_by_hash_seed(name, config, data, hash_seed) for hash_seed in (1, 2))
     count = 0
     for text, failure in contract.failures(first, second):
@@ -60,7 +75,6 @@ def check(name: str, config: str, data: Path | None) -> None:
 
 def _open(name: str, config: str, data: Path | None) -> Environment:
     """Return an environment of this machine; a PluginError says why there is none."""
-    registry.requirements(name)
     if not registry.is_built_in(name):
         return registry.open_plugin(name, config).environment
     try:
@@ -69,15 +83,30 @@ def _open(name: str, config: str, data: Path | None) -> Environment:
         raise PluginError(f"{data}: {error}") from error
 
 
-async def _complete(directory: Path, prompt: str, max_tokens: int) -> str:
-    """Return the most likely completion of a prompt by a policy."""
-    policy = Policy.load(directory)
-    engine = TorchEngine(build(policy))
-    await engine.stage(0, load_weights(directory))
-    await engine.commit()
-    params = SamplingParams(1.0, max_tokens, policy.stops)
-    (tokens,) = await engine.greedy([policy.tokenizer.encode(prompt)], params)
-    return policy.tokenizer.decode(params.without_stop(tokens))
+class _Writer:
+    """Writes the most likely turns of a policy.
+
+    Args:
+        max_tokens: of a turn.
+    """
+
+    def __init__(self, directory: Path, prompt: str, max_tokens: int) -> None:
+        policy = Policy.load(directory)
+        self._tokenizer, self._engine = policy.tokenizer, TorchEngine(build(policy))
+        trio.run(self._engine.stage, 0, load_weights(directory))
+        trio.run(self._engine.commit)
+        self._params = SamplingParams(1.0, max_tokens, policy.stops)
+        self._context = policy.tokenizer.encode(prompt)
+
+    def turn(self) -> str:
+        """Return the next turn."""
+        (tokens,) = trio.run(self._engine.greedy, [self._context], self._params)
+        self._context += tokens
+        return self._tokenizer.decode(self._params.without_stop(tokens))
+
+    def read(self, reply: str) -> None:
+        """Append a reply to what the policy continues."""
+        self._context += encode_reply(self._tokenizer, None, reply, limits.MAX_REPLY_TOKENS)
 
 
 def _line(prompt: str) -> str:

@@ -1,5 +1,6 @@
 """`grailnode keys`: make, show, grant, replace and revoke keys."""
 
+import re
 from pathlib import Path
 
 import click
@@ -11,7 +12,9 @@ from grailnode.run import authority_changes, authority_drafts, key_files
 from grailnode.run.authority_drafts import RevisionError, propose
 from grailnode.run.files import write_whole
 from grailnode.store.state.state_store import StateStore
+from protocol.identity.participant import SPACE_FORM
 from protocol.identity.signing import SigningKey
+from protocol.limits import MAX_SPACE_BYTES
 
 
 def new(file: Path) -> None:
@@ -58,6 +61,16 @@ def quorum(validators: int, run: str) -> None:
     """Set how many VALIDATORS must accept a group before the trainer learns from it."""
     config, node = open_authority(run)
     submit(config, node, authority_changes.change_quorum(node.revisions, validators))
+
+
+def mirrors(urls: tuple[str, ...], run: str) -> None:
+    """Name the URLs at which copies of the trainers' objects are served."""
+    config, node = open_authority(run)
+    mirrors = tuple(sorted({url.rstrip("/") for url in urls}))
+    for url in mirrors:
+        if not re.fullmatch(SPACE_FORM, url) or len(url) > MAX_SPACE_BYTES:
+            raise RevisionError(f"{url}: give https://host[:port][/path], host in lower case, without user or query")
+    submit(config, node, propose(node.revisions, f"{len(mirrors)} mirrors", mirrors=mirrors))
 
 
 def revoke(key: str, run: str, rewind: int | None) -> None:

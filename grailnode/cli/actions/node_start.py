@@ -10,9 +10,11 @@ from grailnode.node.role_checks import Role, check_start
 from grailnode.node.role_processes import run_role
 from grailnode.node.user_errors import with_repair_command
 from grailnode.run.joining import open_config
+from roles.node.retries import WAIT_REPORT_SECONDS
 from roles.ports import NotFoundError, StateError
 
 _POLL_SECONDS: Final = 5.0
+_TRIES_PER_REPORT: Final = round(WAIT_REPORT_SECONDS / _POLL_SECONDS)
 
 
 def run_node(role: Role, name: str | None, **run_options: Unpack[RunOptions]) -> None:
@@ -29,12 +31,14 @@ def run_node(role: Role, name: str | None, **run_options: Unpack[RunOptions]) ->
 
 def wait_for_run(**run_options: Unpack[RunOptions]) -> Config:
     """Return the run's configuration, as soon as its founder has published the run."""
-    is_reported = False
+    since, tries = time.strftime("%H:%M"), 0
     while True:
         try:
             return open_config(**run_options)
         except NotFoundError as error:
-            if not is_reported:
-                report_line(f"{error}: waiting until the founder's trainer publishes the run (Ctrl-C ends this)")
-                is_reported = True
+            if tries % _TRIES_PER_REPORT == 0:
+                report_line(
+                    f"{error}: waiting since {since} until the founder's trainer publishes it (Ctrl-C ends this)"
+                )
+        tries += 1
         time.sleep(_POLL_SECONDS)

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+import time
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from grailnode.node.wiring import MINER_VERSIONS
 from grailnode.observe.bottleneck import bottleneck, read_trainer_time, unjudged_cases
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger
+from grailnode.observe.node_logs import troubles
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.observe.state import NetworkState
@@ -69,11 +71,11 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
 def _with_local_knowledge(config: Config, node: Node, state: NetworkState) -> NetworkState:
     """Add what the logs of this machine say about a run."""
     logs = config.at(config.node.logs)
-    state = replace(state, unjudged=unjudged_cases(logs))
-    time = read_trainer_time(logs)
-    if time is not None:
+    state = replace(state, unjudged=unjudged_cases(logs), troubles=troubles(logs, time.time()))
+    trainer_time = read_trainer_time(logs)
+    if trainer_time is not None:
         audit_share = node.run.proof.audit_floor_ppm / 1_000_000
-        line = bottleneck(time, state, config.trainer.steps_per_version, audit_share)
+        line = bottleneck(trainer_time, state, config.trainer.steps_per_version, audit_share)
         state = replace(state, bottleneck=line)
     return state
 

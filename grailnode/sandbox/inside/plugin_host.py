@@ -28,6 +28,7 @@ GROUP: Final = "grailnode.environments"
 MAX_CALL_BYTES: Final = 16 << 20
 MAX_REPLY_BYTES: Final = 1 << 20
 MAX_FACTS_BYTES: Final = 4096
+_SEEDS: Final = ("problem", "begin")  # the last argument is a seed: hexadecimal digits
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _TEXT: Final = 300  # characters of an error that are reported
 _PR_SET_SECCOMP: Final = 22
@@ -54,7 +55,8 @@ def main() -> None:
     random.seed(0)
     try:
         environment = _load(name, config)
-        facts = {"exact": bool(environment.exact), "held_out_size": environment.held_out_size}
+        turns = getattr(environment, "turns", 1)
+        facts = {"exact": bool(environment.exact), "held_out_size": environment.held_out_size, "turns": turns}
         report = json.dumps({"value": facts}).encode()
     except BaseException as error:  # noqa: BLE001, foreign code may raise anything, SystemExit included
         report = json.dumps({"error": _text(error)}).encode()
@@ -96,21 +98,24 @@ def _serve_control(control: socket.socket, forks: dict[int, int], environment: A
 def _serve_calls(environment: Any, program: bytes, calls: int, replies: int) -> None:
     """Answer calls in a fork, which can neither start processes nor reach others."""
     random.seed(0)
+    target = [environment]  # the object that is called; behind `begin`, the episode
     try:
         _install(program)
         while True:
             size = int.from_bytes(wire.read(calls, 4), "big")
-            reply = _answer(environment, *json.loads(wire.read(calls, size)))
+            reply = _answer(target, *json.loads(wire.read(calls, size)))
             wire.write(replies, len(reply).to_bytes(4, "big") + reply)
     finally:
         os._exit(0)
 
 
-def _answer(environment: Any, method: str, arguments: list[Any]) -> bytes:
+def _answer(target: list[Any], method: str, arguments: list[Any]) -> bytes:
     try:
-        if method.endswith("problem"):
-            arguments = [bytes.fromhex(part) if isinstance(part, str) else part for part in arguments]
-        value = getattr(environment, method)(*arguments)
+        if method in _SEEDS:
+            arguments[-1] = bytes.fromhex(arguments[-1])
+        value = getattr(target[0], method)(*arguments)
+        if method == "begin":
+            target[0], value = value, None
         if method == "reward":
             value = float(value) if isinstance(value, numbers.Real) else None
         reply = json.dumps({"value": value}).encode()

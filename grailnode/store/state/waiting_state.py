@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import trio
 
 from grailnode.store.decorators.retrying import RepeatingStore
+from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, ObjectStore, StoreError, Telemetry, TooLargeError
 
 _PAUSE_SECONDS: Final = 0.5
@@ -24,24 +25,20 @@ class WaitingState(RepeatingStore):
     NotFoundError and TooLargeError are final, and so is StateError, which is no StoreError.
 
     Args:
-        telemetry: gets `disk-failing` when the first operation begins to wait, and again when the cause changes, and
-            `disk-works-again` when the last one has ended.
+        telemetry: gets the reports of a wait, `disk-failing`, until the last operation that waits has ended.
     """
 
     def __init__(self, state: ObjectStore, telemetry: Telemetry) -> None:
         super().__init__(state)
-        self._telemetry = telemetry
+        self._reporter = WaitReporter(telemetry, "disk-failing")
         self._waiting = 0  # operations
-        self._cause: object = None  # of the last report
-        self._start_time = 0.0  # of the outage, in trio's seconds
 
     async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
         waits = False
         try:
             while True:
                 try:
-                    result = await action()
-                    break
+                    return await action()
                 except (NotFoundError, TooLargeError):
                     raise
                 except StoreError as error:
@@ -49,20 +46,13 @@ class WaitingState(RepeatingStore):
                 self._waiting += not waits
                 waits = True
                 await trio.sleep(_PAUSE_SECONDS)
-            if waits and self._waiting == 1:
-                seconds = round(trio.current_time() - self._start_time, 1)
-                self._telemetry.event("disk-works-again", seconds=seconds)
-            return result
         finally:
             self._waiting -= waits
             if not self._waiting:
-                self._cause = None
+                self._reporter.over()
 
     def _report(self, error: StoreError) -> None:
-        """Report an error unless the last one had the same cause. Two operations differ in their paths, not in it."""
-        if not self._waiting and self._cause is None:
-            self._start_time = trio.current_time()
+        """Report an error. Two operations that fail for one cause differ in their paths alone."""
         cause = error.__cause__.errno if isinstance(error.__cause__, OSError) else type(error.__cause__)
-        if cause != self._cause:
-            self._telemetry.event("disk-failing", error=f"{error}; this process waits until the disk takes it")
-        self._cause = cause
+        text = f"{error}; this process waits until the disk takes it"
+        self._reporter.waiting("disk", text, "the disk takes what this node must not forget: free space there", cause)

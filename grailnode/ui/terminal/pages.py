@@ -109,8 +109,11 @@ def _cells(row: WindowRow) -> list[Text]:
 
 
 def _bottleneck(state: NetworkState) -> list[Text]:
-    """Write what limits the trainer, and what validators had no time for, over as many lines as it takes."""
-    return [Text(item) for item in (*([f"trainer {state.bottleneck}"] if state.bottleneck else []), *state.unjudged)]
+    """Write what the nodes of this machine wait for, what limits the trainer, and what validators had no time for."""
+    lines = [Text(clean(item, 400), style="red") for item in state.troubles]
+    return lines + [
+        Text(item) for item in (*([f"trainer {state.bottleneck}"] if state.bottleneck else []), *state.unjudged)
+    ]
 
 
 def _strata(state: NetworkState) -> list[Text]:

@@ -22,6 +22,7 @@ from roles.ports import BeaconError, StoreError
 from roles.rosters import Rosters
 from roles.trainer.collect.acceptance import Acceptance, OutcomeLog
 from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
+from roles.trainer.collect.table_writer import TableWriter
 from roles.trainer.collect.validator_monitor import Absences, ValidatorMonitor
 from roles.trainer.collect.verdict_reader import VerdictReader
 
@@ -73,6 +74,7 @@ class Collector:
         self._rosters = Rosters(node)
         self._absences = Absences(node.telemetry)
         self._monitor = ValidatorMonitor(node, settings.canaries)
+        self._table_writer = TableWriter(node)
         self._start_time = 0.0
         self._outcome_log = OutcomeLog(node.state)
         self._acceptance = Acceptance(node, self._outcome_log, self._monitor.canaries)
@@ -183,6 +185,9 @@ class Collector:
         final = after_deadline and reader.is_complete(
             _FINAL_ATTEMPTS, ignored, timed_out=await self._has_timed_out(window)
         )
+        ledgers = reader.stratum_counts(ignored)
+        is_complete = final or set(self._node.authority.validators) <= ledgers.keys() | ignored
+        await self._table_writer.write(window, ledgers, is_complete=is_complete)
         unprocessed = False
         for miner, verdicts in list(reader.verdicts.items()):  # the reader adds to it meanwhile
             if miner in self._monitor.canaries:

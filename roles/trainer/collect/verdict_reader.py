@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from protocol import paths
+from protocol.difficulty import Counts
 from protocol.errors import MalformedError, ProtocolError
 from protocol.judging.ledger import LedgerRow, Summary
 from protocol.judging.verdict import Verdict
@@ -104,6 +105,14 @@ class VerdictReader:
         have_verdict = self.verdicts.get(miner, {}).keys()
         list_none = {validator for validator, miners in self._dealt_miners.items() if miner not in miners}
         return self.outstanding(ignored) - have_verdict - list_none
+
+    def stratum_counts(self, ignored: set[bytes]) -> dict[bytes, tuple[bytes, Counts]]:
+        """Return, by validator whose summary counts, the digest of the summary and what it counts by stratum."""
+        return {
+            validator: (self._sealed_digests[validator], summary.strata)
+            for validator, summary in self._summaries.items()
+            if summary.strata is not None and validator not in ignored | self.equivocators
+        }
 
     def paying(self, miner: bytes) -> set[bytes]:
         """Return the validators whose summaries give a miner a score."""

@@ -28,7 +28,7 @@ from protocol.outer.round_records import (
 from protocol.outer.shared_state import SharedState
 from roles.gather import gather
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter
+from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files
@@ -110,19 +110,18 @@ class Coordinator:
 
     async def _check_published(self, newest: int) -> None:
         """Compare this node's own state with the pointer in storage."""
-        reporter = ChangeReporter(self._node.telemetry, "pointer-unread")
-        while True:
-            try:
-                pointer = await fetch_own_pointer(self._node)
-            except StoreError as error:
-                reporter.failure(error)
-                await trio.sleep(self._settings.poll_seconds)
-                continue
-            if pointer is not None and pointer.record.newest > newest:
-                raise StateError(
-                    round_files.ROUNDS, f"storage shows round {pointer.record.newest}, which this state did not close"
-                )
-            return
+        with WaitReporter(self._node.telemetry, "pointer-unread") as reporter:
+            while True:
+                try:
+                    pointer = await fetch_own_pointer(self._node)
+                    break
+                except StoreError as error:
+                    reporter.waiting("storage", error, "this node's own storage answers")
+                    await trio.sleep(self._settings.poll_seconds)
+        if pointer is not None and pointer.record.newest > newest:
+            raise StateError(
+                round_files.ROUNDS, f"storage shows round {pointer.record.newest}, which this state did not close"
+            )
 
     async def _found(self) -> None:
         """Open the first round with the newest policy version."""

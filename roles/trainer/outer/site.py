@@ -21,7 +21,7 @@ from protocol.pseudogradient import Part, parts_of
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS
 from roles.node.identity import Node
-from roles.node.retries import ChangeReporter
+from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
@@ -101,18 +101,17 @@ class Site:
         """Fetch a whole state, as often as it takes. The error feedback begins with 0."""
         node = self._node
         self._may_have_signed = True  # to a round of the history that is adopted
-        reporter = ChangeReporter(node.telemetry, "state-unread")
-        while True:
-            try:
-                opening, shared = await fetch_state(node, self._parts, trusted)
-                manifests = await fetch_past_manifests(node, opening, self._settings.max_staleness + 1)
-            except ForkError:
-                raise
-            except (StoreError, TooLargeError, ProtocolError) as error:
-                reporter.failure(error)
-                await trio.sleep(self._settings.poll_seconds)
-                continue
-            break
+        with WaitReporter(node.telemetry, "state-unread") as reporter:
+            while True:
+                try:
+                    opening, shared = await fetch_state(node, self._parts, trusted)
+                    manifests = await fetch_past_manifests(node, opening, self._settings.max_staleness + 1)
+                    break
+                except ForkError:
+                    raise
+                except (StoreError, TooLargeError, ProtocolError) as error:
+                    reporter.waiting("state", error, "the trainer's storage shows a state of an open round")
+                    await trio.sleep(self._settings.poll_seconds)
         used = tuple(
             UsedGroup(group=group, step=signed.record.state.step - 1)
             for signed in manifests

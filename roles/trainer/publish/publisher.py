@@ -6,12 +6,14 @@ process that is killed at any instruction goes on where it was. Anchors are uplo
 names them once they are complete.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef, tensor_table
+from protocol.difficulty import DifficultyTable
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.limits import MAX_SHARD_BYTES
@@ -25,7 +27,14 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule, delete_unnamed_objects
 from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
-from roles.trainer.spool import PUBLISHED_WEIGHTS, SnapshotName, count_shards, list_snapshots, weights_folder
+from roles.trainer.spool import (
+    DIFFICULTY,
+    PUBLISHED_WEIGHTS,
+    SnapshotName,
+    count_shards,
+    list_snapshots,
+    weights_folder,
+)
 from roles.trainer.tensor_shards import ShardReader, shard_path
 
 
@@ -330,8 +339,21 @@ class Publisher:
             beacon_round=max(1, beacon_round),
             first_window=first_window,
             epoch=history.epoch,
+            difficulty=await self._difficulty(previous),
         )
         return await history.record_manifest(sign(manifest, node.key))
+
+    async def _difficulty(self, previous: Signed[Manifest] | None) -> DifficultyTable | None:
+        """Return the newest difficulty table; None in a run without tables."""
+        rule = self._node.run.difficulty
+        if rule is None:
+            return None
+        table = before = DifficultyTable.of(rule) if previous is None else previous.record.difficulty
+        with suppress(NotFoundError):
+            if previous is not None:
+                table = DifficultyTable.from_bytes(await self._node.state.get(DIFFICULTY, DifficultyTable.max_bytes))
+        # A collector that has started again may have written that of an older window.
+        return before if table is None or (before is not None and table.window < before.window) else table
 
     async def _upload_shards(self, manifest: Manifest) -> None:
         """Upload the files of a version's weights as the shards of its anchor, one after the other."""

@@ -23,8 +23,12 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.run.base_files import start_lora
+from grailnode.run.requirements import difficulty_rule
 from protocol import environments
+from protocol.difficulty import Counts
 from protocol.environments import Environment
+from protocol.environments.mixture import drawn_member
+from protocol.environments.strata import Strata
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from protocol.run import ChatSpec
@@ -69,6 +73,7 @@ class Setup:
     lora_rank: int = 0
     lora_targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     precision: Precision = "bf16"
+    difficulty: int = 0
     json: str = ""
 
 
@@ -121,6 +126,10 @@ class Simulation:
         self._versions: list[dict[str, Tensor]] = [quantize(start, setup.precision)]
         self._newest_at: list[int] = []  # version, by window
         self.sparsity: list[float] = []  # by version, from 1 on
+        self._strata = Strata(self._environment)
+        self._rule = difficulty_rule(self._strata.weights) if setup.difficulty else None
+        self._counts: list[Counts] = []  # of the accepted groups, by window
+        self._shares: list[tuple[int, ...]] = [self._rule.shares(())] if self._rule else []  # by version
         self.tokens = 0
 
     @property
@@ -135,7 +144,8 @@ class Simulation:
         groups = self._mine(number, version)
         for group in groups:
             self.replay.add(group)
-        row = {"reward": statistics.fmean(r for group in groups for r in group.rewards)} | self._learn()
+        flat = statistics.fmean(not group.informative for group in groups)
+        row = {"reward": statistics.fmean(r for group in groups for r in group.rewards), "flat": flat} | self._learn()
         self._newest_at.append(len(self._versions) - 1)
         self.serve(self._newest_at[-1])
         return row | {"version": self._newest_at[-1], "pass_at_1": self.pass_at_1()}
@@ -151,6 +161,8 @@ class Simulation:
                 view = self._learner.view()
                 self.sparsity.append(1 - changed_share(self._versions[-1], view))
                 self._versions.append(view)
+                if self._rule:  # the verdicts of a window are sealed and revealed in the next one
+                    self._shares.append(self._rule.shares(self._counts[-2:-1]))
                 if self._keep_masters:
                     self.masters.append(masters(self._learner.state()))
                 self.replay.advance(len(self._versions) - 1)
@@ -164,7 +176,13 @@ class Simulation:
     def _mine(self, number: int, version: int) -> list[VerifiedGroup]:
         setup, policy = self.setup, self._policy
         seeds = [hashlib.sha256(f"{setup.seed} {number} {group}".encode()).digest() for group in range(setup.groups)]
-        problems = [self._environment.problem(seed) for seed in seeds]
+        drawn: list[int] = []
+        if self._rule is None:
+            problems = [self._environment.problem(seed) for seed in seeds]
+        else:
+            drawn = [drawn_member(self._shares[version], seed) for seed in seeds]
+            names = [self._rule.strata[place].name for place in drawn]
+            problems = [self._strata.problem(name, seed) for name, seed in zip(names, seeds, strict=True)]
         prompts = [encode_prompt(policy.tokenizer, self._chat, problem.prompt) for problem in problems]
         requests = [
             Request(prompt, hashlib.sha256(seed + bytes([rollout])).digest()[:16])
@@ -185,6 +203,10 @@ class Simulation:
                 for result, tokens in zip(forwards[rollouts], completions[rollouts], strict=True)
             ]
             groups.append(make_group(seeds[index], version, prompts[index], completions[rollouts], logprobs, rewards))
+        if self._rule is not None:
+            before = self._counts[-1] if self._counts else None
+            accepted = zip(drawn, (group.informative for group in groups), strict=True)
+            self._counts.append(self._rule.count(before, 1, accepted))
         return groups
 
     def pass_at_1(self) -> float:
@@ -229,6 +251,7 @@ def _summary(simulation: Simulation, first: float, rows: Sequence[Mapping[str, f
         "rise": curve[-1] - first,
         "pass_at_1": {str(n): curve[n - 1] for n in range(10, len(curve) + 1, 10)},
         "reward": [rows[0]["reward"], rows[-1]["reward"]],
+        "flat": statistics.fmean(row["flat"] for row in rows),
         "versions": len(simulation.sparsity),
         "sparsity_mean": statistics.fmean(simulation.sparsity),
         "sparsity_min": min(simulation.sparsity),

@@ -32,6 +32,7 @@ from protocol.chain.manifest import Head
 from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
 from protocol.judging.report import canary_key
+from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
@@ -221,8 +222,8 @@ class Network:
         producer = partial(CanaryProducer, trainer=key("trainer"), trainer_state=state)
         task = self.task(node)
 
-        async def audit(engine: Engine) -> None:
-            await CanaryAudit(node, task, engine, key("trainer"), state).run()
+        async def audit(engine: Engine, shares_of: SharesOf) -> None:
+            await CanaryAudit(node, task, engine, key("trainer"), state, shares_of).run()
 
         await run_miner(node, task, self.compute, settings, producer, audit)
 

@@ -1,0 +1,75 @@
+"""What the logs of this machine's nodes say: for what a process waits, and how often it was started lately."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from roles.node.retries import WAIT_REPORT_SECONDS
+
+_TAIL_BYTES: Final = 1 << 16
+_WAIT_SECONDS: Final = WAIT_REPORT_SECONDS + 60.0  # an older report is that of a process that was killed
+_RECENT_SECONDS: Final = 3600.0
+_MANY_STARTS: Final = 3
+
+
+def tail_events(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the events at the end of a log, the newest first; of one that does not exist, none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue  # the first line of the tail, or one that a killed process began
+        if isinstance(value, dict):
+            yield value
+
+
+def recent_starts(path: Path, now: float) -> tuple[int, str, str]:
+    """Return how often the process of a log was started in the last hour, the first such time, and its last failure."""
+    starts, since, cause = 0, now, ""
+    for event in tail_events(path):
+        if not isinstance(moment := event.get("time"), int | float) or moment < now - _RECENT_SECONDS:
+            break
+        if event.get("event") == "started":
+            starts, since = starts + 1, moment
+        elif event.get("event") == "failed":
+            cause = cause or str(event.get("error"))
+    return starts, _clock(since), cause or "none in its log"
+
+
+def troubles(logs: Path, now: float) -> tuple[str, ...]:
+    """Return a line for each wait of a process of this machine, and for each process that was started again and again.
+
+    Args:
+        now: seconds since the Unix epoch.
+    """
+    lines = []
+    for path in sorted(logs.glob("*.jsonl")):
+        lines += [f"{path.stem} waits for {line}" for line in _waits(path, now)]
+        starts, since, cause = recent_starts(path, now)
+        if starts >= _MANY_STARTS:
+            lines.append(f"{path.stem} was started {starts} times since {since}, last cause: {cause}")
+    return tuple(lines)
+
+
+def _waits(path: Path, now: float) -> Iterator[str]:
+    known: set[str] = set()
+    for event in tail_events(path):
+        moment, waits_for = event.get("time"), event.get("waits_for")
+        if event.get("event") == "started" or not isinstance(moment, int | float) or moment < now - _WAIT_SECONDS:
+            return
+        if isinstance(waits_for, str) and waits_for not in known:
+            known.add(waits_for)
+            if event.get("event") != "waited":
+                since = _clock(moment - float(event.get("seconds", 0.0)))
+                yield f"{waits_for} since {since}: {event.get('error')} (it ends when {event.get('until')})"
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))

@@ -1,0 +1,168 @@
+"""Reads trainers' public objects from mirrors, and from their origin what no mirror shows as it should.
+
+A mirror is a read-only copy of the trainers' spaces, which the authority names by its URL and anybody may serve
+(docs/spec/spaces.md). It is believed no more than the origin. An object is checked here first, so that a mirror that
+lies, lags or hangs costs one request: it is left alone for a while, and the next one is asked, then the origin.
+
+The mirror that was fastest so far is asked first, for small objects by its delay, for large ones by its rate; now and
+then another is tried (epsilon-greedy). Ranges, and objects of other writers, are read from the origin.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+
+from protocol import paths
+from protocol.chain.manifest import Head
+from protocol.digest import content_digest
+from protocol.errors import ProtocolError
+from protocol.identity.authority import Revisions
+from protocol.identity.signing import Envelope, open_signed
+from roles.node.retries import Pause
+from roles.ports import Clock, NotFoundError, ObjectStore, StoreError, Telemetry
+
+_MIRRORED: Final = ("files", "patches", "anchors")  # of the kinds whose paths name their digest
+_LARGE_BYTES: Final = 1 << 16
+_SMALL_SECONDS: Final = 3.0  # that a mirror may take for a small object; the store's own limits bound the others
+_MOST_TRIES: Final = 2  # mirrors, before the origin
+_EXPLORED: Final = 0.05  # share of the reads that try the mirrors in a random order
+_KEPT: Final = 0.7  # of the measured cost, at each new measurement
+_FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
+_BAN: Final = Pause(first=30.0, longest=3600.0)
+
+
+class _MirrorError(StoreError):
+    """What a mirror shows is not the object, or an old one."""
+
+
+class MirroredStore:
+    """Decorates the store of a node that follows a run.
+
+    Args:
+        origin: the store of all objects.
+        revisions: the authority, with the mirrors' URLs and the trainers, read at each use.
+        own: this node's key, whose objects are its own store's.
+        head_ttl: seconds of a head's life.
+        open_mirror: opens a mirror by its URL.
+        telemetry: gets `mirror-refused` when a mirror is left alone.
+        rng: draws the order of mirrors.
+        run_sync: runs what computes for long, off the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        origin: ObjectStore,
+        revisions: Revisions,
+        own: bytes,
+        head_ttl: float,
+        clock: Clock,
+        open_mirror: Callable[[str], ObjectStore],
+        telemetry: Telemetry,
+        rng: random.Random,
+        run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+    ) -> None:
+        self._origin = origin
+        self._revisions = revisions
+        self._own = own.hex()
+        self._head_ttl = head_ttl
+        self._clock = clock
+        self._open_mirror = open_mirror
+        self._telemetry = telemetry
+        self._rng = rng
+        self._run_sync = run_sync
+        self._stores: dict[str, ObjectStore] = {}
+        self._costs: dict[tuple[str, bool], float] = {}  # by URL, and whether of large objects: seconds a byte
+        self._bans: dict[str, tuple[float, float]] = {}  # by URL: trio's time of the end, and the length
+        self._heads: dict[str, tuple[int, int, int]] = {}  # by path: epoch, version and expiry of the newest one seen
+        self.put, self.delete, self.list = origin.put, origin.delete, origin.list
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        """Implements ObjectStore.get."""
+        kind = self._mirrored_kind(path) if not offset and size is None else ""
+        if kind:
+            is_large = kind in _MIRRORED and max_bytes > _LARGE_BYTES
+            for url in self._order(is_large):
+                try:
+                    return await self._read(url, path, kind, max_bytes, is_large)
+                except NotFoundError as error:
+                    if kind == "revisions":  # a copy of one that other places have as well
+                        raise
+                    self._ban(url, path, error)
+                except (StoreError, ProtocolError) as error:
+                    self._ban(url, path, error)
+        data = await self._origin.get(path, max_bytes, offset=offset, size=size)
+        if kind == "head":
+            self._note_head(path, data)
+        return data
+
+    def _mirrored_kind(self, path: str) -> str:
+        """Return the kind of an object of a trainer that mirrors have; empty for any other object."""
+        authority = self._revisions.current
+        writer, _, rest = path.partition("/")
+        kind = rest.partition("/")[0]
+        if not authority.mirrors or writer == self._own or writer not in {key.hex() for key in authority.trainers}:
+            return ""
+        is_content = kind in _MIRRORED and paths.content_digest_in(path) is not None
+        return kind if is_content or kind in ("manifests", "revisions", "head") else ""
+
+    def _order(self, is_large: bool) -> list[str]:
+        """Return the mirrors to ask, the fastest first; one that was not measured yet comes before it."""
+        now = trio.current_time()
+        urls = [url for url in self._revisions.current.mirrors if self._bans.get(url, (0.0, 0.0))[0] <= now]
+        self._rng.shuffle(urls)
+        if self._rng.random() >= _EXPLORED:
+            urls.sort(key=lambda url: self._costs.get((url, is_large), 0.0))
+        return urls[:_MOST_TRIES]
+
+    async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:
+        """Read an object from a mirror, and check it.
+
+        Raises:
+            StoreError, ProtocolError: the mirror does not show it.
+        """
+        if url not in self._stores:
+            self._stores[url] = self._open_mirror(url)
+        start, data = trio.current_time(), b""
+        with trio.move_on_after(float("inf") if is_large else _SMALL_SECONDS) as scope:
+            data = await self._stores[url].get(path, max_bytes)
+        if scope.cancelled_caught:
+            raise _MirrorError(f"no answer within {_SMALL_SECONDS:g} s")
+        cost = (trio.current_time() - start) / max(len(data), _LARGE_BYTES)
+        if kind == "manifests":
+            if content_digest(Envelope.from_bytes(data).body).hex() != path[-64:]:
+                raise _MirrorError("another manifest")
+        elif kind == "head":
+            self._check_head(path, data)
+        elif kind != "revisions" and await self._digest(data) != paths.content_digest_in(path):
+            raise _MirrorError("other bytes than those of the digest")
+        before = self._costs.get((url, is_large), cost)
+        self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
+        self._bans.pop(url, None)
+        return data
+
+    async def _digest(self, data: bytes) -> bytes:
+        digest: bytes = content_digest(data) if len(data) < _LARGE_BYTES else await self._run_sync(content_digest, data)
+        return digest
+
+    def _check_head(self, path: str, data: bytes) -> None:
+        """Refuse a head that the trainer would have replaced by now, or that is older than one that was seen."""
+        head = open_signed(data, Head, self._revisions.current.trainers).record
+        if (head.epoch, head.version, head.expires_ms) < self._heads.get(path, (0, 0, 0)):
+            raise _MirrorError("an older head than one that was seen")
+        if head.expires_ms / 1000 - self._clock.now() < _FRESH * self._head_ttl:
+            raise _MirrorError("a head that its trainer would have renewed")
+        self._note_head(path, data)
+
+    def _note_head(self, path: str, data: bytes) -> None:
+        try:
+            head = open_signed(data, Head, self._revisions.current.trainers).record
+        except ProtocolError:
+            return  # the reader refuses it
+        self._heads[path] = max(self._heads.get(path, (0, 0, 0)), (head.epoch, head.version, head.expires_ms))
+
+    def _ban(self, url: str, path: str, error: Exception) -> None:
+        pause = _BAN.after(self._bans.get(url, (0.0, 0.0))[1])
+        self._bans[url] = trio.current_time() + pause, pause
+        self._telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)

@@ -1,0 +1,146 @@
+"""Difficulty: the table by which each version's groups draw the kind of their problem (docs/spec/difficulty.md).
+
+Each validator counts in its sealed summaries, for each stratum of the task's problems, the groups that it accepted and
+those of them that are uneven: whose rewards are not all equal, so that a policy can learn from them. From the newest
+counts of some validators follows the table that the trainer signs with a version. Everybody computes it again. All
+arithmetic is in whole numbers, so that every node computes the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field, model_validator
+
+from protocol import limits
+from protocol.encoding import Line, Record, Window
+from protocol.environments.record import SHARES
+from protocol.identity.signing import Digest, Key
+
+GROUP: Final = 1_000_000
+"""Counts are in millionths of a group."""
+
+_PRIOR: Final = 4 * GROUP  # uneven groups that each stratum is taken to have had before anything was counted
+
+Share = Annotated[int, Field(ge=1, le=SHARES)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Counts = Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
+"""(groups, uneven groups) of each stratum, in millionths of a group; what is older counts less."""
+
+
+class Stratum(Record):
+    """A kind of problems, with the share of all training problems that it has without a table, in millionths."""
+
+    kind: ClassVar[str] = "stratum"
+    name: Annotated[Line, Field(max_length=limits.MAX_STRATUM_CHARS)]
+    ppm: Share
+
+
+class DifficultySpec(Record):
+    """How the tables of a run are computed.
+
+    Attributes:
+        strata: of the task's problems, ascending by name.
+        floor_ppm: what every stratum keeps of its own share, in millionths.
+        decay: what remains of a count after each window, in millionths.
+    """
+
+    kind: ClassVar[str] = "difficulty-rule"
+    strata: Annotated[tuple[Stratum, ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
+    floor_ppm: Annotated[int, Field(ge=0, lt=SHARES)]
+    decay: Annotated[int, Field(ge=0, le=990_000)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "DifficultySpec":
+        if any(one.name >= two.name for one, two in pairwise(self.strata)):
+            raise ValueError("strata that do not strictly ascend by name")
+        if sum(stratum.ppm for stratum in self.strata) != SHARES:
+            raise ValueError(f"shares of strata that do not add up to {SHARES}")
+        return self
+
+    def shares(self, ledgers: Sequence[Counts]) -> tuple[int, ...]:
+        """Return the share of each stratum, in millionths, that follows from the counts of validators.
+
+        A stratum's usefulness is the part of its groups that are uneven; of the validators' values the median counts,
+        the lower one of two, so that fewer than half of them move it only within the values of the others.
+        """
+        weights = []
+        for place, stratum in enumerate(self.strata):
+            values = sorted(
+                (uneven + _PRIOR) * SHARES // (groups + _PRIOR) for groups, uneven in (item[place] for item in ledgers)
+            )
+            usefulness = values[(len(values) - 1) // 2] if values else SHARES
+            weights.append(stratum.ppm * max(1, usefulness) ** 2)
+        floors = [max(1, stratum.ppm * self.floor_ppm // SHARES) for stratum in self.strata]
+        rest, total = SHARES - sum(floors), sum(weights)
+        # Differences of rounded sums: they add up to the rest, whatever is rounded.
+        ends = [rest * end // total for end in accumulate(weights, initial=0)]
+        return tuple(floor + after - before for floor, (before, after) in zip(floors, pairwise(ends), strict=True))
+
+    def count(self, before: Counts | None, windows: int, groups: Iterable[tuple[int, bool]]) -> Counts:
+        """Return the counts after a window.
+
+        Args:
+            before: the counts of the summary before; None before the first.
+            windows: from that summary to this one.
+            groups: of each accepted group its stratum's number, and whether it is uneven.
+        """
+        counts = [list(pair) for pair in before or ((0, 0),) * len(self.strata)]
+        while windows and any(map(any, counts)):
+            counts = [[value * self.decay // GROUP for value in pair] for pair in counts]
+            windows -= 1
+        for place, is_uneven in groups:
+            counts[place][0] += GROUP
+            counts[place][1] += GROUP * is_uneven
+        return tuple((groups, uneven) for groups, uneven in counts)
+
+
+class DifficultyTable(Record):
+    """The shares by which the groups of one version draw their strata.
+
+    Attributes:
+        window: of the summaries from whose counts the shares follow; 0 without any.
+        summaries: (validator, SHA-256 of the body of its summary of the window), ascending.
+        shares: of each stratum, in millionths.
+    """
+
+    kind: ClassVar[str] = "difficulty"
+    window: Window
+    summaries: Annotated[tuple[tuple[Key, Digest], ...], Field(max_length=limits.MAX_KEYS)]
+    shares: Annotated[tuple[Share, ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DifficultyTable":
+        if any(one[0] >= two[0] for one, two in pairwise(self.summaries)):
+            raise ValueError("validators that do not strictly ascend")
+        if sum(self.shares) != SHARES:
+            raise ValueError(f"shares that do not add up to {SHARES}")
+        if not self.summaries and self.window:
+            raise ValueError("a window without summaries of it")
+        return self
+
+    @classmethod
+    def of(
+        cls, rule: DifficultySpec, window: int = 0, ledgers: Mapping[bytes, tuple[bytes, Counts]] | None = None
+    ) -> "DifficultyTable":
+        """Return the table that follows from summaries of a window; without any, the own shares of the strata.
+
+        Args:
+            ledgers: by validator, the digest of its summary and the counts in it.
+        """
+        inputs = sorted((ledgers or {}).items())
+        shares = rule.shares([counts for _, (_, counts) in inputs])
+        summaries = tuple((validator, digest) for validator, (digest, _) in inputs)
+        return cls(window=window, summaries=summaries, shares=shares)
+
+
+def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None) -> str:
+    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is."""
+    if rule is None or table is None:
+        is_right = rule is None and table is None
+        return "" if is_right else "a difficulty table in a run without them, or none in a run with them"
+    if len(table.shares) != len(rule.strata):
+        return "a difficulty table of other strata"
+    if not table.summaries and table != DifficultyTable.of(rule):
+        return "a difficulty table that follows from no summaries"
+    return ""

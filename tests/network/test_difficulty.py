@@ -1,0 +1,134 @@
+"""Networks whose versions carry difficulty tables: they follow from sealed summaries, and all nodes draw by them."""
+
+from dataclasses import replace
+
+import pytest
+
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.observe.chain_check import verify_chain
+from grailnode.observe.ledger_check import verify_ledger
+from protocol import paths
+from protocol.chain.manifest import Manifest
+from protocol.difficulty import DifficultySpec, DifficultyTable, Stratum
+from protocol.errors import ChainError, ProtocolError
+from protocol.identity.signing import open_announced, sign
+from protocol.judging.ledger import Seal, Summary
+from roles.miner.produce import HonestProducer, MiningWindow
+from roles.policy.assignment import Task
+from roles.trainer.collect.table_writer import TableWriter
+from tests.support.builders.recipes import demo_rules
+from tests.support.simulation.network import Network, key
+from tests.support.simulation.network_runs import check_accepted, judged_groups, run_nodes, summaries
+from tests.support.simulation.virtual_clock import simulated
+
+SPEC = DifficultySpec(
+    strata=tuple(Stratum(name=f"carry-{name}", ppm=250_000) for name in ("both", "none", "ones", "tens")),
+    floor_ppm=200_000,
+    decay=900_000,
+)
+
+
+def network_of(validators: int = 1, quorum: int = 1) -> Network:
+    network = Network(demo_rules(groups=4, group_size=4), validators, quorum)
+    network.amend(difficulty=SPEC)
+    return network
+
+
+async def manifests(network: Network) -> list[Manifest]:
+    """Return the manifests of the chain, oldest first."""
+    head = await network.head()
+    trainer = key("trainer").public
+    items = [paths.manifest(trainer, head.base + place, digest) for place, digest in enumerate(head.manifests)]
+    return [open_announced(await network.store.get(path, 1 << 20), Manifest).record for path in items]
+
+
+class OfFirstTable(HonestProducer):
+    """Draws its problems by the shares of version 0, whichever version serves."""
+
+    async def produce(self, mining_window: MiningWindow, indices):
+        shares = DifficultyTable.of(SPEC).shares
+        return await super().produce(replace(mining_window, shares=shares), indices)
+
+
+def of_first_table(task: Task, engine: TorchEngine) -> HonestProducer:
+    return OfFirstTable(task, engine)
+
+
+@simulated
+async def test_the_table_moves_and_all_nodes_draw_by_it() -> None:
+    network = network_of(validators=2, quorum=2)
+    lines: list[str] = []
+    async with run_nodes(network) as nursery:
+        nursery.start_soon(network.run_miner, "old", 4, of_first_table)
+        await network.until_window(12)
+        await verify_chain(network.node("auditor"), lines.append)
+        for name in network.validators:
+            assert await verify_ledger(network.node("auditor"), key(name).public, lines.append) >= 6
+    await check_accepted(network, "miner-1", range(12), at_least=6)
+    chain = await manifests(network)
+    tables = [manifest.difficulty for manifest in chain]
+    assert tables[0] == DifficultyTable.of(SPEC)
+    newest = tables[-1]
+    assert newest is not None and newest.window > 3
+    assert [validator for validator, _ in newest.summaries] == sorted(key(name).public for name in network.validators)
+    assert newest.shares != tables[0].shares
+    assert any(line.startswith("difficulty of version") for line in lines)
+    # Who draws by another table gets other problems, except where both tables draw one stratum.
+    judged = await judged_groups(network, "old", range(12))
+    reasons = {judgement.reason for _, judgement in judged}
+    assert reasons == {"", "wrong-prompt"}
+    assert all(judgement.accepted for group, judgement in judged if group.version == 0)
+    for name in network.validators:
+        assert not network.events(name, "alarm")
+        counts = [summary.strata for summary in await summaries(network, name, range(12))]
+        assert counts[-1] is not None and sum(groups for groups, _ in counts[-1]) > 20_000_000
+
+
+@simulated
+async def test_a_table_that_does_not_follow_is_named_by_validators_and_by_verify(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares = (970_000, 10_000, 10_000, 10_000)
+    honest = TableWriter.write
+
+    async def write(self, window, ledgers, *, is_complete):
+        await honest(self, window, ledgers, is_complete=is_complete)
+        if ledgers and is_complete:
+            inputs = tuple(sorted((validator, digest) for validator, (digest, _) in ledgers.items()))
+            false = DifficultyTable(window=window, summaries=inputs, shares=shares)
+            await self._node.state.put("difficulty", false.to_bytes())
+
+    monkeypatch.setattr(TableWriter, "write", write)
+    network = network_of()
+    async with run_nodes(network) as nursery:
+        await network.until_window(9)
+        with pytest.raises(
+            ChainError, match=r"^version \d+: its difficulty table does not follow from the 1 summaries"
+        ):
+            await verify_chain(network.node("auditor"), lambda line: None)
+        nursery.cancel_scope.cancel()
+    # All nodes draw by what was signed: the run goes on, and the summaries carry the alarm.
+    await check_accepted(network, "miner-1", range(9), at_least=4)
+    assert any(
+        alarm.startswith("trainer: version ") and "difficulty table does not follow" in alarm
+        for summary in await summaries(network, "validator-0", range(9))
+        for alarm in summary.alarms
+    )
+
+
+@simulated
+async def test_verify_names_a_validator_that_counts_falsely() -> None:
+    network = network_of()
+    async with run_nodes(network):
+        await network.until_window(6)
+    validator = key("validator-0")
+    last = (await summaries(network, "validator-0", range(6)))[-1]
+    assert last.strata is not None
+    false = last.model_copy(update={"strata": ((9_000_000, 9_000_000), *last.strata[1:])})
+    seal = paths.seal(validator.public, last.window)
+    record = open_announced(await network.store.get(seal, 1 << 20), Seal).record
+    digest = open_announced(sign(false, validator), Summary).digest
+    await network.store.put(seal, sign(record.model_copy(update={"summary": digest}), validator))
+    await network.store.put(false.path, sign(false, validator))
+    with pytest.raises(ProtocolError, match=rf"^window {last.window} .*counts by stratum does not follow"):
+        await verify_ledger(network.node("auditor"), validator.public, lambda line: None)

@@ -1,0 +1,186 @@
+"""Reads through mirrors: what they show is checked, the fastest is asked first, and the origin is asked at last."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from grailnode.store.decorators.mirrored import MirroredStore
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.chain.manifest import Head
+from protocol.digest import content_digest
+from protocol.identity.authority import Revisions
+from protocol.identity.signing import SigningKey, sign
+from roles.ports import NotFoundError, ObjectStore
+from tests.support.builders import samples
+from tests.support.builders.samples import RUN_ID, TRAINER, authority, digest, manifest
+from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.virtual_clock import TrioClock, simulate, simulated
+
+OWN = SigningKey(b"o" * 32)
+URLS = ("https://a.example", "https://b.example")
+TTL = 60.0
+DATA = b"x" * 200_000
+PATCH = paths.patch(TRAINER.public, content_digest(DATA))
+HEAD = paths.head(TRAINER.public)
+
+
+class Slow(MemoryStore):
+    """A store that answers late, and counts the reads."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        super().__init__()
+        self.delay, self.reads = delay, 0
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        self.reads += 1
+        await trio.sleep(self.delay)
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+@dataclass
+class Setting:
+    """An origin with a patch, two mirrors without anything, and what reads them."""
+
+    origin: Slow = field(default_factory=Slow)
+    mirrors: dict[str, Slow] = field(default_factory=lambda: {url: Slow() for url in URLS})
+    log: Log = field(default_factory=lambda: Log("node"))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock, revisions = TrioClock(BEGIN), Revisions(RUN_ID, authority(mirrors=URLS))
+        opened: dict[str, ObjectStore] = dict(self.mirrors)
+        rng = random.Random(self.seed)
+        self.store = MirroredStore(
+            self.origin, revisions, OWN.public, TTL, self.clock, opened.__getitem__, self.log, rng
+        )
+
+    async def put(self, path: str, data: bytes, *, in_mirrors: bytes | None = None) -> None:
+        """Put an object into the origin, and into the mirrors, where it may be another one."""
+        await self.origin.put(path, data)
+        for mirror in self.mirrors.values():
+            await mirror.put(path, data if in_mirrors is None else in_mirrors)
+
+    @property
+    def reads(self) -> int:
+        return sum(mirror.reads for mirror in self.mirrors.values())
+
+    def head(self, version: int, lifetime: float) -> bytes:
+        """Return a signed head that expires so many seconds from now."""
+        return sign(head(version, self.clock.now() + lifetime), TRAINER)
+
+
+def head(version: int, expires: float) -> Head:
+    """Return a head that expires at a time in seconds since the Unix epoch."""
+    digests = tuple(digest(f"manifest {number}") for number in range(version + 1))
+    return samples.head(manifests=digests, expires_ms=int(expires * 1000))
+
+
+@simulated
+async def test_a_true_object_comes_from_a_mirror() -> None:
+    setting = Setting()
+    await setting.put(PATCH, DATA)
+    assert await setting.store.get(PATCH, len(DATA)) == DATA
+    assert (setting.origin.reads, setting.reads) == (0, 1)
+    assert setting.log.events == []
+
+
+@simulated
+async def test_ranges_and_objects_of_others_come_from_the_origin() -> None:
+    setting = Setting()
+    of_others = paths.patch(b"v" * 32, content_digest(DATA))
+    for path in (PATCH, of_others, paths.report(TRAINER.public, 3)):
+        await setting.put(path, DATA)
+    await setting.store.get(PATCH, 10, offset=5, size=10)
+    await setting.store.get(of_others, len(DATA))
+    await setting.store.get(paths.report(TRAINER.public, 3), len(DATA))
+    assert (setting.origin.reads, setting.reads) == (3, 0)
+
+
+@simulated
+async def test_a_mirror_that_lies_or_lacks_an_object_is_left_alone_for_a_while() -> None:
+    setting = Setting()
+    await setting.put(PATCH, DATA, in_mirrors=DATA[:-1] + b"y")
+    await setting.mirrors[URLS[1]].delete(PATCH)
+    assert await setting.store.get(PATCH, len(DATA)) == DATA
+    assert {report["mirror"] for report in setting.log.named("mirror-refused")} == set(URLS)
+    assert await setting.store.get(PATCH, len(DATA)) == DATA
+    assert (setting.origin.reads, setting.reads) == (2, 2)
+    await trio.sleep(31)
+    assert await setting.store.get(PATCH, len(DATA)) == DATA
+    assert setting.reads == 4
+    await trio.sleep(31)  # they are left alone for twice as long now
+    assert await setting.store.get(PATCH, len(DATA)) == DATA
+    assert setting.reads == 4
+
+
+@simulated
+async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
+    setting = Setting(mirrors={url: Slow(delay=1e6) for url in URLS})
+    data = setting.head(3, 55)
+    await setting.put(HEAD, data)
+    began = trio.current_time()
+    assert await setting.store.get(HEAD, 1 << 20) == data
+    assert trio.current_time() - began <= 6.1
+
+
+@pytest.mark.parametrize(
+    ("version", "lifetime", "words"),
+    [
+        (4, 25.0, "its trainer would have renewed"),
+        (2, 58.0, "an older head than one that was seen"),
+    ],
+)
+def test_an_old_head_is_not_believed(version: int, lifetime: float, words: str) -> None:
+    async def scenario() -> None:
+        setting = Setting()
+        await setting.put(HEAD, setting.head(3, 55))
+        await setting.store.get(HEAD, 1 << 20)
+        newest = setting.head(3, 57)
+        await setting.put(HEAD, newest, in_mirrors=setting.head(version, lifetime))
+        assert await setting.store.get(HEAD, 1 << 20) == newest
+        assert words in setting.log.named("mirror-refused")[0]["error"]
+
+    simulate(scenario)
+
+
+@simulated
+async def test_a_head_that_another_key_signed_is_not_believed() -> None:
+    setting = Setting()
+    data = setting.head(3, 55)
+    await setting.put(HEAD, data, in_mirrors=sign(head(9, setting.clock.now() + 55), OWN))
+    assert await setting.store.get(HEAD, 1 << 20) == data
+
+
+@simulated
+async def test_another_manifest_is_not_believed() -> None:
+    setting = Setting()
+    record = manifest(3, bytes(32))
+    path = paths.manifest(TRAINER.public, 3, content_digest(record.to_bytes()))
+    await setting.put(path, sign(record, TRAINER), in_mirrors=sign(manifest(4, bytes(32)), TRAINER))
+    assert await setting.store.get(path, 1 << 20) == sign(record, TRAINER)
+    await setting.put(path, sign(record, TRAINER))
+    await trio.sleep(31)
+    assert await setting.store.get(path, 1 << 20) == sign(record, TRAINER)
+    assert setting.origin.reads == 1
+
+
+@simulated
+async def test_a_revision_that_a_mirror_lacks_is_not_looked_for_at_the_origin() -> None:
+    setting = Setting()
+    with pytest.raises(NotFoundError):
+        await setting.store.get(paths.revision_copy(TRAINER.public, 1), 1 << 20)
+    assert (setting.origin.reads, setting.reads) == (0, 1)
+
+
+@simulated
+async def test_the_fastest_mirror_serves_most_reads() -> None:
+    setting = Setting(mirrors={URLS[0]: Slow(delay=2.0), URLS[1]: Slow(delay=0.1)})
+    await setting.put(PATCH, DATA)
+    for _ in range(50):
+        await setting.store.get(PATCH, len(DATA))
+    slow, fast = (setting.mirrors[url].reads for url in URLS)
+    assert slow <= 6
+    assert fast >= 44

@@ -1,0 +1,11 @@
+"""Leaves most cases of a parametrized test to the slow tests, where each case takes the same path."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def few_daily(cases: Iterable[Any], every: int) -> list[Any]:
+    """Return cases for `parametrize`: the first and each `every`-th behind it run daily, the others with `-m slow`."""
+    return [pytest.param(case, marks=pytest.mark.slow) if number % every else case for number, case in enumerate(cases)]
