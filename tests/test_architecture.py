@@ -229,6 +229,7 @@ MAY_OPEN = {  # the modules outside of protocol/ that check signatures themselve
     "roles.trainer.publish.history",  # its own manifests, in its own state
     "grailnode.run.creation",  # the run manifest, from which everything else is checked
     "grailnode.store.decorators.space_directory",  # it finds the stores that the door reads from
+    "grailnode.store.decorators.mirrored",  # it asks the origin where a mirror's answer is not what was signed
 }
 
 
@@ -248,6 +249,7 @@ MAY_COMPARE_DIGESTS = {  # beside `roles.records.fetch_object`, the one door for
     "grailnode.observe.ledger_check",  # likewise
     "grailnode.store.decorators.caching",  # what storage and an earlier process left on this machine's disk
     "grailnode.store.decorators.disk_cache",  # likewise
+    "grailnode.store.decorators.mirrored",  # it asks the origin where a mirror has other bytes
     "grailnode.run.files",  # a file that was fetched before
     "grailnode.run.requirements",  # the file that the operator has named
     "grailnode.run.base_files",  # whether this program writes the files of a base as the run names them

@@ -73,4 +73,4 @@ def mirror(**parameters: Any) -> None:
 
     Serve the copy by HTTPS, and let the founder run `grailnode keys mirrors URL...`: then nodes read from it, too.
     """
-    run_action("mirroring", "mirror", parameters)
+    run_action("mirror_copying", "mirror", parameters)

@@ -26,6 +26,7 @@ def full_telemetry() -> NodeTelemetry:
     telemetry = NodeTelemetry("trainer/upload")
     for spec in SPECS:
         telemetry.event(spec.event or "started", **({spec.field: 1.5} if spec.field else {}))
+    telemetry.event("disk-failing", waits_for="disk", seconds=1.5)
     telemetry.metrics.record("put", "ok", 100, 0.25)
     return telemetry
 
@@ -40,9 +41,11 @@ def test_every_metric_that_is_used_is_exposed(file: Path) -> None:
 
 @pytest.mark.parametrize("file", [RULES, DASHBOARD], ids=lambda file: file.name)
 def test_every_event_that_is_used_is_logged(file: Path) -> None:
-    selected = re.findall(r'event=~?\\?"([\w|-]+)', file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    selected = re.findall(r'event=~?\\?"([\w|-]+)', text)
     events = {event for selector in selected for event in selector.split("|")}
-    assert events >= ALARMS.keys() | {"published"}
+    waits = {"beacon-late", "cannot-follow", "disk-failing"} if "grailnode_waiting_since_seconds" in text else set()
+    assert events | waits >= ALARMS.keys() | {"published"}
     assert not [event for event in events if f'"{event}"' not in SOURCE]
 
 
