@@ -94,6 +94,9 @@ def _broken(part: str, statement: str, error: Exception) -> Claim:
 def noise(machine: Machine) -> list[Claim]:
     """Compare the compiled choice of tokens with its definition, and time it."""
     claims = []
+    if not machine.small:
+        fault = sampling.triton_fault(torch.device(machine.device))
+        claims.append(Claim("noise", "Triton compiles the kernel", fault or "it does", not fault))
     generator = torch.Generator().manual_seed(0)
     for batch in (1, 64) if machine.small else (1, 64, 256):
         vocabulary = 32_000 if machine.small else 152_064

@@ -2,7 +2,7 @@
 
 It has the bits of protocol/rollout/sampling.py: the words are hashed in 32-bit integers, their octave is read from an
 exact conversion to float64, and the sum is rounded once, because the noise is a multiple of a power of two. Import this
-module only where Triton is installed.
+module only where Triton is installed. Triton reads the annotations, too, and refuses names that it does not know.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _TABLE_ROW: Final = tl.constexpr(32 * 256 + 1)
 
 
 @_jit
-def _mix(x: Any) -> Any:
+def _mix(x: "Any") -> "Any":
     x = x ^ (x >> 17)
     x = x * 0xED5AD4BB
     x = x ^ (x >> 11)
@@ -31,7 +31,7 @@ def _mix(x: Any) -> Any:
 
 
 @_jit
-def _gumbel_units(word: Any, table: Any, mask: Any) -> Any:
+def _gumbel_units(word: "Any", table: "Any", mask: "Any") -> "Any":
     """Compute the noise of words in units of 2**-19: int64."""
     high = (word >> 31).to(tl.int64)
     folded = tl.where(high == 1, 0xFFFFFFFF - word, word)
@@ -45,7 +45,14 @@ def _gumbel_units(word: Any, table: Any, mask: Any) -> Any:
 
 @_jit
 def _block_best(
-    scaled: Any, keys: Any, others: Any, table: Any, scores: Any, tokens: Any, vocabulary: Any, BLOCK: tl.constexpr
+    scaled: "Any",
+    keys: "Any",
+    others: "Any",
+    table: "Any",
+    scores: "Any",
+    tokens: "Any",
+    vocabulary: "Any",
+    BLOCK: tl.constexpr,
 ) -> None:
     row, block = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)

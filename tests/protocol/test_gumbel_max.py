@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,6 +146,32 @@ def test_the_tokens_are_those_of_the_reference(case: tuple[int, int, int, float]
     words = torch.randint(0, 1 << 32, (rows, 4), generator=generator)
     positions = torch.randint(0, 1 << 17, (rows,), generator=generator)
     assert json.loads(result.stdout) == sampling.choose(logits, words, positions, 1.0).tolist()
+
+
+COMPILATION = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from protocol.rollout.gumbel_triton import _block_best
+pointers = {"scaled": "*fp32", "keys": "*i64", "others": "*i64", "table": "*i64", "scores": "*fp32", "tokens": "*i64"}
+signature = pointers | {"vocabulary": "i32", "BLOCK": "constexpr"}
+source = ASTSource(fn=_block_best, signature=signature, constexprs={"BLOCK": 2048})
+for architecture in (80, 90, 120):
+    print(len(triton.compile(source, target=GPUTarget("cuda", architecture, 32)).asm["cubin"]) > 0)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install '.[test]'")
+def test_the_kernel_compiles_for_gpus(tmp_path: Path) -> None:
+    """The interpreter takes names of Python that the compiler refuses."""
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", COMPILATION]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == ["True"] * 3, result.stderr
 
 
 # Triton is used only where it can compile, which is tried once
