@@ -15,6 +15,7 @@ from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Group, assemble
+from roles.miner.chunk_times import ChunkTimes
 from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import MiningWindow, Producer
 from roles.node.identity import Node
@@ -43,7 +44,7 @@ class Miner:
         self._pledged_groups, self._pledged_version = 0, 0  # in the newest announcement
         self._renewal_time = -math.inf  # of that announcement, in trio's time
         self._last_window = -1  # the newest window that has opened for this miner
-        self._group_seconds = 0.0  # seconds per group in the slowest of the last few chunks; plans the next ones
+        self._times = ChunkTimes()
 
     async def run(self) -> None:
         """Mine window after window, for ever."""
@@ -118,15 +119,10 @@ class Miner:
             await self._pledge(self._pledged_groups)
 
     def _affordable_groups(self) -> int:
-        """Return how many groups a window surely has time for, by the slowest of the last chunks.
-
-        They are whole chunks if there is time for at least one.
-        """
+        """Return how many groups a window surely has time for."""
         run, settings = self._node.run, self._settings
-        most = min(settings.groups, run.groups)
         seconds = (run.deadline_time(0) - run.opening_time(0)) * settings.share
-        groups = int(_CAUTION * seconds / self._group_seconds) if self._group_seconds else most
-        return max(1, min(most, groups - groups % settings.chunk if groups > settings.chunk else groups))
+        return self._times.affordable(_CAUTION * seconds, settings.chunk, min(settings.groups, run.groups))
 
     async def _warm_up(self, weights: VerifiedWeights) -> None:
         """Generate a chunk twice and throw it away: the first is slow, the second measures the speed."""
@@ -140,7 +136,7 @@ class Miner:
             with suppress(SandboxLimitError):
                 await self._producer.produce(mining_window, range(chunk))
                 seconds = trio.current_time() - start
-        self._group_seconds = seconds / chunk
+        self._times.add(chunk, seconds)
         node.telemetry.event("warmed-up", version=weights.version, chunk_seconds=seconds)
 
     def _mining_window(self, window: int, randomness: bytes, version: int) -> MiningWindow:
@@ -168,7 +164,7 @@ class Miner:
         stop = opening + (deadline - opening) * self._settings.share
         groups: list[Group] = []
         size = self._settings.chunk
-        while len(groups) < pledged_groups and (not groups or clock.now() + size * self._group_seconds < stop):
+        while len(groups) < pledged_groups and (not groups or clock.now() + self._times.of(size) < stop):
             chunk = range(len(groups), min(pledged_groups, len(groups) + size))
             start = trio.current_time()
             try:
@@ -179,8 +175,7 @@ class Miner:
                     raise
                 self._node.telemetry.event("groups-left-out", window=mining_window.window, error=str(error))
                 break
-            if len(chunk) == size or not chunk.start:  # the short last chunk of a pledge is no measure of a whole one
-                self._group_seconds = max((trio.current_time() - start) / len(chunk), 0.8 * self._group_seconds)
+            self._times.add(len(chunk), trio.current_time() - start)
         return groups
 
     async def _groups_before_limit(self, mining_window: MiningWindow, chunk: range) -> list[Group]:
