@@ -67,7 +67,7 @@ async def test_the_event_loop_runs_while_a_judge_computes(harness: TrialHarness)
         assert not judgements
         gate.open.set()
     assert [judgement.reason for judgement in judgements] == ["", ""]
-    assert {"_check_forms", "check_positions", "_rewards"} <= set(gate.function_names)
+    assert {"_check_forms", "check_positions", "compute"} <= set(gate.function_names)
 
 
 async def test_a_cancelled_judge_finishes_its_step_and_starts_no_other(harness: TrialHarness) -> None:

@@ -324,9 +324,9 @@ class EngineContract:
             weights = target
 
     async def test_a_patch_that_does_not_fit_is_refused(self, model: CausalModel, new_engine: NewEngine) -> None:
-        weights, other = random_weights(model), random_weights(model, 1)
+        weights = random_weights(model)
         engine = await serving(new_engine, weights)
-        target = changed(weights, 1)
+        target, other = changed(weights, 1), changed(weights, 2)
         with pytest.raises(EngineError, match="version 1"):
             await engine.stage_patch(1, encode(other, target), manifest(1, target))
         with pytest.raises(EngineError, match="version 1"):

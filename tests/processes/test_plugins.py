@@ -72,7 +72,7 @@ def test_a_plugin_that_is_not_installed_or_in_place_is_refused(tmp_path: Path, m
     site = install(files_of_page(), tmp_path / "plugin")
     monkeypatch.syspath_prepend(site)
     (site / "doubled_digits-1.0.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
-    with pytest.raises(PluginError, match="installed in place, without its files; install its wheel"):
+    with pytest.raises(RequirementError, match="installed in place, without its files; install its wheel"):
         workspace.create(tmp_path / "run", demo_recipe(**RULES))
 
 

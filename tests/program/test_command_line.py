@@ -170,7 +170,7 @@ def test_a_validator_is_granted_later_and_the_quorum_rises(tmp_path: Path):
 
 def test_help_needs_no_run():
     assert "grailnode demo" in run_program("--help").stdout
-    assert "3 minutes" in run_command("demo", "--help").stdout
+    assert "72 of 2 s" in run_command("demo", "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_a_node_that_comes_before_the_first_publication_waits(
     config = node_start.wait_for_run(run=host.url + path, overrides=(), trust=None)
     assert config.run.id == run.run_id.hex()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "waiting until the founder's trainer publishes the run" in line
+    assert "until the founder's trainer publishes it" in line
 
 
 def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):

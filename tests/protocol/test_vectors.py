@@ -12,6 +12,7 @@ import torch
 from protocol import errors
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier, Trust
+from protocol.difficulty import DifficultySpec, DifficultyTable
 from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
 from protocol.encoding import Record, pack, unpack
 from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zero_bits, work_digest
@@ -67,6 +68,8 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "announced": lambda data: open_announced(data, Announcement),
     "two of two": lambda data: open_signed(data, Head, [KEYS["trainer"].public, KEYS["root"].public], 2),
     **{kind.kind: kind.from_bytes for kind in KINDS},
+    "difficulty": DifficultyTable.from_bytes,
+    "difficulty-rule": DifficultySpec.from_bytes,
 }
 PARSER_CASES = [(page, item) for page, items in VECTORS.items() for item in items if "parser" in item]
 
