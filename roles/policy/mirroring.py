@@ -1,7 +1,8 @@
 """Copies what followers read of a run's trainers to another store, and keeps the copy up to date.
 
 Everything is checked as a follower checks it, and written in an order in which no reader of the copy misses anything:
-files, anchors and patches, then manifests, then the head. What the head before last showed is deleted.
+files, anchors and patches, then manifests, then the head. What neither this head nor the one before shows is deleted;
+nothing at the first head after a start, because nobody knows then what readers of the copy still use.
 """
 
 from collections.abc import Iterator
@@ -13,15 +14,14 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.environments.record import CodeRef
-from protocol.errors import ProtocolError
 from protocol.identity.authority import Revision
 from protocol.objects import ObjectRef
 from protocol.run import FileRef
-from roles.gather import gather
+from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.policy.verified_weights import objects_of
-from roles.ports import NotFoundError, ObjectStore, StoreError
+from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_envelope, fetch_object, fetch_run_file
 
 Ref = ObjectRef | FileRef | CodeRef
@@ -54,23 +54,28 @@ class Mirror:
             try:
                 await self.copy()
                 reporter.over()
-            except (StoreError, ProtocolError) as error:
+            except STORAGE_ERRORS as error:
                 reporter.waiting("storage", error, "the trainer's space shows its objects, and the copy takes them")
             await trio.sleep(self._node.pace(poll_seconds))
 
     async def copy(self) -> None:
-        """Copy what is new.
+        """Copy what is new: revisions of the authority, then of each trainer, whatever happens to the others.
 
         Raises:
-            StoreError, ProtocolError: it could not be read, is not what was signed, or could not be written.
+            StoreError, ProtocolError: the first failure: something could not be read, is not what was signed, or could
+                not be written.
         """
-        for trainer in self._node.authority.trainers:
+        failures: list[Exception] = []
+        copy_trainers = (partial(self._copy_trainer, trainer) for trainer in self._node.authority.trainers)
+        for work in (self._copy_revisions, *copy_trainers):
             try:
-                data = await fetch_envelope(self._node, Head, paths.head(trainer))
-            except NotFoundError:
-                continue  # it has published nothing yet
-            if data != self._heads.get(trainer):
-                await self._copy_chain(trainer, data)
+                await work()
+            except STORAGE_ERRORS as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def _copy_revisions(self) -> None:
         while self._revision < self._node.revisions.number:
             number = self._revision + 1
             data = await fetch_envelope(self._node, Revision, paths.revision(self._node.run_id, number))
@@ -78,6 +83,14 @@ class Mirror:
             for trainer in self._node.authority.trainers:
                 await self._target.put(paths.revision_copy(trainer, number), data)
             self._revision = number
+
+    async def _copy_trainer(self, trainer: bytes) -> None:
+        try:
+            data = await fetch_envelope(self._node, Head, paths.head(trainer))
+        except NotFoundError:
+            return  # it has published nothing yet
+        if data != self._heads.get(trainer):
+            await self._copy_chain(trainer, data)
 
     async def _copy_chain(self, trainer: bytes, data: bytes) -> None:
         node, target = self._node, self._target
@@ -103,7 +116,7 @@ class Mirror:
             *(paths.manifest(trainer, v, head.digest(v)) for v in range(head.base, head.version + 1)),
         }
         self._paths[trainer] |= shown
-        kept, self._shown[trainer] = shown | self._shown.get(trainer, shown), shown
+        kept, self._shown[trainer] = shown | self._shown.get(trainer, self._paths[trainer]), shown
         for path in sorted(self._paths[trainer] - kept):
             if path.split("/")[1] in _REPLACED:
                 await target.delete(path)

@@ -5,7 +5,9 @@ A mirror is a read-only copy of the trainers' spaces, which the authority names 
 lies, lags or hangs costs one request: it is left alone for a while, and the next one is asked, then the origin.
 
 The mirror that was fastest so far is asked first, for small objects by its delay, for large ones by its rate; now and
-then another is tried (epsilon-greedy). Ranges, and objects of other writers, are read from the origin.
+then another is tried (epsilon-greedy). The origin is measured, too, and asked before a mirror that is much slower. It
+is asked for the first head of a trainer, with which those of mirrors are compared. Ranges, revisions of the authority,
+and objects of other writers are read from the origin alone.
 """
 
 import random
@@ -15,19 +17,22 @@ from typing import Any, Final
 import trio
 
 from protocol import paths
-from protocol.chain.manifest import Head
+from protocol.chain.manifest import Head, Manifest
+from protocol.chain.verifier import is_taken_back
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Revisions
-from protocol.identity.signing import Envelope, open_signed
+from protocol.identity.signing import open_signed
 from roles.node.retries import Pause
 from roles.ports import Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 _MIRRORED: Final = ("files", "patches", "anchors")  # of the kinds whose paths name their digest
+_ORIGIN: Final = ""  # stands for the origin among the mirrors' URLs
 _LARGE_BYTES: Final = 1 << 16
 _SMALL_SECONDS: Final = 3.0  # that a mirror may take for a small object; the store's own limits bound the others
 _MOST_TRIES: Final = 2  # mirrors, before the origin
-_EXPLORED: Final = 0.05  # share of the reads that try the mirrors in a random order
+_EXPLORED: Final = 0.05  # share of the reads that try the mirrors and the origin in a random order
+_SPARED: Final = 2.0  # times its cost, which the origin counts as, so that mirrors take its load
 _KEPT: Final = 0.7  # of the measured cost, at each new measurement
 _FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
 _BAN: Final = Pause(first=30.0, longest=3600.0)
@@ -75,27 +80,29 @@ class MirroredStore:
         self._stores: dict[str, ObjectStore] = {}
         self._costs: dict[tuple[str, bool], float] = {}  # by URL, and whether of large objects: seconds a byte
         self._bans: dict[str, tuple[float, float]] = {}  # by URL: trio's time of the end, and the length
-        self._heads: dict[str, tuple[int, int, int]] = {}  # by path: epoch, version and expiry of the newest one seen
+        # By path: epoch, version and expiry of the newest head seen, of trainers whose origin has shown one.
+        self._heads: dict[str, tuple[int, int, int]] = {}
         self.put, self.delete, self.list = origin.put, origin.delete, origin.list
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get."""
         kind = self._mirrored_kind(path) if not offset and size is None else ""
-        if kind:
-            is_large = kind in _MIRRORED and max_bytes > _LARGE_BYTES
-            for url in self._order(is_large):
-                try:
-                    return await self._read(url, path, kind, max_bytes, is_large)
-                except NotFoundError as error:
-                    if kind == "revisions":  # a copy of one that other places have as well
-                        raise
+        if not kind:
+            return await self._origin.get(path, max_bytes, offset=offset, size=size)
+        is_large = kind in _MIRRORED and max_bytes > _LARGE_BYTES
+        failure: Exception = StoreError(f"{path}: nobody was asked")
+        for url in self._order(is_large, origin_first=kind == "head" and path not in self._heads):
+            try:
+                return await self._read(url, path, kind, max_bytes, is_large)
+            except (StoreError, ProtocolError) as error:
+                is_missing = isinstance(error, NotFoundError)
+                if url == _ORIGIN:
+                    failure = error
+                    if is_missing:
+                        break
+                elif not (is_missing and kind == "head"):  # a trainer that stands by has none
                     self._ban(url, path, error)
-                except (StoreError, ProtocolError) as error:
-                    self._ban(url, path, error)
-        data = await self._origin.get(path, max_bytes, offset=offset, size=size)
-        if kind == "head":
-            self._note_head(path, data)
-        return data
+        raise failure
 
     def _mirrored_kind(self, path: str) -> str:
         """Return the kind of an object of a trainer that mirrors have; empty for any other object."""
@@ -105,55 +112,75 @@ class MirroredStore:
         if not authority.mirrors or writer == self._own or writer not in {key.hex() for key in authority.trainers}:
             return ""
         is_content = kind in _MIRRORED and paths.content_digest_in(path) is not None
-        return kind if is_content or kind in ("manifests", "revisions", "head") else ""
+        return kind if is_content or kind in ("manifests", "head") else ""
 
-    def _order(self, is_large: bool) -> list[str]:
-        """Return the mirrors to ask, the fastest first; one that was not measured yet comes before it."""
+    def _order(self, is_large: bool, origin_first: bool) -> list[str]:
+        """Return whom to ask: some mirrors and the origin, the fastest first; what was not measured yet precedes it."""
         now = trio.current_time()
         urls = [url for url in self._revisions.current.mirrors if self._bans.get(url, (0.0, 0.0))[0] <= now]
+        urls.append(_ORIGIN)
         self._rng.shuffle(urls)
         if self._rng.random() >= _EXPLORED:
-            urls.sort(key=lambda url: self._costs.get((url, is_large), 0.0))
-        return urls[:_MOST_TRIES]
+            urls.sort(key=lambda url: (self._costs.get((url, is_large), 0.0), url == _ORIGIN))
+        asked = [url for url in urls if url != _ORIGIN][:_MOST_TRIES]
+        asked.insert(0 if origin_first else urls.index(_ORIGIN), _ORIGIN)
+        return asked
 
     async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:
-        """Read an object from a mirror, and check it.
+        """Read an object from the origin, or from a mirror and check it.
 
         Raises:
-            StoreError, ProtocolError: the mirror does not show it.
+            StoreError, ProtocolError: the place does not show it.
         """
         if url not in self._stores:
-            self._stores[url] = self._open_mirror(url)
+            self._stores[url] = self._origin if url == _ORIGIN else self._open_mirror(url)
+        is_bounded = url != _ORIGIN and not is_large
         start, data = trio.current_time(), b""
-        with trio.move_on_after(float("inf") if is_large else _SMALL_SECONDS) as scope:
-            data = await self._stores[url].get(path, max_bytes)
+        try:
+            with trio.move_on_after(_SMALL_SECONDS if is_bounded else float("inf")) as scope:
+                data = await self._stores[url].get(path, max_bytes)
+        finally:
+            self._note_cost(url, is_large, (trio.current_time() - start) / max(len(data), _LARGE_BYTES))
         if scope.cancelled_caught:
             raise _MirrorError(f"no answer within {_SMALL_SECONDS:g} s")
-        cost = (trio.current_time() - start) / max(len(data), _LARGE_BYTES)
+        if url != _ORIGIN:
+            await self._check(path, kind, data)
+            self._bans.pop(url, None)
+        elif kind == "head":
+            self._note_head(path, data)
+        return data
+
+    def _note_cost(self, url: str, is_large: bool, cost: float) -> None:
+        cost *= _SPARED if url == _ORIGIN else 1.0
+        before = self._costs.get((url, is_large), cost)
+        self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
+
+    async def _check(self, path: str, kind: str, data: bytes) -> None:
+        """Refuse what a mirror shows unless it is the object, as its reader checks it."""
         if kind == "manifests":
-            if content_digest(Envelope.from_bytes(data).body).hex() != path[-64:]:
+            signed = await self._computed(data, open_signed, data, Manifest, self._revisions.current.trainers)
+            if signed.digest.hex() != path[-64:]:
                 raise _MirrorError("another manifest")
         elif kind == "head":
             self._check_head(path, data)
-        elif kind != "revisions" and await self._digest(data) != paths.content_digest_in(path):
+        elif await self._computed(data, content_digest, data) != paths.content_digest_in(path):
             raise _MirrorError("other bytes than those of the digest")
-        before = self._costs.get((url, is_large), cost)
-        self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
-        self._bans.pop(url, None)
-        return data
 
-    async def _digest(self, data: bytes) -> bytes:
-        digest: bytes = content_digest(data) if len(data) < _LARGE_BYTES else await self._run_sync(content_digest, data)
-        return digest
+    async def _computed(self, data: bytes, function: Callable[..., Any], *args: object) -> Any:
+        """Return what a function of some bytes returns, which runs on another thread if they are many."""
+        return function(*args) if len(data) < _LARGE_BYTES else await self._run_sync(function, *args)
 
     def _check_head(self, path: str, data: bytes) -> None:
         """Refuse a head that the trainer would have replaced by now, or that is older than one that was seen."""
         head = open_signed(data, Head, self._revisions.current.trainers).record
+        if head.run != self._revisions.run_id or is_taken_back(head, self._revisions):
+            raise _MirrorError("a head of another run, or one that was taken back")
         if (head.epoch, head.version, head.expires_ms) < self._heads.get(path, (0, 0, 0)):
             raise _MirrorError("an older head than one that was seen")
         if head.expires_ms / 1000 - self._clock.now() < _FRESH * self._head_ttl:
             raise _MirrorError("a head that its trainer would have renewed")
-        self._note_head(path, data)
+        if path in self._heads:
+            self._note_head(path, data)
 
     def _note_head(self, path: str, data: bytes) -> None:
         try:
