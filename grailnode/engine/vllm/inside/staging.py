@@ -65,7 +65,9 @@ def stage_patch(
 
     def decode(item: tuple[tuple[TensorRow, ...], memoryview]) -> None:
         unit, frame = item
-        tensors, found = {row.name: steps.read(row.name) for row in unit}, dict[str, list[Changes]]()
+        # A tensor is valid until the next one is read, so those that share a frame are copied; they are small.
+        tensors = {row.name: steps.read(row.name) if len(unit) == 1 else steps.read(row.name).clone() for row in unit}
+        found: dict[str, list[Changes]] = {}
         with steps.local():
             results = apply_unit(tensors, unit, frame, tensors, found)
             staged.digests |= {name: digest for name, (_, digest) in results.items()}
