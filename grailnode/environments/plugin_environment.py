@@ -92,7 +92,7 @@ class PluginEnvironment:
 
 
 class PluginEpisode:
-    """An episode, in a process of its own from the first turn on.
+    """An episode, in a process of its own from the first turn until its reward is known or it ends by an error.
 
     A turn for which the plug-in raises an exception, ends its process, or returns neither a text nor None is the last
     one, and the reward is then 0.
@@ -104,26 +104,34 @@ class PluginEpisode:
         self._sandbox, self._forgiven = sandbox, forgiven
         self._beginning = json.loads(problem.reference), seed.hex()
         self._session: Session | None = None
+        self._reward: float | None = None
 
     def step(self, text: str) -> str | None:
         with suppress(*self._forgiven):
             reply = self._call("step", text)
             if reply is None or isinstance(reply, str):
                 return reply
-            if self._session is not None:
-                self._session.close()
+            self._close()
             raise CallError("a reply that is neither a text nor None")
         return None
 
     def reward(self) -> float:
-        with suppress(*self._forgiven):
-            return _checked(self._call("reward"))
-        return 0.0
+        if self._reward is None:
+            try:
+                with suppress(*self._forgiven):
+                    self._reward = _checked(self._call("reward"))
+            finally:
+                self._close()
+        return self._reward or 0.0
 
     def _call(self, method: str, *arguments: object) -> Any:
         if self._session is None:
             self._session, _ = self._sandbox.start("begin", *self._beginning)
         return self._session.call(method, *arguments)
+
+    def _close(self) -> None:
+        if self._session is not None:
+            self._session.close()
 
 
 def _checked(reward: object) -> float:

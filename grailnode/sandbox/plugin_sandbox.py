@@ -3,7 +3,8 @@
 A fork is fresh: what foreign code or a hostile completion changes in it ends with it. Nothing in the sandbox can be
 written, /tmp included, so that no fork leaves anything to another. Calls and replies are plain values, of bounded size.
 
-A limit of time or memory says nothing about a completion, since machines differ: it is a SandboxLimitError.
+A limit of time, memory or descriptors says nothing about a completion, since machines differ: it is a
+SandboxLimitError.
 """
 
 import contextlib
@@ -94,13 +95,16 @@ class PluginSandbox:
 
     def _fork(self) -> "Session":
         with self._lock:
-            host = self._open_host()
             try:
+                host = self._open_host()
                 session, host.spare = host.spare or host.fork(), host.fork()
             except _GoneError:
                 host.close()
                 self._host = None
                 raise
+            except OSError as error:
+                reason = f"this machine opens no more channels to the environment ({error.strerror or error})"
+                raise SandboxLimitError(f"{reason}, so that nothing was judged") from error
             return session
 
     def start(self, method: str, *arguments: object) -> tuple["Session", Any]:
@@ -165,20 +169,17 @@ class _Host:
             ) from error
 
     def fork(self) -> "Session":
-        """Return a session with a new fork; raise _GoneError."""
-        calls_out, calls_in = os.pipe()
-        replies_out, replies_in = os.pipe()
+        """Return a session with a new fork; raise _GoneError, or OSError where no descriptor is free."""
+        ends: list[int] = []  # of the pipe of calls and of that of replies: out, in, out, in
         try:
+            ends += os.pipe()
+            ends += os.pipe()
             self._number += 1
-            self._send(b"s%d" % self._number, [calls_out, replies_in])
-        except BaseException:
-            os.close(calls_in)
-            os.close(replies_out)
-            raise
+            self._send(b"s%d" % self._number, [ends[0], ends[3]])
+            return Session(self, self._number, ends.pop(1), ends.pop(1), self._limits.call_seconds)
         finally:
-            os.close(calls_out)
-            os.close(replies_in)
-        return Session(self, self._number, calls_in, replies_out, self._limits.call_seconds)
+            for end in ends:
+                os.close(end)
 
     def end(self, fork: int) -> None:
         """End a fork; raise _GoneError."""
@@ -231,7 +232,7 @@ class Session:
 
         Raises:
             CallError: it raised an exception, or returned something else, or an earlier call did.
-            SandboxLimitError: it reached a limit of time or memory, or was ended by a signal.
+            SandboxLimitError: it reached a limit of time, memory or descriptors, or was ended by a signal.
             SandboxError: the sandbox failed.
         """
         if not self._is_open:

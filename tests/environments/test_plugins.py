@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import os
+import resource
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -300,6 +301,50 @@ def test_an_episode_that_nobody_ends_ends_with_its_object_and_one_whose_host_end
         while True:  # the kernel takes a moment to end the forks
             lost.step("b")
     assert games.begin(problem, bytes(32)).step("b")
+
+
+def descriptors() -> set[int]:
+    """Return the open descriptors of this process."""
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
+
+
+def test_ended_episodes_hold_nothing_though_their_objects_are_kept(games: PluginEnvironment) -> None:
+    problem = games.problem(bytes(32))
+    host = games._sandbox._host
+    assert host is not None
+    (inner,) = Path(f"/proc/{host._process.pid}/task/{host._process.pid}/children").read_text().split()
+    forks = Path(f"/proc/{inner}/task/{inner}/children")
+
+    def held() -> tuple[int, int]:
+        return len(descriptors()), len(forks.read_text().split())
+
+    before, kept = held(), []
+    for number in range(300):
+        kept.append(episode := games.begin(problem, bytes(32)))
+        failed = number % 3 == 1
+        assert (episode.step("!1/0" if failed else "b") is None) == failed
+        if not failed:
+            assert [episode.reward(), episode.reward()] == [0.5, 0.5]
+    assert games.problem(bytes(32)) == problem  # the process that forks may be a few messages behind
+    assert all(now <= then + 3 for now, then in zip(held(), before, strict=True))
+
+
+def test_too_few_descriptors_end_one_episode_and_not_those_that_are_open(games: PluginEnvironment) -> None:
+    problem = games.problem(bytes(32))
+    episode = games.begin(problem, bytes(32))
+    assert episode.step("b")
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for free in range(4):
+        held = descriptors()
+        lowest = min(set(range(len(held) + 1)) - held)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, most))
+        try:
+            with pytest.raises(SandboxLimitError, match="Too many open files"):
+                games.begin(problem, bytes(32)).step("b")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert descriptors() == held
+    assert episode.step("c") and episode.reward() == 0.5
 
 
 def archive(*files: tuple[str, bytes], wheel: bytes = b"Tag: py3-none-any\n") -> Wheel:
