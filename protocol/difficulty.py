@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
 from protocol.encoding import Line, Record, Window
@@ -24,7 +24,19 @@ _PRIOR: Final = 4 * GROUP  # uneven groups that each stratum is taken to have ha
 
 Share = Annotated[int, Field(ge=1, le=SHARES)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-Counts = Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
+
+
+def _of_groups(counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    if any(uneven > groups for groups, uneven in counts):
+        raise ValueError("more uneven groups than groups")
+    return counts
+
+
+Counts = Annotated[
+    tuple[tuple[Count, Count], ...],
+    Field(min_length=2, max_length=limits.MAX_STRATA),
+    AfterValidator(_of_groups),
+]
 """(groups, uneven groups) of each stratum, in millionths of a group; what is older counts less."""
 
 
@@ -58,6 +70,11 @@ class DifficultySpec(Record):
             raise ValueError(f"shares of strata that do not add up to {SHARES}")
         return self
 
+    @property
+    def floors(self) -> list[int]:
+        """The least share of each stratum, in millionths."""
+        return [max(1, stratum.ppm * self.floor_ppm // SHARES) for stratum in self.strata]
+
     def shares(self, ledgers: Sequence[Counts]) -> tuple[int, ...]:
         """Return the share of each stratum, in millionths, that follows from the counts of validators.
 
@@ -71,7 +88,7 @@ class DifficultySpec(Record):
             )
             usefulness = values[(len(values) - 1) // 2] if values else SHARES
             weights.append(stratum.ppm * max(1, usefulness) ** 2)
-        floors = [max(1, stratum.ppm * self.floor_ppm // SHARES) for stratum in self.strata]
+        floors = self.floors
         rest, total = SHARES - sum(floors), sum(weights)
         # Differences of rounded sums: they add up to the rest, whatever is rounded.
         ends = [rest * end // total for end in accumulate(weights, initial=0)]
@@ -134,8 +151,12 @@ class DifficultyTable(Record):
         return cls(window=window, summaries=summaries, shares=shares)
 
 
-def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None) -> str:
-    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is."""
+def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None, first_window: int) -> str:
+    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is.
+
+    Args:
+        first_window: the first window that the version serves.
+    """
     if rule is None or table is None:
         is_right = rule is None and table is None
         return "" if is_right else "a difficulty table in a run without them, or none in a run with them"
@@ -143,4 +164,8 @@ def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None) ->
         return "a difficulty table of other strata"
     if not table.summaries and table != DifficultyTable.of(rule):
         return "a difficulty table that follows from no summaries"
+    if table.summaries and table.window >= first_window:
+        return "a difficulty table by summaries of a window that is not over when the version begins to serve"
+    if any(share < floor for share, floor in zip(table.shares, rule.floors, strict=True)):
+        return "a difficulty table with a share below the floor of its stratum"
     return ""

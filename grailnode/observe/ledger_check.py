@@ -89,15 +89,17 @@ async def _check_strata(
     """Raise ProtocolError if what a summary counts by stratum does not follow from its verdicts and the summary before;
     NotFoundError if that cannot be known any more.
     """
-    rule, counts = node.run.difficulty, None
+    rule, counts, head = node.run.difficulty, None, follower.chain.head
     place = f"window {summary.window} of validator {summary.validator.hex()[:16]}"
     if rule is not None:
         earlier, windows = (None, 0) if before is None else (before.strata, summary.window - before.window)
+        if node.revisions.rewind is not None and head is not None and summary.version > head.version:
+            return  # the roots have taken back the version that served then, and with it the table
         try:
+            if follower.chain.manifest(summary.version).weights != summary.weights:
+                return  # so they have, and the trainer has made another version of this number
             opening = await node.randomness(node.run.schedule.opening(summary.window))
             groups = list(accepted_groups(node.run_id, opening, verdicts, follower.shares))
-            if follower.chain.manifest(summary.version).weights != summary.weights:
-                return  # the roots have taken back the version that served then, and with it the table
         except (BeaconError, GapError) as error:
             raise NotFoundError(f"{place}: {error}") from error
         counts = rule.count(earlier, windows, groups)

@@ -173,7 +173,7 @@ class ChainVerifier:
         if self._run.lora is not None:
             self._run.lora.check_table(manifest.tensors, place)
         check_table(self._run.precision, manifest.tensors, place)
-        if refusal := table_refusal(self._run.difficulty, manifest.difficulty):
+        if refusal := table_refusal(self._run.difficulty, manifest.difficulty, manifest.first_window):
             raise ChainError(refusal, place)
         before, after = self._manifests.get(version - 1), self._manifests.get(version + 1)
         if before is not None:

@@ -8,7 +8,7 @@ from protocol.errors import ProtocolError
 from protocol.judging.ledger import Summary
 from roles.node.identity import Node
 from roles.policy.follower import Follower
-from roles.ports import StoreError
+from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_record
 
 
@@ -16,6 +16,7 @@ async def table_fault(node: Node, table: DifficultyTable | None) -> str:
     """Return why a version's table does not follow from the summaries that it names; empty if it does, or names none.
 
     Raises:
+        NotFoundError: storage has no such summary.
         StoreError: a summary cannot be read, so nothing is known.
         ProtocolError: what a validator's space shows in its place is no summary.
     """
@@ -29,7 +30,10 @@ async def table_fault(node: Node, table: DifficultyTable | None) -> str:
         name = f"of validator {validator.hex()[:16]} for window {table.window}"
         if validator not in revisions.all_validators:
             return f"its difficulty table names a summary {name}, which never was a validator"
-        summary = await fetch_record(node, Summary, paths.summary(validator, table.window))
+        try:
+            summary = await fetch_record(node, Summary, paths.summary(validator, table.window))
+        except NotFoundError as error:
+            raise NotFoundError(f"its difficulty table names a summary {name}, which is not in storage") from error
         counts = summary.record.strata
         if summary.digest != digest or counts is None or len(counts) != len(rule.strata):
             return f"its difficulty table names another summary than the one {name}, or one without counts"
@@ -52,6 +56,10 @@ async def watch_tables(node: Node, follower: Follower, pause: Callable[[], Await
         for version, table in sorted(tables - checked, key=lambda item: item[0]):
             try:
                 fault = await table_fault(node, table)
+            except NotFoundError as error:
+                if table is None or not await node.time.has_come(node.run.schedule.verdict(table.window)):
+                    continue  # storage may show the summary until the verdicts of its window are due
+                fault = str(error)
             except (StoreError, ProtocolError):
                 continue  # storage may show it the next time
             checked.add((version, table))

@@ -13,6 +13,7 @@ from protocol.environments.mixture import Mixture, drawn_member
 from protocol.environments.record import SHARES
 from protocol.environments.strata import Strata
 from protocol.errors import MalformedError
+from protocol.judging.ledger import Summary
 from tests.support.builders import samples
 from tests.support.builders.tasks import MATH
 
@@ -74,12 +75,35 @@ def test_levels_that_nobody_solves_are_tried_again_when_their_counts_have_faded(
 def test_a_first_version_has_the_strata_s_own_shares_and_every_other_table_names_summaries():
     first = DifficultyTable.of(HALVES)
     assert first.shares == (500_000, 500_000)
-    assert table_refusal(HALVES, first) == table_refusal(None, None) == ""
-    assert "in a run without" in table_refusal(None, first)
-    assert "or none" in table_refusal(HALVES, None)
-    assert "of other strata" in table_refusal(rule(200_000, 300_000, 500_000), first)
+    assert table_refusal(HALVES, first, 0) == table_refusal(None, None, 0) == ""
+    assert "in a run without" in table_refusal(None, first, 0)
+    assert "or none" in table_refusal(HALVES, None, 0)
+    assert "of other strata" in table_refusal(rule(200_000, 300_000, 500_000), first, 0)
     chosen = DifficultyTable(window=0, summaries=(), shares=(900_000, 100_000))
-    assert "follows from no summaries" in table_refusal(HALVES, chosen)
+    assert "follows from no summaries" in table_refusal(HALVES, chosen, 0)
+
+
+def invented(window: int = 7, *shares: int) -> DifficultyTable:
+    return DifficultyTable(window=window, summaries=((samples.VALIDATOR.public, bytes(32)),), shares=shares)
+
+
+def test_a_table_is_of_a_window_before_its_version_serves():
+    assert table_refusal(HALVES, invented(7, 500_000, 500_000), 8) == ""
+    for window in (8, 9, (1 << 33) - 1):
+        assert "is not over" in table_refusal(HALVES, invented(window, 500_000, 500_000), 8)
+
+
+def test_a_table_gives_no_stratum_less_than_its_floor():
+    assert table_refusal(HALVES, invented(7, 900_000, 100_000), 8) == ""
+    for shares in ((900_001, 99_999), (1, 999_999)):
+        assert "below the floor" in table_refusal(HALVES, invented(7, *shares), 8)
+
+
+def test_counts_with_more_uneven_groups_than_groups_are_malformed():
+    fields = samples.summary().model_dump() | {"strata": ((GROUP, GROUP), (0, 0))}
+    assert Summary.from_bytes(pack(fields)).strata == ((GROUP, GROUP), (0, 0))
+    with pytest.raises(MalformedError, match="more uneven groups than groups"):
+        Summary.from_bytes(pack(fields | {"strata": ((GROUP, GROUP + 1), (0, 0))}))
 
 
 @pytest.mark.parametrize(
