@@ -5,7 +5,7 @@ files, anchors and patches, then manifests, then the head. What neither this hea
 nothing at the first head after a start, because nobody knows then what readers of the copy still use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 import trio
@@ -66,8 +66,9 @@ class Mirror:
                 not be written.
         """
         failures: list[Exception] = []
-        copy_trainers = (partial(self._copy_trainer, trainer) for trainer in self._node.authority.trainers)
-        for work in (self._copy_revisions, *copy_trainers):
+        copy_trainers = [partial(self._copy_trainer, trainer) for trainer in self._node.authority.trainers]
+        works: list[Callable[[], Awaitable[None]]] = [self._copy_revisions, *copy_trainers]
+        for work in works:
             try:
                 await work()
             except STORAGE_ERRORS as error:
