@@ -25,7 +25,7 @@ from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.node.user_errors import explain, is_transient, with_repair_command
+from grailnode.node.user_errors import explain, fault_name, is_transient, with_repair_command
 from grailnode.observe.node_logs import recent_starts
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
@@ -101,10 +101,11 @@ async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callab
         await body()
     except Exception as error:
         line = explain(error)
+        text = f"{fault_name(error)}, a fault of this program" if line is None else line
+        telemetry.event("failed", error=with_repair_command(text, launch.config, launch.name))
+        await trio.to_thread.run_sync(telemetry.close)
         if line is None:
             raise  # a bug: the traceback goes to standard error, and a restart may help
-        telemetry.event("failed", error=with_repair_command(line, launch.config, launch.name))
-        await trio.to_thread.run_sync(telemetry.close)
         return EXIT_TRANSIENT if is_transient(error) else EXIT_PERMANENT
     return 0
 

@@ -52,3 +52,10 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
     return None
+
+
+def fault_name(error: BaseException) -> str:
+    """Return the type of an error for which `explain` has no line; of a group, that of the first such error in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next(inner for inner in error.exceptions if explain(inner) is None)
+    return type(error).__name__

@@ -10,6 +10,7 @@ take ten times its bytes.
 import math
 import struct
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -166,10 +167,10 @@ class Header:
 
 def units_of(rows: Iterable[TensorRow]) -> dict[str, tuple[TensorRow, ...]]:
     """Return the rows of the tensors of each frame, by the name of the last one, to which the others are joined."""
-    units: dict[str, tuple[TensorRow, ...]] = {}
+    units = defaultdict[str, list[TensorRow]](list)
     for row in rows:
-        units[row.host or row.name] = (*units.get(row.host or row.name, ()), row)
-    return units
+        units[row.host or row.name].append(row)
+    return {name: tuple(unit) for name, unit in units.items()}
 
 
 def unit_row(rows: Sequence[TensorRow]) -> TensorRow:

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 import trio
 
 from grailnode.config import load
-from grailnode.node import alarm_sender
+from grailnode.node import alarm_sender, processes
 from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
 from grailnode.node.process_launch import Launch
 from grailnode.node.role_processes import make_spec
 from grailnode.node.supervisor import ProcessError, Supervisor
 from grailnode.node.telemetry import NodeTelemetry
+from roles.ports import StoreError
 
 ROOT = Path(__file__).parents[2]
 CAUSED_BY = {
@@ -45,6 +47,7 @@ class Pager:
     url: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
+    dripping: bytes = b""  # how an answer begins that goes on for ever, a byte at a time
 
     def received(self, count: int) -> list[dict[str, Any]]:
         """Wait for so many messages, and return them."""
@@ -62,8 +65,13 @@ def pager() -> Iterator[Pager]:
         def do_POST(self) -> None:
             assert self.headers["Content-Type"] == "application/json"
             pager.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(pager.status)
-            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(pager.dripping)
+                while pager.dripping:
+                    time.sleep(0.05)
+                    self.wfile.write(b"a")
+                self.send_response(pager.status)
+                self.end_headers()
 
         def log_message(self, *arguments: Any) -> None:
             pass
@@ -112,7 +120,7 @@ def test_each_kind_is_throttled_by_itself_and_counted(pager: Pager) -> None:
 
 
 async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 1.0)
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and never answers
     hanging = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
     pager.status = 500
@@ -125,6 +133,55 @@ async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeyp
         telemetry.close()
     assert [message["kind"] for message in pager.received(2)] == ["alarm", "disk-failing"]
     await listener.aclose()
+
+
+def test_the_next_alarm_of_a_kind_waits_for_its_turn_or_for_the_end(
+    pager: Pager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarm_sender, "THROTTLE_SECONDS", 1.0)
+    sender = AlarmSender(pager.url, "miner-1")
+    for error in ("one", "another"):
+        sender.take("alarm", {"error": error})
+    assert [message["fields"]["error"] for message in pager.received(2)] == ["one", "another"]
+    sender.take("alarm", {"error": "a third"})
+    sender.close()
+    assert pager.messages[-1]["fields"] == {"error": "a third"}
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\nServer: "], ids=["body", "head"])
+def test_a_pager_whose_answer_does_not_end_receives_the_next_alarm(
+    pager: Pager, monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 1.0)
+    pager.dripping = start
+    sender = AlarmSender(pager.url, "miner-1")
+    for kind in ("alarm", "disk-failing"):
+        sender.take(kind, {})
+    assert [message["kind"] for message in pager.received(2)] == ["alarm", "disk-failing"]
+    pager.dripping = b""
+    sender.close()
+
+
+def test_a_message_that_cannot_be_sent_stops_no_later_one(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = AlarmSender(pager.url, "miner-1")
+    monkeypatch.setenv("SSL_CERT_FILE", "/missing/certificates.pem")
+    sender.take("alarm", {})
+    time.sleep(0.5)
+    monkeypatch.delenv("SSL_CERT_FILE")
+    sender.take("disk-failing", {})
+    assert "disk-failing" in [message["kind"] for message in pager.received(1)]
+    sender.close()
+
+
+async def test_a_process_that_a_bug_ends_has_sent_an_alarm(run_toml: Path, pager: Pager) -> None:
+    async def fail() -> None:
+        raise ExceptionGroup("of a nursery", [StoreError("down"), KeyError("a key")])
+
+    telemetry = NodeTelemetry("miner-1", alarm_url=pager.url)
+    with pytest.raises(ExceptionGroup):
+        await processes._report_failure(Launch(load(run_toml), "miner", "miner-1"), telemetry, fail)
+    (message,) = pager.messages  # it has arrived before the traceback is printed
+    assert message["fields"]["error"].startswith("KeyError")
 
 
 async def test_a_process_that_ends_has_sent_its_last_alarm(run_toml: Path, pager: Pager) -> None:
