@@ -322,6 +322,7 @@ class Publisher:
         previous = history.manifests.get(name.version - 1)
         if previous is not None and previous.record.beacon_round > 1:  # round 1 is also recorded before it is out
             node.time.record_round(previous.record.beacon_round)  # this round is over, whatever the clock says
+        difficulty = await self._difficulty(previous)  # read before the round: the table's window must be over
         # Proven by the beacon and not read from the clock, because a signature cannot be taken back.
         beacon_round = await node.time.wait_for_newest_round()
         first_window, schedule = 0, node.run.schedule
@@ -339,7 +340,7 @@ class Publisher:
             beacon_round=max(1, beacon_round),
             first_window=first_window,
             epoch=history.epoch,
-            difficulty=await self._difficulty(previous),
+            difficulty=difficulty,
         )
         return await history.record_manifest(sign(manifest, node.key))
 
