@@ -13,7 +13,7 @@ from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 
 FOLDER = ROOT / "examples" / "reasoning_gym"
 NO_GYM = "GRAILNODE_GYM_PYTHON names no interpreter with `pip install '.[code]' ./examples/reasoning_gym`"
-SAMPLE = ("acre", "bitwise_arithmetic", "countdown", "gcd", "isomorphic_strings", "polynomial_multiplication", "survo")
+SAMPLE = ("countdown", "gcd", "isomorphic_strings", "survo")
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +73,12 @@ def test_some_tasks_keep_the_contract() -> None:
     if not Path(python).is_file():
         pytest.skip(NO_GYM)
     result = subprocess.run(
-        (python, "-m", "bench.reasoning_gym", "--problems", "20", *SAMPLE),
+        (python, "-m", "bench.reasoning_gym", "--problems", "10", *SAMPLE),
         cwd=ROOT,
         env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=3 * PATIENCE,  # most of it is spent on packing, which waits for the disk
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
