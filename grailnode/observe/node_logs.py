@@ -59,13 +59,13 @@ def troubles(logs: Path, now: float) -> tuple[str, ...]:
 
 
 def _waits(path: Path, now: float) -> Iterator[str]:
-    known: set[str] = set()
+    names: set[str] = set()
     for event in tail_events(path):
         moment, waits_for = event.get("time"), event.get("waits_for")
         if event.get("event") == "started" or not isinstance(moment, int | float) or moment < now - _WAIT_SECONDS:
             return
-        if isinstance(waits_for, str) and waits_for not in known:
-            known.add(waits_for)
+        if isinstance(waits_for, str) and waits_for not in names:
+            names.add(waits_for)
             if event.get("event") != "waited":
                 since = _clock(moment - float(event.get("seconds", 0.0)))
                 yield f"{waits_for} since {since}: {event.get('error')} (it ends when {event.get('until')})"

@@ -99,8 +99,8 @@ class Mirror:
             self._paths[trainer] = {info.path async for info in target.list(paths.writer_prefix(trainer))}
         files = dict(self._files(trainer))
         await self._copy_missing(trainer, files)
-        known = self._chains.get(trainer) or ChainVerifier(node.run_id, node.run, None, node.revisions)
-        chain, manifests = known.branch(), dict[str, bytes]()
+        verifier = self._chains.get(trainer) or ChainVerifier(node.run_id, node.run, None, node.revisions)
+        chain, manifests = verifier.branch(), dict[str, bytes]()
         head = chain.accept_head(data, node.clock.now())
         for version, digest in chain.missing_manifests():
             path = paths.manifest(trainer, version, digest)
@@ -117,8 +117,8 @@ class Mirror:
             *(paths.manifest(trainer, v, head.digest(v)) for v in range(head.base, head.version + 1)),
         }
         self._paths[trainer] |= shown
-        kept, self._shown[trainer] = shown | self._shown.get(trainer, self._paths[trainer]), shown
-        for path in sorted(self._paths[trainer] - kept):
+        newest_two, self._shown[trainer] = shown | self._shown.get(trainer, self._paths[trainer]), shown
+        for path in sorted(self._paths[trainer] - newest_two):
             if path.split("/")[1] in _REPLACED:
                 await target.delete(path)
                 self._paths[trainer].remove(path)

@@ -77,8 +77,10 @@ def asked_task(served: ServedPolicy, rule: EvaluationSpec, values: dict[str, Any
         run = served.task.run
         sampling = run.sampling.model_copy(update=values)
         turns = None if run.episode is None else run.episode.rule(sampling)
-        asked, own = _AskedRules(sampling, run.chat, turns, rule), served.task
-        return PolicyTask(own.run_id, asked, own.environment, own.tokenizer, own.vocabulary, own.run_sync, own.at_once)
+        policy_rules, own = _AskedRules(sampling, run.chat, turns, rule), served.task
+        return PolicyTask(
+            own.run_id, policy_rules, own.environment, own.tokenizer, own.vocabulary, own.run_sync, own.at_once
+        )
     return _other_task(served, rule, validate(Rules, values, "the command line"))
 
 
@@ -90,15 +92,17 @@ def _other_task(served: ServedPolicy, rule: EvaluationSpec, rules: Rules) -> Pol
     sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
     chat = checked.chat
     if run is not None:
-        kept = {"temperature"} & rules.model_fields_set
-        sampling = run.sampling.model_copy(update={"max_tokens": tokens, **dict.fromkeys(kept, rules.temperature)})
+        changes: dict[str, Any] = {"max_tokens": tokens}
+        if "temperature" in rules.model_fields_set:
+            changes["temperature"] = rules.temperature
+        sampling = run.sampling.model_copy(update=changes)
         chat = chat if rules.chat else run.chat
     python = max(share.environment.python for share in checked.members)
     sandbox = BubblewrapSandbox.open(python) if python else None
     data = None if rules.data is None else rules.data.read_bytes()
     environment = make_environment(checked.members, data, sandbox, checked.generated)
-    asked = _AskedRules(sampling, chat, None if episode is None else episode.rule(sampling), rule)
-    return PolicyTask(bytes(32), asked, environment, policy.tokenizer, policy.vocabulary)
+    policy_rules = _AskedRules(sampling, chat, None if episode is None else episode.rule(sampling), rule)
+    return PolicyTask(bytes(32), policy_rules, environment, policy.tokenizer, policy.vocabulary)
 
 
 def _rates(evaluation: Evaluation, attempts: Sequence[int]) -> dict[tuple[str, int], PassRate]:

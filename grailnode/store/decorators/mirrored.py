@@ -122,9 +122,9 @@ class MirroredStore:
         self._rng.shuffle(urls)
         if self._rng.random() >= _EXPLORED:
             urls.sort(key=lambda url: (self._costs.get((url, is_large), 0.0), url == _ORIGIN))
-        asked = [url for url in urls if url != _ORIGIN][:_MOST_TRIES]
-        asked.insert(0 if origin_first else urls.index(_ORIGIN), _ORIGIN)
-        return asked
+        sources = [url for url in urls if url != _ORIGIN][:_MOST_TRIES]
+        sources.insert(0 if origin_first else urls.index(_ORIGIN), _ORIGIN)
+        return sources
 
     async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:
         """Read an object from the origin, or from a mirror and check it.

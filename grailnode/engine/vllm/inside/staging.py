@@ -67,11 +67,11 @@ def stage_patch(
         unit, frame = item
         # A tensor is valid until the next one is read, so those that share a frame are copied; they are small.
         tensors = {row.name: steps.read(row.name) if len(unit) == 1 else steps.read(row.name).clone() for row in unit}
-        found: dict[str, list[Changes]] = {}
+        pieces_of: dict[str, list[Changes]] = {}
         with steps.local():
-            results = apply_unit(tensors, unit, frame, tensors, found)
+            results = apply_unit(tensors, unit, frame, tensors, pieces_of)
             staged.digests |= {name: digest for name, (_, digest) in results.items()}
-            for name, pieces in found.items():
+            for name, pieces in pieces_of.items():
                 indices, values = map(np.concatenate, zip(*pieces, strict=True))
                 changes[name] = element_changes(engine_weights.placements[name], indices, values)
 
