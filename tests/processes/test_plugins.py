@@ -1,6 +1,7 @@
 """The task of the guide as a run of strangers: only the founder installs it, and the others get its wheel by digest."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from grailnode.environments.wheels import PluginError
 from grailnode.run import creation, requirements, workspace
 from grailnode.run.requirements import RequirementError
 from protocol import paths
+from protocol.identity.signing import open_announced
+from protocol.rollout.batch import Commitment, EpisodeRollout, open_group
 from tests.support.builders.plugins import files_of_page, install
 from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.tasks import open_sandbox
@@ -18,7 +21,8 @@ from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 RULES: dict[str, Any] = {"environment": "doubled-digits", "environment_config": '{"most": 99}', "max_tokens": 8}
-ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
+EPISODES: dict[str, Any] = {"environment": "higher-lower", "turns": 6, "turn_tokens": 3, "reply_tokens": 8}
+ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}
 SETTINGS = """
 [trainer]
 wheels = "{wheels}"
@@ -30,12 +34,14 @@ groups = 4
 
 
 @pytest.fixture
-def founder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+def founder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+    """Return the directory of a run whose founder alone has the guide's plug-in."""
     open_sandbox()
     monkeypatch.syspath_prepend(install(files_of_page(), tmp_path / "plugin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **RULES)
-    return workspace.create(tmp_path / "founder", recipe, miners=("miner-1",))
+    rules = getattr(request, "param", RULES)
+    recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **rules)
+    return workspace.create(tmp_path / "founder", recipe, miners=("miner-1", "miner-2"))
 
 
 @pytest.fixture
@@ -113,8 +119,10 @@ def test_what_is_no_mixture_is_refused_in_one_line(environment: str, reason: str
 
 
 @pytest.mark.slow
-def test_strangers_join_a_run_of_a_plugin(machines: Machines) -> None:
-    for name in ROLES:
+@pytest.mark.parametrize("founder", [EPISODES | {"max_tokens": 8}], indirect=True)
+def test_strangers_join_a_run_of_a_plugin_and_play_its_episodes(machines: Machines) -> None:
+    """The third stranger comes when storage shows another wheel: it says so in one line, and waits for the right one."""
+    for name in ("trainer", "validator", "miner-1"):
         machines.start(name)
     try:
         eventually(lambda: accepted(machines) >= 2, "accepted verdicts of the miner's groups")
@@ -122,12 +130,39 @@ def test_strangers_join_a_run_of_a_plugin(machines: Machines) -> None:
         pytest.fail(machines.terminal_output())
     run = creation.open_run((machines.workspace.directory / "run.manifest").read_bytes()).record
     (ref,) = run.tasks[0].code
-    key = machines.workspace.keys["trainer"]
-    assert (machines.directory / "buckets" / "trainer" / paths.file(key, ref.digest)).is_file()
+    bucket, key = machines.directory / "buckets" / "trainer", machines.workspace.keys["trainer"]
     for name in ("validator", "miner-1"):
         (folder,) = (machines.directory / name / "state" / "wheels").iterdir()
         assert folder.name == ref.digest.hex()
-        assert (folder / "doubled_digits.py").is_file()
+        assert (folder / "higher_lower.py").is_file()
+    assert max(turns_of(machines, machines.workspace.keys["miner-1"])) >= 2
+
+    wheel = bucket / paths.file(key, ref.digest)
+    true = wheel.read_bytes()
+    wheel.write_bytes(true.replace(b"higher_lower", b"lower_higher"))
+    machines.start("miner-2")
+    missing = partial(machines.events, "miner-2", "miner", "files-missing")
+    eventually(lambda: bool(missing()), "a line of the stranger that gets another wheel")
+    (line,) = missing()
+    assert line["error"] == f"{ref}: not the file that the run names, as storage shows it now"
+    folder = machines.directory / "miner-2" / "state" / "wheels"
+    assert not folder.exists() or not list(folder.iterdir())
+    wheel.write_bytes(true)
+    eventually((folder / ref.digest.hex() / "higher_lower.py").is_file, "the right wheel")
+
+
+def turns_of(machines: Machines, miner: bytes) -> list[int]:
+    """Return how many turns each episode has that the first miner has stored."""
+    bucket = machines.directory / "buckets" / "miner-1"
+    turns = []
+    for file in (bucket / paths.commitment(miner, 0)).parent.iterdir():
+        commitment = open_announced(file.read_bytes(), Commitment).record
+        batch = (bucket / paths.batch(miner, commitment.window, commitment.batch)).read_bytes()
+        for index in range(len(commitment.groups)):
+            offset, size = commitment.extent(index)
+            group = open_group(batch[offset : offset + size], commitment, index)
+            turns += [len(rollout.turns) for rollout in group.rollouts if isinstance(rollout, EpisodeRollout)]
+    return turns
 
 
 def accepted(machines: Machines) -> int:
