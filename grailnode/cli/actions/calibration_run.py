@@ -21,6 +21,7 @@ from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
 from grailnode.calibration.variants import AnyVariant, Pair, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
+from grailnode.cli.actions.policy_evaluation import AskedRules
 from grailnode.cli.from_model import given
 from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
@@ -34,9 +35,9 @@ from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.environments import Environment
 from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
-from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
-from protocol.run import ChatSpec
+from protocol.run import ChatSpec, EvaluationSpec, SamplingSpec
+from roles.policy.assignment import PolicyTask
 from roles.ports import EngineError
 
 
@@ -158,17 +159,24 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
     prompt, chat, environment = _prompts(options, policy)
-    params = SamplingParams(rules.temperature, requirements.completion_tokens(rules), policy.stops)
+    tokens = requirements.completion_tokens(rules)
+    sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
+    turns = requirements.episode(rules) if environment else None
+    episodes = None
+    if environment and turns:
+        asked = AskedRules(sampling, chat, turns.rule(sampling), EvaluationSpec(problems=0, samples=0, pass_at=1))
+        episodes = PolicyTask(bytes(32), asked, environment, policy.tokenizer, policy.vocabulary)
     work = CalibrationTask(
         policy=policy,
-        params=params,
+        params=sampling.params(),
         group_size=rules.group_size,
         prompt=prompt,
         kind=options.sketch,
         seed=options.seed,
         chat=chat,
         lora=_lora(options, policy),
-        rewards=prompts.rewards_of(environment, policy.tokenizer, params) if environment else None,
+        rewards=prompts.rewards_of(environment, policy.tokenizer, sampling.params()) if environment else None,
+        episodes=episodes,
     )
     _check_device(options.device)
     if options.python is not None and not options.uses_vllm:
