@@ -156,7 +156,7 @@ class ProofFile(_Part):
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), indent=2) + "\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
