@@ -43,8 +43,7 @@ class CalibrationTask:
 
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
-        rewards: returns the rewards of completions of the prompt of a seed, in millionths; None if there are none.
-        episodes: the task whose episodes are played, with prompts as `prompt` returns them; None for single turns.
+        task: with the environment that made the prompts, which rewards and, in episodes, replies; None for none.
         chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
         lora: the adapters that the run trains; None for a run that trains all weights.
@@ -58,13 +57,12 @@ class CalibrationTask:
     seed: int = 0
     chat: ChatSpec | None = None
     lora: LoraSpec | None = None
-    rewards: Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]] | None = None
-    episodes: PolicyTask | None = None
+    task: PolicyTask | None = None
 
     @property
     def turns(self) -> int:
-        """Most turns of an episode."""
-        rule = None if self.episodes is None else self.episodes.run.episode_rule
+        """Most turns of an episode; 1 without episodes."""
+        rule = None if self.task is None else self.task.run.episode_rule
         return 1 if rule is None else rule.turns
 
     @property
@@ -133,26 +131,18 @@ class Submission:
     """A group of N tokens as a miner submits it, without the hidden states.
 
     Attributes:
-        requests, completions, turns: one of each for every rollout: of its first turn, what the policy drew in all
-            turns, and their lengths with the replies behind them.
+        requests: what is checked of each rollout.
+        turns: the tokens of each turn, N in sum.
         rewards: of the rollouts, in millionths; empty if the prompts have no rewards.
-        sketch: of the states behind all tokens before rounding, float32 [N, 4]; projection: the seed with which it was
-            computed.
+        sketch: of the states behind all tokens before rounding, float32 [N, 4].
         logprobs: float32 [N], of the tokens.
     """
 
-    requests: tuple[Request, ...]
-    completions: tuple[tuple[int, ...], ...]
-    turns: tuple[tuple[Turn, ...], ...]
+    requests: tuple[CheckRequest, ...]
+    turns: tuple[int, ...]
     rewards: tuple[int, ...]
     sketch: Tensor
-    projection: bytes
     logprobs: np.ndarray
-
-    @property
-    def sequences(self) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-        """All tokens behind the prompt of each rollout, and which of them the policy drew."""
-        return [join_turns(*pair) for pair in zip(self.completions, self.turns, strict=True)]
 
 
 async def generate_groups(
@@ -173,9 +163,9 @@ async def generate_groups(
             for prompt in [encode_prompt(work.policy.tokenizer, work.chat, work.prompt(seed))]
             for index in range(size)
         ]
-        parts = await (_complete if work.episodes is None else _play)(work, generating, seeds, requests)
-        projection = challenge.sketch_seed(_RUN, begin, randomness)
-        yield [_submit(work, requests[place * size :][:size], *part, projection) for place, part in enumerate(parts)]
+        parts = await (_complete if work.turns == 1 else _play)(work, generating, seeds, requests)
+        key = SketchKey(work.kind, challenge.sketch_seed(_RUN, begin, randomness))
+        yield [_submit(requests[place * size :][:size], part, key) for place, part in enumerate(parts)]
 
 
 async def _complete(
@@ -186,7 +176,10 @@ async def _complete(
     parts: list[_Part] = []
     for place, seed in enumerate(seeds):
         part = generations[place * size :][:size]
-        rewards = () if work.rewards is None else work.rewards(seed, [item.tokens for item in part])
+        rewards: tuple[int, ...] = ()
+        if work.task is not None:
+            problem = work.task.environment.problem(seed)
+            rewards = await work.task.scores([(problem, item.tokens) for item in part])
         parts.append((part, [((len(item.tokens), ()),) for item in part], rewards))
     return parts
 
@@ -195,7 +188,7 @@ async def _play(
     work: CalibrationTask, engine: Engine, seeds: Sequence[bytes], requests: Sequence[Request]
 ) -> list[_Part]:
     """Return the episodes of each group."""
-    task, size, groups = work.episodes, work.group_size, []
+    task, size, groups = work.task, work.group_size, []
     assert task is not None
     for place, seed in enumerate(seeds):
         problem, own = task.environment.problem(seed), requests[place * size :][:size]
@@ -216,53 +209,44 @@ async def check_groups(
     work: CalibrationTask, checking: Engine, submissions: Sequence[Submission]
 ) -> list[GroupMeasurement]:
     """Check groups by a prefill of all of them, and return the measurements."""
-    requests = [
-        CheckRequest(request.prompt, sequence, request.seed, SketchKey(work.kind, submission.projection), drawn)
-        for submission in submissions
-        for request, (sequence, drawn) in zip(submission.requests, submission.sequences, strict=True)
-    ]
+    requests = [request for submission in submissions for request in submission.requests]
     checks = iter(await checking.check(requests, CheckRules(work.params)))
     return [
-        _compare(work, submission, Check.join(list(islice(checks, len(submission.requests)))))
-        for submission in submissions
+        _compare(submission, Check.join(list(islice(checks, len(submission.requests))))) for submission in submissions
     ]
 
 
-def _submit(
-    work: CalibrationTask,
-    requests: Sequence[Request],
-    generations: Sequence[Generation],
-    turns: Sequence[tuple[Turn, ...]],
-    rewards: tuple[int, ...],
-    projection: bytes,
-) -> Submission:
+def _submit(requests: Sequence[Request], part: _Part, key: SketchKey) -> Submission:
+    generations, turns, rewards = part
+    joined = [join_turns(item.tokens, own) for item, own in zip(generations, turns, strict=True)]
     return Submission(
-        requests=tuple(requests),
-        completions=tuple(item.tokens for item in generations),
-        turns=tuple(turns),
+        requests=tuple(
+            CheckRequest(request.prompt, sequence, request.seed, key, drawn)
+            for request, (sequence, drawn) in zip(requests, joined, strict=True)
+        ),
+        turns=tuple(count for own in turns for count, _ in own),
         rewards=rewards,
-        sketch=sketch.values_of(work.kind, torch.cat([item.hidden for item in generations]), projection),
-        projection=projection,
+        sketch=sketch.values_of(key.kind, torch.cat([item.hidden for item in generations]), key.seed),
         logprobs=np.array([value for item in generations for value in item.logprobs], dtype=np.float32),
     )
 
 
-def _compare(work: CalibrationTask, submission: Submission, check: Check) -> GroupMeasurement:
+def _compare(submission: Submission, check: Check) -> GroupMeasurement:
     """Compare the two sides, as roles/validator/judge.py does."""
-    checked, sequences = check.logprobs.numpy(), submission.sequences
-    drawn = np.concatenate([np.array(flags) for _, flags in sequences])
+    checked, requests = check.logprobs.numpy(), submission.requests
+    drawn = np.concatenate([np.array(request.drawn) for request in requests])
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
     rivals = np.maximum(1.0 - np.exp(checked), np.float32(_LEAST_RIVAL))
     return GroupMeasurement(
-        lengths=tuple(map(len, submission.completions)),
+        lengths=tuple(len(request.drawn_tokens.tokens) for request in requests),
         distances=sketch.distances(sketch.rounded(submission.sketch), sketch.rounded(check.sketch)),
         sketch_errors=(submission.sketch - check.sketch).abs().amax(dim=1).numpy(),
-        repeats=repeated_positions([sequence for sequence, _ in sequences])[drawn],
+        repeats=repeated_positions([request.completion for request in requests])[drawn],
         margins=check.margins.numpy(),
         shifts=np.abs(checked - submission.logprobs) / rivals,
         rivals=rivals,
         stops=check.stops.numpy(),
         differences=checked - submission.logprobs,
         rewards=submission.rewards,
-        turns=tuple(count for turns in submission.turns for count, _ in turns),
+        turns=submission.turns,
     )

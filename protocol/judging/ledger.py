@@ -67,7 +67,7 @@ class LedgerRow(Record):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        if not self.reproduced <= self.audited <= self.dealt <= self.submitted <= self.pledged:
+        if not self.accepted + self.rejected <= self.audited <= self.dealt <= self.submitted <= self.pledged:
             raise ValueError("accepted + rejected <= audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
             raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
@@ -79,14 +79,9 @@ class LedgerRow(Record):
         return bool(self.dealt) and not self.audited
 
     @property
-    def reproduced(self) -> int:
-        """The audited groups that were accepted or rejected."""
-        return self.accepted + self.rejected
-
-    @property
-    def credit(self) -> int:
-        """The groups that count for the miner: the audited ones stand for all that were dealt."""
-        return self.dealt * self.reproduced // self.audited - self.rejected if self.audited else self.dealt
+    def counting(self) -> int:
+        """The groups that count for the miner if none is audited again: the audited ones stand for all."""
+        return self.dealt * (self.accepted + self.rejected) // max(1, self.audited) - self.rejected
 
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
@@ -384,7 +379,7 @@ def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticNa
     first = priced_step(thresholds, statistic)
     expected = tally.trials * thresholds.table(statistic).rates[first]
     allowed = expected * _PRICED[statistic][1] // (100 * RATE_UNIT // GROUP)
-    return row.credit * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
+    return row.counting * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
 
 
 def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | None, scoring: ScoringSpec) -> int:
@@ -393,7 +388,7 @@ def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | 
     more_accepted, more_rejected = amendment or (0, 0)
     accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
     trust_all = amendment is None and row.rejected == 0
-    credit = row.credit if trust_all else min(accepted_groups, row.dealt)
+    credit = row.counting if trust_all else min(accepted_groups, row.dealt)
     missing_groups = row.pledged - row.submitted
     earned = credit * GROUP - scoring.penalty * rejected_groups
     return earned * scale[0] // scale[1] - scoring.shortfall * missing_groups

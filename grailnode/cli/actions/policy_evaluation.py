@@ -27,15 +27,17 @@ from roles.validator.evaluation import evaluate as solve
 _SAMPLING: Final = {"temperature", "max_tokens"}
 """Rules of a run that the command line may replace without naming another environment."""
 
+_NO_PROBLEMS: Final = EvaluationSpec(problems=0, samples=0, pass_at=1)
+
 
 @dataclass(frozen=True)
 class AskedRules:
     """How the policy is asked. Implements PolicyRules."""
 
     sampling: SamplingSpec
-    chat: ChatSpec | None
-    episode_rule: EpisodeRule | None
-    evaluation: EvaluationSpec
+    chat: ChatSpec | None = None
+    episode_rule: EpisodeRule | None = None
+    evaluation: EvaluationSpec = _NO_PROBLEMS
 
 
 def evaluate(attempts: Sequence[int], problems: int, samples: int | None, as_json: bool, **parameters: Any) -> None:
