@@ -155,7 +155,7 @@ def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_w
     assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (16, 4, 1, 0)
     assert worth(summary(accepted)) == 4
     assert clean_windows([summary(accepted)]) == {A.public: 0}
-    misses = {"counts": counts(sketch=(40, 9), margin=(40,), stop=(8,)), "audited": 4}
+    misses: dict[str, Any] = {"counts": counts(sketch=(40, 9), margin=(40,), stop=(8,)), "audited": 4}
     scoring = STEADY.model_copy(update={"miss_price": GROUP})
     priced, halved = (
         balance(summary(row(**misses, accepted=accepted)))
