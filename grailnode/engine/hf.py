@@ -47,18 +47,8 @@ class _Cache:
 
 
 class TransformersModel:
-    """A CausalModel (roles/policy/causal_model.py).
-
-    Args:
-        directory: a checkpoint directory; only its config.json is read, and none of its code is run.
-        device: of torch.
-        attention: one of transformers' implementations of attention.
-        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
-        lora: where the weights have adapters beside a base; None for weights without.
-
-    Raises:
-        PolicyError: transformers does not know the architecture, the config does not fit it, or the model has no place
-            for such adapters.
+    """A CausalModel of transformers. Only config.json is read from the directory, and none of a checkpoint's code is
+    run.
     """
 
     exact = False
@@ -205,12 +195,6 @@ class _Replacement(torch.nn.Module):
 class _TableLookup(_Replacement):
     """An embedding whose table a trainer's weights look up themselves: it is never rounded as a whole, and has no
     gradient of the whole table (roles/policy/layer_weights.py). The parameter keeps its name.
-
-    Args:
-        name: of the table in the files.
-
-    Attributes:
-        weights: set while a model computes with weights that look up a table themselves; None for the parameter.
     """
 
     def __init__(self, embedding: torch.nn.Embedding, name: str) -> None:
@@ -248,12 +232,6 @@ class _RecomputedLayer(_Replacement):
 
     It reads its weights when it computes, so that they can be rounded or gathered for it, and once more for the
     backward pass. The parameters keep their names, since the children are the layer's own.
-
-    Args:
-        prefix: with which the names of the layer's parameters begin, in the whole model.
-
-    Attributes:
-        weights: from which it reads, by the files' names; None where `functional_call` gives it its parameters.
     """
 
     def __init__(self, layer: torch.nn.Module, names: CheckpointNames, prefix: str) -> None:

@@ -23,11 +23,7 @@ _LISTED: Final = 3
 
 
 def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
-    """Check that weights are those of a model.
-
-    Raises:
-        EngineError: a tensor is missing, unknown or of another shape.
-    """
+    """Check that weights are those of a model."""
     shapes = model.shapes
     if weights.keys() != shapes.keys():
         name = min(weights.keys() ^ shapes.keys())
@@ -40,11 +36,7 @@ def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
 def build(
     policy: Policy, device: torch.device | None = None, *, recompute: bool = False, lora: LoraSpec | None = None
 ) -> CausalModel:
-    """Return the model of a policy's config.json. No weights are read.
-
-    Args:
-        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
-        lora: where the weights have adapters beside a base (lora_model.py makes the base a part of the model).
+    """Return the model of a policy's config.json, without reading weights; `recompute` saves the memory of activations.
 
     transformers is imported only if the Qwen3 of this repository does not cover the config: the import takes seconds.
     """
@@ -57,11 +49,7 @@ def build(
 
 
 def build_exact(policy: Policy) -> CausalModel:
-    """Return the model of a policy's config.json in exact arithmetic, for a CPU (docs/spec/numerics.md).
-
-    Raises:
-        PolicyError: exact arithmetic does not cover the architecture.
-    """
+    """Return the model of a policy's config.json in exact arithmetic, for a CPU (docs/spec/numerics.md)."""
     config = Qwen3Config.of(policy.config)
     if config is None:
         raise PolicyError(
@@ -81,11 +69,7 @@ def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
 
 
 def file_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's tensors by name, without those that are not published.
-
-    Raises:
-        PolicyError: a file is missing or broken.
-    """
+    """Return the shapes of a checkpoint's tensors by name, without those that are not published."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(directory):
         try:

@@ -46,11 +46,7 @@ DEFAULT_BATCH_TOKENS: Final = 8192
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy version with its weights in the dtype and on the device of the engine.
-
-    Attributes:
-        is_quantized: whether the version has codes, which are not in `weights`.
-    """
+    """A policy version with its weights in the dtype and on the device of the engine, except quantized codes."""
 
     version: int
     weights: dict[str, Tensor]
@@ -63,8 +59,7 @@ class Forward:
 
     Attributes:
         hidden: float32 [T, D], the final hidden state from which each token is drawn.
-        project: computes the logits float32 [n, V] of any such states [n, D] by the policy that computed these; the
-            same function for all completions of a call. Raises EngineError.
+        project: computes logits float32 [n, V] from such states [n, D]; the same for all completions of a call.
     """
 
     hidden: Tensor
@@ -86,15 +81,10 @@ class _Decoding:
 
 
 class TorchEngine:
-    """Samples from a policy and checks completions, with torch.
+    """Samples from a policy and checks completions, with torch, in batches of at most `max_batch_tokens` padded tokens.
 
-    Args:
-        model: the architecture.
-        device: of torch.
-        dtype: the weights, which are BF16 or quantized, are converted to it: float32 on a CPU, where BF16 arithmetic is
-            slow and rounds more.
-        max_batch_tokens: padded tokens in one batch.
-        run_sync: runs a function outside the event loop; tests pass one that calls it directly.
+    The weights, which are BF16 or quantized, are converted to `dtype`: float32 on a CPU, where BF16 is slow and rounds
+    more.
     """
 
     def __init__(
@@ -374,9 +364,6 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
     This saves work: a row has pads only in its last pass, and attends to masked positions only within a pass. A pass
     has about _PASS_TOKENS tokens, and ends with the shortest row if possible.
-
-    Args:
-        lengths: of the rows, the shortest first.
     """
     first_row = begin = 0
     while first_row < len(lengths):
@@ -396,11 +383,9 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def padded(
     sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left_padded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S].
+    """Return ids int64 [B, S] and mask bool [B, S], S being the width or the length of the longest sequence.
 
-    Args:
-        width: S; None for that of the longest sequence.
-        left_padded: whether pads stand before a sequence, so that generation continues at the end of its row.
+    Generation continues at the end of a row, so its prompts are padded on the left.
     """
     if left_padded and not all(sequences):
         raise ValueError("a prompt has at least one token")

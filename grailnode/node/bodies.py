@@ -87,12 +87,7 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
 async def fetch_task(
     node: Node, config: Config, directory: Path, sandbox: BubblewrapSandbox | None, versions: int
 ) -> tuple[Task, Compute]:
-    """Fetch the run's files into a directory, and return the run's task and model.
-
-    Args:
-        sandbox: of the run's environment, None if it needs none.
-        versions: of the weights, that the node keeps.
-    """
+    """Fetch the run's files into a directory, and return the run's task and model."""
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")
@@ -106,11 +101,7 @@ async def fetch_task(
 
 
 async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) -> dict[str, Environment]:
-    """Return the run's environments that are no built-in ones, by name, from the wheels that the run names.
-
-    Raises:
-        PluginError: one is none that the run describes.
-    """
+    """Return the run's environments that are no built-in ones, by name, from the wheels that the run names."""
     plugins: dict[str, Environment] = {}
     for spec in node.run.tasks:
         if not spec.is_plugin:

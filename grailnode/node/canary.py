@@ -39,8 +39,6 @@ class Edit:
     """A token that could be replaced by the one with the second-best score.
 
     Attributes:
-        rollout, position: its place in the group.
-        token: the one with the second-best score.
         shortfall: of its score, in units of logits / temperature.
         evidence: that it gives at least by itself, by the row of any validator, in micro-decades.
         noise_change: its noise minus that of the right token.
@@ -65,11 +63,6 @@ class CanaryProducer(HonestProducer):
 
     A validator without the policy could compare the noise of the chosen tokens, which is public, with that of other
     groups. So edits are made where they change the noise least, and in no more rollouts than a plain rejection needs.
-
-    Args:
-        trainer: the key whose secret decides which groups are false, and how.
-        trainer_state: where the log-probabilities of true groups are noted for the collector, which compares what
-            validators say with them; None for nowhere.
     """
 
     def __init__(
@@ -230,11 +223,6 @@ async def note_logprobs(
 ) -> None:
     """Note the log-probabilities of a group that an engine accepts as a validator's would: another one may be by other
     weights of the same number. Nothing is noted if the run has no bounds for what the engine computes.
-
-    Args:
-        arithmetic: of the group's miner.
-        randomness: of the round that opened the group's window.
-        shares_of: by which the groups of a version draw their strata.
     """
     rows, version = task.run.proof.table, engine.version
     own = engine.arithmetic

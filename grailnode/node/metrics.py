@@ -28,12 +28,9 @@ _disable_created_metrics()
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """A metric, which has the label `node` and others.
+    """A metric, which has the label `node` and others, and the event and field of the log that set it or add to it.
 
-    Attributes:
-        name: as Prometheus' conventions want it: the unit at the end, and `_total` behind that of a counter.
-        event, field: the event of the log that sets it, or adds to it, and which of its numbers; empty for the metrics
-            of events and stores.
+    The name follows Prometheus' conventions. The event is empty for the metrics of events and stores.
     """
 
     name: str
@@ -148,15 +145,7 @@ class Metrics:
 
 
 async def serve_metrics(port: int, exposition: Callable[[], bytes]) -> None:
-    """Serve /metrics and /health until cancelled.
-
-    Args:
-        port: of 127.0.0.1.
-        exposition: returns the current metrics in Prometheus' text format (`Metrics.exposition`).
-
-    Raises:
-        ConfigError: the port is in use, or this process may not listen on it.
-    """
+    """Serve /metrics and /health on 127.0.0.1 until cancelled."""
 
     def respond(request: Request) -> Answer:
         if request.path == "/metrics":

@@ -42,15 +42,7 @@ _BYTES: Final = {"bfloat16": 2, "float32": 4}  # of a parameter
 
 
 def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, checks: bool) -> str:
-    """Generate and check rollouts for at most a minute, and say that a run would accept them.
-
-    Args:
-        checks: whether this node is a validator, which checks what miners generate.
-
-    Raises:
-        SkippedError: this machine cannot try it.
-        UserError: honest rollouts of this node would be refused.
-    """
+    """Generate and, as a validator, check rollouts for at most a minute, and say that a run would accept them."""
     pairs = _pairs(config, run, checks=checks)
     source = _prompts(config, run)
     params = run.sampling.params()
@@ -104,11 +96,7 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
 
 
 def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
-    """Skip what would take more than the time, or than the memory that is free.
-
-    Raises:
-        SkippedError: a group would take too much.
-    """
+    """Skip what would take more than the time, or than the memory that is free."""
     count = parameters(work.policy)
     sides = [[side for side in (pair.generating, pair.checking) if isinstance(side, Variant)] for pair in pairs]
     needed = count * max(2 + sum(_BYTES[side.dtype] for side in both if side.device == "cpu") for both in sides)

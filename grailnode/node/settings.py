@@ -41,14 +41,7 @@ class TrainerSettings:
 
 
 def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """Return a trainer's settings.
-
-    Args:
-        sampling: how the run samples rollouts; the learner computes probabilities in the same way.
-
-    Raises:
-        ConfigError: a loss of one's own cannot be imported, or the run cannot have the reference policy.
-    """
+    """Return a trainer's settings; the learner computes probabilities as the run samples."""
     section = config.trainer
     try:
         surrogate_of(section)
@@ -81,11 +74,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
 
 
 def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
-    """Return a coordinator's settings.
-
-    Raises:
-        ConfigError: run.toml has no [trainer.outer].
-    """
+    """Return a coordinator's settings."""
     section = config.trainer.outer
     if section is None:
         raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")

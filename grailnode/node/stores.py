@@ -58,10 +58,6 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
 
     Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
     refuses causes an event and no failure, because orphans only cost money; one that does not implement this, neither.
-
-    Args:
-        key: the writer's public key.
-        now: seconds since the Unix epoch.
     """
     section = config.store
     if section.kind != "s3":
@@ -105,7 +101,6 @@ class Storage:
     """Opens the stores of one node.
 
     Args:
-        telemetry: its metrics count the operations of the stores.
         writes: whether the node writes. A node that does not, and has no credentials, reads its bucket by URL.
         caches: whether objects are kept on this machine. Who audits storage must read what is there now.
     """
@@ -122,12 +117,7 @@ class Storage:
     def routed(
         self, run: RunManifest, revisions: Revisions, key: bytes, state: ObjectStore, clock: Clock
     ) -> ObjectStore:
-        """Open the store of a node: the shared one, or one that routes each path to its writer's store.
-
-        Args:
-            key: the node's public key.
-            state: the node's own durable storage.
-        """
+        """Open the store of a node: the shared one, or one that routes each path to its writer's store."""
         section = self._config.store
         own = self.own()
         if section.meeting is None:
@@ -197,13 +187,8 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a public beacon chain; an empty list when the run's own store serves its rounds.
-
-        Args:
-            chain: the chain's hash. When run.toml lists no relays, those in `public_chains.RELAYS` are used.
-
-        Raises:
-            ConfigError: an entry of run.toml is not the URL of a relay.
+        """Open the relays of a public beacon chain, by default public ones; none when the run's own store serves its
+        rounds.
         """
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):

@@ -54,11 +54,9 @@ class ProcessSpec:
     """A process to keep running.
 
     Attributes:
-        name: shown to people.
-        target: a module-level function that runs until the process is stopped.
-        arguments: of `target`; picklable.
-        ranks: 1, or the number of processes that are started together with a `Seat` as another argument. When one of
-            them ends, the others are killed, and all are started again.
+        target: a module-level function that runs until the process is stopped; its arguments are picklable.
+        ranks: processes that are started together, each with a `Seat` as another argument. When one of them ends, the
+            others are killed, and all are started again.
     """
 
     name: str
@@ -116,11 +114,7 @@ class Supervisor:
             await trio.sleep(delay)
 
     async def _run_once(self, spec: ProcessSpec) -> int | None:
-        """Start a spec's processes, wait until one of them ends, and kill the others: together they are one process.
-
-        Returns:
-            The exit code of the one that ended; EXIT_PERMANENT if several did, and one of them with that code.
-        """
+        """Start a spec's processes, wait until one ends, kill the others, and return its exit code."""
         with tempfile.TemporaryDirectory(prefix="grailnode-ranks-") if spec.ranks > 1 else nullcontext("") as directory:
             seats = [(Seat(rank, spec.ranks, f"file://{directory}/meeting"),) for rank in range(spec.ranks)]
             processes = [
@@ -153,11 +147,7 @@ class Supervisor:
 
 
 def next_delay(delay: float, uptime: float) -> float:
-    """Return how many seconds to wait before a process is started again.
-
-    Args:
-        delay: the delay before its last start; uptime: how many seconds it then ran. After a minute it begins anew.
-    """
+    """Return how many seconds to wait before a process is started again: after a minute of work it begins anew."""
     return _RESTART_PAUSE.after(0.0 if uptime >= _RESTART_SPAN_SECONDS else delay)
 
 
@@ -182,11 +172,7 @@ def _describe_exit(exit_code: int | None) -> str:
 
 
 def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Run a supervisor's async main, which SIGINT (Ctrl-C) or SIGTERM cancels.
-
-    Returns:
-        What `main` returned; None when a signal cancelled it.
-    """
+    """Run a supervisor's async main; None is returned when SIGINT (Ctrl-C) or SIGTERM cancelled it."""
 
     async def run() -> Result | None:
         result: list[Result] = []

@@ -48,12 +48,7 @@ class SystemClock:
 
 @dataclass(frozen=True)
 class ClockError:
-    """How far this machine's clock is from another's, at least.
-
-    Attributes:
-        source: the other clock, for people.
-        seconds: that this machine's clock is ahead; negative if it is behind, 0 if the two may be equal.
-    """
+    """How many seconds this clock is ahead of another at least; negative if it is behind, 0 if perhaps equal."""
 
     source: str
     seconds: float
@@ -80,12 +75,7 @@ class ShiftedClock:
 async def wait_for_time(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError, telemetry: Telemetry
 ) -> None:
-    """Wait until the clock is right and the beacon answers.
-
-    Args:
-        make_beacon: returns a beacon of the run by a clock; None for the node that runs the beacon itself.
-        telemetry: gets the reports of the wait.
-    """
+    """Wait until the clock is right and the beacon answers, unless the node runs the beacon itself."""
     reporter = WaitReporter(telemetry, "waiting")
     while (problem := await find_problem(node, make_beacon, read_clock_error)) is not None:
         kind, text = problem
@@ -98,11 +88,7 @@ async def wait_for_time(
 async def find_problem(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError
 ) -> tuple[str, str] | None:
-    """Return why the node cannot start now; None if it can.
-
-    Returns:
-        A kind, which is the same for as long as the operator sees nothing new, and what is wrong and what to do.
-    """
+    """Return why the node cannot start now, None if it can: a kind for reports, and what is wrong and what to do."""
     if make_beacon is None:
         error = await read_clock_error()
         wrong = error is not None and abs(error.seconds) > TOLERANCE_SECONDS

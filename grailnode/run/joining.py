@@ -74,9 +74,6 @@ def check_base(base: str, source: str) -> None:
 
     Args:
         source: the option that gave the URL, for the error.
-
-    Raises:
-        ConfigError: they cannot.
     """
     if not is_space_url(base):
         raise ConfigError(f"{source}: {URL_RULE}")
@@ -87,9 +84,6 @@ def localize(config: Config, trust: LineReporter | None = None) -> Config:
 
     Args:
         trust: where no id is given, accepts the run that the server names, and takes a line about that; None refuses.
-
-    Raises:
-        ConfigError: no id is given, and the server is not to be trusted with it.
     """
     url = config.run.manifest
     if not is_url(url):

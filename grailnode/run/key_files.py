@@ -70,11 +70,7 @@ def read(path: Path) -> bytes:
 
 
 def list_key_files(directory: Path) -> list[Path]:
-    """Return the key files of a directory in order; none where there is no directory.
-
-    Raises:
-        KeyFileError: the directory cannot be listed.
-    """
+    """Return the key files of a directory in order; none where there is no directory."""
     try:
         return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
     except FileNotFoundError:

@@ -98,9 +98,6 @@ def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
 
     Args:
         weights: how many problems each stratum has, in any unit; ascending by name.
-
-    Raises:
-        RequirementError: there are fewer than two strata, or too many.
     """
     if not 2 <= len(weights) <= limits.MAX_STRATA:
         raise RequirementError(

@@ -82,9 +82,6 @@ def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> No
     Args:
         difficulty: leading zero bits of the digest.
         now_ms: milliseconds since the Unix epoch.
-
-    Raises:
-        AdmissionError: the proof has expired, expires too late, or has too few zero bits.
     """
     work = ProofOfWorkSolution.from_bytes(announcement.credential)
     if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:

@@ -221,11 +221,6 @@ def encode_with_digests(
         digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
             the changed tensors, which reads them once more.
         threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
-
-    Raises:
-        ValueError: there is no such profile; the tensors differ in name, dtype or shape, are not contiguous or not on
-            the CPU; or a digest is equal for a changed tensor, or differs for an unchanged one.
-        MalformedError: weights may not have one of the dtypes.
     """
     encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)

@@ -259,12 +259,7 @@ def write_container(
 
 
 def header_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them.
-
-    Raises:
-        MalformedError: the bytes do not begin with a preamble of this format.
-        LimitError: the table exceeds its limit.
-    """
+    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them."""
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
     # The reserved bytes must be zeros, so that they can mean something in a later format.
@@ -299,11 +294,7 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
-    """Check that the frames end where the patch ends.
-
-    Raises:
-        LimitError, MalformedError: the patch exceeds its limit, or bytes are missing or left over.
-    """
+    """Check that the frames end where the patch ends."""
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
     if len(data) != header.patch_bytes:

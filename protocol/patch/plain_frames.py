@@ -92,9 +92,6 @@ def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Lay
         old: the previous elements, flat.
         frame: hostile bytes.
         changes: number of changed elements in the table.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
     """
     places, steps = _read(frame, old.size, changes, layout)
     keys = to_keys(old[places], layout).astype(np.int64) + steps
@@ -173,9 +170,6 @@ def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> It
     Args:
         old: the previous elements, flat.
         frame: hostile bytes.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the frame is no zstd frame of the tensor's size.
     """
     if mode not in DENSE_MODES:
         raise MalformedError(f"{mode.name} is not a dense mode")

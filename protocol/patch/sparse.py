@@ -182,9 +182,6 @@ def encode_sparse(
 
     Returns:
         The number of changed elements, and the frame.
-
-    Raises:
-        BufferFullError: the frame would take `below` bytes or more, so that another mode is better.
     """
     encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
@@ -264,9 +261,6 @@ def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout
     Args:
         frame: hostile bytes.
         changes: number of changed elements in the table.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
     """
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)

@@ -177,11 +177,7 @@ class Group(Record):
 
     @classmethod
     def from_frame(cls, frame: bytes, max_bytes: int = limits.MAX_GROUP_BYTES) -> "Group":
-        """Decompress and parse a frame.
-
-        Raises:
-            LimitError, MalformedError: the bytes are no frame of a group of at most `max_bytes`, decompressed.
-        """
+        """Decompress and parse a frame."""
         return cls.from_bytes(decompress(frame, max_bytes))
 
 

@@ -151,9 +151,6 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
 
     Args:
         directory: for the files of servers of vLLM.
-
-    Raises:
-        CalibrationError, PolicyError, RequirementError, ChatTemplateError: an option cannot be used.
     """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules

@@ -23,12 +23,7 @@ MAX_PATCHES: Final = 64
 
 @dataclass(frozen=True)
 class RecoveryStep:
-    """A file that brings the engine to a version.
-
-    Attributes:
-        command: of inside/weight_session.py.
-        digest: of the version's weights.
-    """
+    """A file that brings the engine to a version by a command of inside/weight_session.py."""
 
     command: Literal["stage_weights", "stage_patch"]
     version: int
@@ -37,15 +32,7 @@ class RecoveryStep:
 
 
 class Checkpoints:
-    """The files of one engine; whatever lies in the directory from an earlier process is removed.
-
-    Args:
-        directory: of these files alone.
-
-    Attributes:
-        steps: to the served version, in order.
-        staged: the step that is staged; None if there is none.
-    """
+    """The files of one engine, in a directory of their own; what lies there from an earlier process is removed."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -140,12 +127,7 @@ def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> No
 
 
 def _write_tensors(path: Path, like: Weights, read: Callable[[str], Tensor]) -> None:
-    """Write a safetensors file, a tensor at a time.
-
-    Args:
-        like: tensors of the same names, dtypes and shapes, whose elements are not read.
-        read: returns a tensor by name.
-    """
+    """Write a safetensors file with the names, dtypes and shapes of `like`, a tensor at a time."""
     head, names = file_head(like)
     with path.open("wb") as output:
         output.write(head)

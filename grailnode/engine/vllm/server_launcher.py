@@ -23,9 +23,7 @@ _PATIENCE_SECONDS: Final = 5.0
 class ServerLauncher:
     """Starts and ends the servers of one `ChildServer`, one at a time.
 
-    Args:
-        spawn: starts the launcher with pipes as its standard input and output. It is called in the thread of the event
-            loop, because the death signal is bound to the thread.
+    `spawn` starts the launcher. It is called in the thread of the event loop: the death signal is bound to the thread.
     """
 
     def __init__(self, spawn: Callable[[], "subprocess.Popen[bytes]"]) -> None:
@@ -54,11 +52,7 @@ class ServerLauncher:
         return None
 
     async def fork(self, flags: Sequence[str]) -> None:
-        """Start a server; this waits until vLLM is imported.
-
-        Raises:
-            EngineError: the launcher ended before it answered.
-        """
+        """Start a server; this waits until vLLM is imported."""
         # A launcher that was stopped (SIGSTOP) never answers, so it is given up after a while and replaced.
         if self.process_id is not None and self._has_forked:
             with trio.move_on_after(_PATIENCE_SECONDS):

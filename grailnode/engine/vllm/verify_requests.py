@@ -44,13 +44,10 @@ class Verification:
     """What was found when all tensors were read back.
 
     Attributes:
-        version: that is served; digest: of its weights, as the trainer signed it, in hexadecimal digits.
-        tensors: how many there are.
-        seconds: that it took.
+        digest: of the served version's weights, as the trainer signed it, in hexadecimal digits.
         different: the names of the tensors that differed from the signed ones.
-        failure: why the engine had to be restarted with the version, in one line; empty if it had the version. What is
-            above was found after that, but for `different`.
-        error: why nothing was verified, in one line; empty if it was.
+        failure: why the engine was restarted with the version; what is above, but `different`, was found after that.
+        error: why nothing was verified.
     """
 
     version: int = 0
@@ -62,11 +59,7 @@ class Verification:
     error: str = ""
 
     def finding(self) -> str:
-        """Say in a line that all tensors are the signed ones.
-
-        Raises:
-            UserError: they were not, or nothing was verified.
-        """
+        """Say in a line that all tensors are the signed ones, or raise a UserError."""
         if self.error:
             raise UserError(f"nothing was verified: {self.error}")
         if self.failure:
@@ -88,11 +81,7 @@ _line: Final = TypeAdapter(Verification)
 
 
 async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verification]]]) -> Verification:
-    """Verify engines that serve the same version; return what was found in the first one with a fault, or in the last.
-
-    Raises:
-        EngineError: one could not be verified.
-    """
+    """Verify engines of one version; return what was found in the first one with a fault, or in the last."""
     result = Verification()
     for verify in verifications:
         result = await verify()
@@ -105,14 +94,7 @@ async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verificatio
 async def serve_verifications(
     directory: Path, verify: Callable[[], Awaitable[Verification]], report: Callable[..., None]
 ) -> AsyncIterator[None]:
-    """Answer requests for a verification while the block runs.
-
-    Args:
-        directory: of the engine; there is one engine in it at a time.
-        verify: reads all tensors back.
-        report: `report(event, **fields)`; gets an event if requests cannot be answered here. The block runs all the
-            same: a node works without them.
-    """
+    """Answer requests for a verification while the block runs; where that is impossible, the node works without."""
     async with AsyncExitStack() as stack:
         try:
             listener = _listener(stack.enter_context(_address(directory)), directory)
@@ -127,10 +109,8 @@ async def serve_verifications(
 
 
 async def request_verification(directory: Path) -> Verification:
-    """Ask the node with an engine in a directory to read all tensors back, and wait for the result.
-
-    Raises:
-        NoAnswerError: no node answers.
+    """Ask the node with an engine in a directory to read all tensors back; without an answer, a NoAnswerError is
+    raised.
     """
     try:
         with _address(directory) as address:

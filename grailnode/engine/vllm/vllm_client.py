@@ -27,12 +27,7 @@ class BrokenEngineError(EngineError):
 
 
 class RefusedCommandError(EngineError):
-    """The code inside of vLLM refused a command; vLLM itself goes on.
-
-    Attributes:
-        poisoned: whether its weights are damaged, so that they must be loaded again.
-        tensors: the names of those that differ from the signed ones, if that is why.
-    """
+    """The code inside of vLLM refused a command; vLLM itself goes on, but poisoned weights must be loaded again."""
 
     def __init__(self, message: str, *, poisoned: bool = False, tensors: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -41,12 +36,7 @@ class RefusedCommandError(EngineError):
 
 
 class VllmClient:
-    """A node's connections to one server.
-
-    Args:
-        control_seconds: deadline of a control call.
-        connections: completions under way at the same time.
-    """
+    """A node's connections to one server; a control call has a deadline of so many seconds."""
 
     def __init__(self, server: Server, *, control_seconds: float = 60.0, connections: int = 512) -> None:
         self._shares_files = server.shares_files
@@ -66,15 +56,7 @@ class VllmClient:
         await self.close()
 
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
-        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank.
-
-        Args:
-            seconds: deadline, if another than that of all control calls.
-
-        Raises:
-            RefusedCommandError: a rank refused it.
-            BrokenEngineError: vLLM does not answer.
-        """
+        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank."""
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = await self._post(self._control, "/collective_rpc", body, seconds)
         results = answer.get("results") if isinstance(answer, dict) else None

@@ -35,11 +35,7 @@ class Server(Protocol):
     """Whether it reads the files of this machine."""
 
     async def start(self) -> None:
-        """Return when the server answers; start it if it does not run.
-
-        Raises:
-            EngineError: it does not answer within its time.
-        """
+        """Return when the server answers; start it if it does not run."""
 
     async def stop(self) -> None:
         """End the server and all its processes, however they are. It may be started again."""
@@ -216,9 +212,7 @@ class ChildServer:
 class ExternalServer:
     """A server that somebody else runs, with the flags of `grailnode engine flags`.
 
-    Args:
-        url: its base URL. Whoever reaches it controls its weights: keep it on this machine or in a trusted network.
-        start_seconds: how long to wait until it answers.
+    Whoever reaches its URL controls its weights: keep it on this machine or in a trusted network.
     """
 
     shares_files = False

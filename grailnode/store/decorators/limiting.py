@@ -17,14 +17,7 @@ MAX_ENTRIES: Final = 1 << 17
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """How much a node may demand of a store.
-
-    Attributes:
-        rate: operations per second in the long run.
-        burst: operations that may start at once after a pause.
-        max_put_bytes: bytes of one object to store.
-        max_get_bytes: bytes of one answer.
-    """
+    """How much a node may demand of a store: operations per second in the long run and at once, bytes of one object."""
 
     concurrency: int
     rate: float
@@ -43,11 +36,7 @@ class LimitedStore:
         self._bucket = _TokenBucket(limits.rate, limits.burst)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put.
-
-        Raises:
-            TooLargeError: the object has more than `max_put_bytes`.
-        """
+        """Implements ObjectStore.put."""
         if len(data) > self._limits.max_put_bytes:
             raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._limits.max_put_bytes} may be stored")
         await self._bucket.take()
@@ -80,11 +69,7 @@ class LimitedStore:
 
 
 class _TokenBucket:
-    """A token bucket that stores the time of its next token (GCRA), so that it needs no background task.
-
-    Args:
-        burst: the most tokens that it collects.
-    """
+    """A token bucket that stores the time of its next token (GCRA), so that it needs no background task."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1.0 / rate
@@ -115,11 +100,7 @@ class BoundedStore:
         self.put, self.get, self.delete = store.put, store.get, store.delete
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list.
-
-        Raises:
-            StoreError: the listing failed, or did not end within `max_entries`.
-        """
+        """Implements ObjectStore.list."""
         paths: set[str] = set()
         count = 0
         async for info in self._store.list(prefix, after=after):

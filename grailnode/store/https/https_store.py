@@ -28,7 +28,6 @@ class TransferLimits:
     """How slow a server may be, and how often a transfer is resumed.
 
     Attributes:
-        deadline: seconds for one object in all.
         grace: seconds at the beginning of a transfer in which `min_rate` does not apply.
         min_rate: bytes per second, on average since the beginning of the transfer.
         resumptions: how often a transfer that broke off is resumed, as long as each attempt receives new bytes.
@@ -45,10 +44,7 @@ def open_client(
 ) -> httpx.AsyncClient:
     """Return an HTTP client for HttpsStore, without redirects, cookies and settings from the environment.
 
-    Args:
-        connect: seconds for opening a connection.
-        silence: seconds that may pass without a byte.
-        public_only: connect to public addresses only, for URLs that strangers name.
+    URLs that strangers name are opened with `public_only`. `silence` is how long no byte may arrive.
     """
     return httpx.AsyncClient(
         transport=PublicTransport(connections) if public_only else None,
@@ -64,12 +60,7 @@ def open_client(
 
 @dataclass
 class _Transfer:
-    """The transfer of an object or of a range.
-
-    Attributes:
-        path, max_bytes, offset, size: the arguments of `get`.
-        etag: a strong ETag of the object, when the server sent one.
-    """
+    """The transfer of an object or of a range, with a strong ETag of the object when the server sent one."""
 
     path: str
     max_bytes: int
@@ -98,15 +89,9 @@ class _BrokenOffError(StoreError):
 
 
 class HttpsStore:
-    """Implements ObjectStore for the objects below a URL; writes are refused.
+    """Implements ObjectStore for the objects below a URL such as 'https://bucket.example.org/run/'; writes are refused.
 
-    Args:
-        base_url: paths are appended to it, such as 'https://bucket.example.org/run/'.
-        client: from `open_client`; the caller closes it.
-        plain_http: allow 'http:', for relays and buckets on this machine or in a trusted network.
-
-    Raises:
-        ValueError: `base_url` is not such a URL, or has credentials, a query or a fragment.
+    The caller closes the client. `plain_http` allows 'http:', for this machine and trusted networks.
     """
 
     def __init__(

@@ -80,16 +80,9 @@ class IntactStateError(StateError):
 
 
 class StateStore(LocalStore):
-    """Implements ObjectStore for a node's own state, which all processes of the node share.
+    """Implements ObjectStore for a node's own state of one run, which all processes of the node share.
 
-    Args:
-        root: the directory; created when it is missing.
-        run_id: of the run; a state of another run is refused.
-        repairing: accept a state without a list of names, which is then written from the files.
-
-    Raises:
-        StateError: the list of names is missing or damaged.
-        StoreError: the directory cannot be created or read.
+    A draft for a repair accepts a state without a list of names, which is then written from the files.
     """
 
     def __init__(self, root: Path, run_id: bytes, *, inline: bool = False, repairing: bool = False) -> None:
@@ -111,11 +104,7 @@ class StateStore(LocalStore):
         return data if offset == 0 and size is None else slice_object(data, path, max_bytes, offset, size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list.
-
-        Raises:
-            StateError: an object was stored and is not there. It is raised after the objects that are.
-        """
+        """Implements ObjectStore.list; that an object is lost is raised after those that are there."""
         check_prefix(prefix)
         paths = set()
         async for info in super().list(prefix, after=after):

@@ -216,11 +216,7 @@ class History:
             await self._state.put(f"{ANCHORS}{version:010d}", RETIRED)
 
     def check_available(self, head: Head) -> None:
-        """Refuse a head that names an object which this record does not call available.
-
-        Raises:
-            ChainError: an object that the head names is retired, or was never complete in storage.
-        """
+        """Refuse a head that names an object which this record does not call available."""
         for version in head.anchors:
             if version not in self.anchors:
                 raise ChainError("the head would name an anchor that is not in storage", f"version {version}")

@@ -57,9 +57,6 @@ def retained_range(
         newest: the newest version that the head shows.
         available: versions up to `newest` whose anchor is complete in storage and was never retired.
         first_patch: patches of versions before this one are retired.
-
-    Raises:
-        ChainError: no anchor is near enough to the newest version.
     """
     # A base leads to the newest version if the patch after it, and so all later ones, are not retired.
     available = {version for version in available if version > newest - MAX_CHAIN}

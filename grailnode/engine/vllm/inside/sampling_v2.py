@@ -20,12 +20,7 @@ slots: dict[int, RequestArguments] = {}
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
-    """Implements V2's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
-
-    Args:
-        req_states: the lengths of the slots' prompts, and of what vLLM computes before it draws: the prompt, and for a
-            request that it preempted the tokens drawn before.
-    """
+    """Implements V2's `LogitsProcessor`: the largest logit of our requests becomes that of the required token."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self._prompt_lengths, self._prefill_lengths = req_states.prompt_len, req_states.prefill_len
@@ -51,12 +46,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         return arguments is not None
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
-        """Draw the tokens of our rows.
-
-        Args:
-            logits: float32 [B, V]; changed in place.
-            ctx: the layout of the batch; without speculative decoding each request has one row.
-        """
+        """Draw the tokens of our rows."""
         in_batch = ctx.idx_mapping_np
         lengths = ctx.seq_lens_upper_bound_np[: len(in_batch)]
         # A row of a prefill that goes on in the next step has logits, too, but vLLM draws nothing from them.
