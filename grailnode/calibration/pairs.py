@@ -39,9 +39,7 @@ class CalibrationTask:
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
         rewards: returns the rewards of completions of the prompt of a seed, in millionths; None if there are none.
-        chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
-        lora: the adapters that the run trains; None for a run that trains all weights.
     """
 
     policy: Policy
@@ -113,8 +111,6 @@ class Submission:
     """A group of N tokens as a miner submits it, without the hidden states.
 
     Attributes:
-        seed: of its prompt.
-        requests, completions: one of each for every rollout.
         sketch: of the states behind all tokens before rounding, float32 [N, 4]; projection: the seed with which it was
             computed.
         logprobs: float32 [N], of the tokens.
@@ -133,8 +129,7 @@ async def generate_groups(
 ) -> AsyncIterator[list[Submission]]:
     """Generate groups, and yield what a miner submits of them, as many at a time as are computed together.
 
-    Args:
-        first: number of the first group; the same numbers have the same prompts, noise and projections.
+    Groups of the same numbers, of which `first` is the first, have the same prompts, noise and projections.
     """
     randomness, size = work.seed.to_bytes(32, "little"), work.group_size
     for begin in range(first, first + groups, work.chunk):

@@ -72,7 +72,6 @@ class MeasuredAdapters(_Part):
     """The adapters with which both sides computed.
 
     Attributes:
-        rank, alpha, targets: of a LoRA run (protocol/lora.py).
         share: of the length of each matrix, by which its adapter changes it.
     """
 
@@ -90,14 +89,7 @@ class MeasuredAdapters(_Part):
 
 
 class RowMeasurement(_Part):
-    """The measurement behind a row.
-
-    Attributes:
-        seed: of prompts, noise and projections.
-        level, headroom, odds, window: thresholds.ThresholdDemands.
-        torch: its version; processor: name of the machine's processor.
-        pairs: the honest distributions; copies: what the thresholds refuse.
-    """
+    """The measurement behind a row: honest distributions, what the thresholds refuse, versions and the demands."""
 
     seed: Count
     level: Annotated[float, Field(gt=0.0, le=0.1)]
@@ -118,14 +110,7 @@ class MeasuredRow(_Part):
 
 
 class Subject(_Part):
-    """What was measured, which is one for all pairs.
-
-    Attributes:
-        policy: weight digest of the policy, in hexadecimal.
-        prompts: name of the environment or of the file of the prompts.
-        chat: whether they were put into the policy's chat template.
-        lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
-    """
+    """What was measured, which is one for all pairs: the policy by its digest, the source of prompts, the sampling."""
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     prompts: Line
@@ -194,14 +179,7 @@ class ProofFile(_Part):
     def check(
         self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool, lora: LoraSpec | None = None
     ) -> None:
-        """Refuse a run that this proof was not measured for.
-
-        Args:
-            policy: weight digest of version 0, or of the base of a LoRA run.
-
-        Raises:
-            ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions.
-        """
+        """Refuse a run that this proof was not measured for; the policy is version 0, or the base of a LoRA run."""
         subject = self.subject
         if subject.policy != policy.hex():
             raise ProofFileError(

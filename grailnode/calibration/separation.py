@@ -23,12 +23,7 @@ class TooWideError(CalibrationError):
 
 
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
-    """Return the shares of a copy that the thresholds refuse; windows are random selections of groups.
-
-    Args:
-        groups: measurements of the copy's groups.
-        window: audited groups of a window.
-    """
+    """Return the shares of a copy's groups that the thresholds refuse; windows are random selections of groups."""
     counts = [group.counts(spec) for group in groups]
     selections = np.random.default_rng(0).integers(0, len(counts), (_WINDOWS, window)).tolist()
     return CopyRow(
@@ -41,12 +36,7 @@ def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresh
 
 
 def check(powers: Sequence[CopyRow], honest: Honest, window: int) -> None:
-    """Check that a copy of REQUIRED_BITS is refused.
-
-    Raises:
-        TooWideError: one of the pairs does not refuse it; the message names the honest pairs with the widest
-        statistics.
-    """
+    """Check that each pair refuses a copy of REQUIRED_BITS; the error names the widest honest pairs."""
     weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
     if weak.windows >= REQUIRED_POWER:
         return

@@ -77,10 +77,7 @@ def choose_thresholds(
 ) -> Thresholds:
     """Choose the thresholds that accept honest pairs and refuse a copy after the fewest positions.
 
-    Args:
-        honest: at least LEAST_GROUPS groups of each pair.
-        copies: measurements of a copy's groups, by one or more pairs.
-        arithmetics: those of miners and validators, which all pairs have.
+    Of each pair there are at least LEAST_GROUPS groups; a copy's are measured by one or more pairs.
     """
     check_groups(min(map(len, honest.values())))
     margins = _Measured.of(honest, copies, demands, _margins)
@@ -122,12 +119,7 @@ def stop_margins(group: GroupMeasurement) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The values of one statistic in all trials.
-
-    Attributes:
-        pairs: of each honest pair, group behind group; trials: how many each group has.
-        copies: of each measurement of a copy.
-    """
+    """The values of one statistic in all trials: of each honest pair, group behind group, and of each copy."""
 
     pairs: list[np.ndarray]
     trials: list[np.ndarray]

@@ -36,8 +36,6 @@ class Variant:
     """One way to compute a policy.
 
     Attributes:
-        implementation: the Qwen3 of this repository, or transformers' code of the architecture.
-        dtype: the BF16 weights are converted to it.
         batch_tokens: padded tokens of one batch.
         side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
         attention: torch's fused attention or the formula.
@@ -178,9 +176,6 @@ class Pair(NamedTuple):
 def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
     """Return the pairs that occur in a run with one way to generate and one to check: other batch shapes, padding,
     attention, threads, implementations.
-
-    Args:
-        generating, checking: the default ways of a miner and a validator.
     """
     pairs = [Pair("same", generating, checking)]
     if isinstance(generating, VllmVariant):

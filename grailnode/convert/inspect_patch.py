@@ -23,7 +23,6 @@ class InspectedTensor:
         codec: mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame.
         changed: elements that change; without the base weights, the frame's, and 0 if it is joined.
         density: share of the elements that change, of all tensors of the frame.
-        sections: bytes of a sparse frame by part and section.
         bound: least bits for a change if only exponents are known; None without the base weights.
     """
 
@@ -58,14 +57,7 @@ class InspectedPatch:
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
-    """Read the facts of a patch.
-
-    Args:
-        base: the weights that the patch applies to, to compute the bounds.
-
-    Raises:
-        MalformedError, LimitError, PatchError: not a patch, or a patch for other weights than `base`.
-    """
+    """Read the facts of a patch, with the bounds if the weights are given that it applies to."""
     whole = summary(data)
     if base is not None and digest_weights(base) != whole.base:
         raise PatchError(

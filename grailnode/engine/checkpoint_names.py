@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Experts:
-    """How a family's files name a layer's router and experts, which the modules call "mlp", and an expert's matrices."""
+    """How a family's files name a layer's router and experts, which the modules call "mlp", and its matrices."""
 
     block: str
     gate: str

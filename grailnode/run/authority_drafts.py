@@ -51,15 +51,9 @@ class Draft(Record):
 
 
 def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
-    """Return a draft of the next revision: the current authority with changes.
+    """Return a draft of the next revision: the current authority with changes of its fields, and a note for people.
 
-    Args:
-        note: why, for people.
-        rewind: the last version that counts of a chain that a thief continued with a key.
-        changes: new values of fields of `Authority`.
-
-    Raises:
-        RevisionError: the result contradicts itself.
+    With `rewind`, the last version that counts of a chain that a thief continued with a key.
     """
     try:
         authority = Authority(**(dict(revisions.current) | changes))
@@ -78,11 +72,7 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
 
 
 def read_draft(path: Path) -> Draft:
-    """Return the draft of a file.
-
-    Raises:
-        RevisionError: it is none.
-    """
+    """Return the draft of a file."""
     try:
         draft = Draft.from_bytes(path.read_bytes())
         draft.revision.authority.check_keys()
@@ -92,11 +82,7 @@ def read_draft(path: Path) -> Draft:
 
 
 def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> Draft:
-    """Return the draft signed by every key file of a directory that is a root, before the revision or after it.
-
-    Args:
-        authority: before the revision.
-    """
+    """Return the draft signed by every key file of a directory that is a root, before the revision or after it."""
     roots = {*authority.roots, *draft.revision.authority.roots}
     for path in key_files.list_key_files(directory):
         key = SigningKey(key_files.read(path))
@@ -106,11 +92,7 @@ def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> 
 
 
 def keep_root_signatures(draft: Draft, authority: Authority) -> tuple[Draft, list[bytes]]:
-    """Drop the signatures that are no root's, since a single one makes a revision invalid; return also whose they were.
-
-    Args:
-        authority: before the revision.
-    """
+    """Drop signatures that are no root's, as a single one makes a revision invalid; return also whose they were."""
     roots = {*authority.roots, *draft.revision.authority.roots}
     root_signatures = tuple(signature for signature in draft.signatures if signature.key in roots)
     others = [signature.key for signature in draft.signatures if signature.key not in roots]
@@ -133,11 +115,7 @@ def missing_signatures(draft: Draft, revisions: Revisions) -> str:
 
 
 def publish(node: Node, draft: Draft) -> int:
-    """Check a draft as every node will, publish it at the meeting point, and return the revision's number.
-
-    Raises:
-        RevisionError: storage acknowledged it and does not show it.
-    """
+    """Check a draft as every node will, publish it at the meeting point, and return the revision's number."""
     revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
     path = paths.revision(node.run_id, revision.record.number)
 

@@ -34,13 +34,7 @@ class BucketError(UserError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket, or the part of one below a prefix.
-
-    Attributes:
-        endpoint: URL of the service; empty for AWS.
-        prefix: of all object names; ends with '/', or is empty.
-        url: where everybody reads the objects.
-    """
+    """A bucket, or the part of one below a prefix that ends with '/', and the URL where everybody reads it."""
 
     provider: Provider
     name: str
@@ -62,12 +56,7 @@ class Document:
 def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "") -> Bucket:
     """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
 
-    Args:
-        region: empty for the provider's default.
-        url: where everybody reads the bucket; empty for the service's own URL.
-
-    Raises:
-        BucketError: the text is none of these, or the URL to read from is unknown.
+    Region and URL to read from are the service's own unless they are given.
     """
     if not _region.fullmatch(region):
         raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
@@ -106,8 +95,7 @@ class BucketUse:
     Attributes:
         keys: the participants whose objects the owner's credentials may write.
         readers: AWS or MinIO principals that may read; everybody where there are none.
-        beacon: for a meeting point, the first part of the paths of the run's beacon; empty for any other bucket.
-        days: after which objects of closed windows are deleted.
+        beacon: for a meeting point, the first part of the paths of the run's beacon.
     """
 
     keys: tuple[bytes, ...]

@@ -52,11 +52,8 @@ class CheckedTask:
     """An environment, its data and a policy that fit each other.
 
     Attributes:
-        members: the environments, as the run manifest names them.
         problems: of the data file; None for a task without one.
         generated: the environments that generate their problems, by name.
-        wheels: of all plug-ins.
-        chat: how a problem becomes a conversation; None for bare prompts.
         notice: what whoever creates the run should know; empty for nothing.
     """
 
@@ -94,11 +91,7 @@ class CheckedTask:
 
 
 def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
-    """Return how difficulty tables are computed in a new run.
-
-    Args:
-        weights: how many problems each stratum has, in any unit; ascending by name.
-    """
+    """Return how difficulty tables are computed in a new run, from how many problems each stratum has, in any unit."""
     if not 2 <= len(weights) <= limits.MAX_STRATA:
         raise RequirementError(
             f"--difficulty: the task's problems are of {len(weights)} kinds, and a table has 2 to {limits.MAX_STRATA}; "
@@ -112,12 +105,7 @@ def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
 
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
-    """Check that an environment, a data file and a policy fit each other, before a run is created with them.
-
-    Raises:
-        RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
-            on it.
-    """
+    """Check that an environment, a data file and a policy fit each other, before a run is created with them."""
     environment, data = rules.environment, rules.data
     needs = find(rules)
     if needs.data and data is None:
@@ -175,11 +163,7 @@ def completion_tokens(rules: Rules) -> int:
 
 
 def episode(rules: Rules) -> EpisodeSpec | None:
-    """Return how long episodes may be; None for an environment without them.
-
-    Raises:
-        RequirementError: the rules have more turns than the environment, or turns for one without.
-    """
+    """Return how long episodes may be; None for an environment without them."""
     needs = find(rules)
     if needs.turns == 1:
         if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
@@ -198,11 +182,7 @@ def episode(rules: Rules) -> EpisodeSpec | None:
 
 
 def find(rules: Rules) -> Requirements:
-    """Return what an environment requires, or a mixture: for the longest completions of any member.
-
-    Raises:
-        RequirementError: this program does not know one, or they do not fit each other.
-    """
+    """Return what an environment requires, or a mixture: for the longest completions of any member."""
     environment = rules.environment
     try:
         configs = _configs(rules)
@@ -266,14 +246,7 @@ def file_reference(data: Path | None) -> FileRef | None:
 
 
 def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = None) -> dict[str, bytes]:
-    """Return the data file and the wheels that a trainer has to publish, by name; empty for a run without any.
-
-    Args:
-        data, wheels: where the operator says that the file, and the folder of wheels, are.
-
-    Raises:
-        RequirementError: one is missing, or not the file that the run names.
-    """
+    """Return the data file and the wheels that a trainer has to publish, by name; empty for a run without any."""
     files: dict[str, bytes] = {}
     for spec in run.tasks:
         files |= _wheels_to_publish(spec, wheels) if spec.is_plugin else {}
@@ -311,12 +284,7 @@ def wheel_name(ref: CodeRef) -> str:
 
 
 def open_sandbox(run: RunManifest) -> BubblewrapSandbox | None:
-    """Open and try the sandbox that a miner or validator of a run needs; None if it runs no foreign code.
-
-    Raises:
-        PluginError: this program has no code of the environment, or another.
-        SandboxError: this machine cannot provide the sandbox.
-    """
+    """Open and try the sandbox that a miner or validator of a run needs; None if it runs no foreign code."""
     for spec in run.tasks:
         registry.check_code(spec)
     python = max(spec.python for spec in run.tasks)  # members that execute code do so with one version

@@ -48,13 +48,7 @@ _SHOWN: Final[Mapping[str, Sequence[str]]] = {
 
 
 def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, beacon: ChainInfo | None) -> str:
-    """Return the run.toml of a run that is created here.
-
-    Args:
-        values: what differs from the defaults.
-        bucket: where the run is stored and its participants meet; None for a directory of this machine.
-        beacon: the public beacon; None for one of the run's own.
-    """
+    """Return the run.toml of a run that is created here: what differs from the defaults."""
     header = _HEADER.format(starts="\n".join(f"  {start}" for start in starts))
     lines = [f"# {line}" for line in header.splitlines()]
     for name, keys in _SHOWN.items():
@@ -70,12 +64,8 @@ def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, 
 
 
 def for_member(manifest: str, run_id: str, bucket: Bucket, meeting: Bucket) -> str:
-    """Return the run.toml of a node that joins somebody else's run.
-
-    Args:
-        manifest: the URL of the run's manifest.
-        bucket: where the node writes.
-        meeting: where participants announce themselves; the node has credentials of its own for it.
+    """Return the run.toml of a node that joins somebody else's run, and has credentials of its own for the meeting
+    point.
     """
     store = _buckets(bucket, meeting, meeting_credentials="meeting.credentials")
     sections: Sections = {"run": {"manifest": manifest, "id": run_id}, "store": store, "beacon": {"key": ""}}

@@ -14,11 +14,7 @@ WAIT_REPORT_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Pause:
-    """Pauses that grow from try to try.
-
-    Attributes:
-        first, longest: seconds.
-    """
+    """Pauses that grow from try to try, in seconds."""
 
     first: float
     longest: float
@@ -32,11 +28,8 @@ class Pause:
 class ChangeReporter:
     """Reports the errors of one action that is tried again and again, each as an event of one name.
 
-    An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log.
-
-    Args:
-        max_reports: how many events at most. For errors whose text somebody else chooses.
-        fields: what every event carries besides `error`.
+    An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log;
+    at most `max_reports` times where somebody else chooses the text. The fields are those of every event.
     """
 
     def __init__(
@@ -64,9 +57,6 @@ class WaitReporter:
     Each report says in `waits_for` for what, in `seconds` for how long, in `error` why, and in `until` what ends it, so
     that log, metrics and `grailnode status` say the same. The report of the end is the event `waited`, which comes with
     the end of a `with` block, too.
-
-    Args:
-        event: the name of the other reports.
     """
 
     def __init__(self, telemetry: Telemetry, event: str) -> None:
@@ -79,9 +69,7 @@ class WaitReporter:
     def waiting(self, waits_for: str, error: object, until: str, cause: object = None) -> None:
         """Report a try that failed, unless it was reported a short time ago.
 
-        Args:
-            waits_for: "disk", "clock", "beacon", "storage", in a word.
-            cause: what differs where the wait has another cause; the text of the error without it.
+        `waits_for` is "disk", "clock", "beacon" or "storage". It is another wait when `cause`, or the error, differs.
         """
         now, cause = trio.current_time(), str(error) if cause is None else cause
         if self._waits_for != waits_for:

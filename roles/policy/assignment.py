@@ -32,9 +32,6 @@ def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tup
     """Return the token ids of the prompt for a problem's text (docs/spec/run.md).
 
     Every node that reads, writes or checks a prompt does it here.
-
-    Args:
-        chat: how the text becomes a conversation; None where it is the prompt.
     """
     return tokenizer.encode(text) if chat is None else tokenizer.encode(chat.prompt(text), special=False)
 
@@ -72,7 +69,6 @@ class PolicyTask:
 
     Attributes:
         run_id: of the run; zeros without one.
-        run_sync: runs a function that computes for long, off the event loop's thread.
         at_once: completions that are rewarded at a time; more than one where a reward takes long and another process
             computes it.
     """
@@ -117,11 +113,7 @@ class PolicyTask:
 
 @dataclass(frozen=True)
 class Task(PolicyTask):
-    """The task that a run sets. It turns public randomness into assignments.
-
-    Attributes:
-        strata: of the environment; None in a run without difficulty tables.
-    """
+    """The task that a run sets. It turns public randomness into assignments."""
 
     run: RunManifest
     strata: Strata | None = None
@@ -131,8 +123,7 @@ class Task(PolicyTask):
     ) -> Assignment:
         """Return the assignment of a miner's group, by the randomness of the round that opened the window.
 
-        Args:
-            shares: of the strata by the table of the group's version; empty in a run without tables.
+        The shares of the strata are those of the version's table; empty in a run without tables.
         """
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self._problem(seed, shares)

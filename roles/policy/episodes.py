@@ -36,11 +36,7 @@ def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: i
 
 
 class OpenEpisode:
-    """An episode up to some turn, and the environment that replies.
-
-    Args:
-        seed: of the environment's randomness.
-    """
+    """An episode up to some turn, and the environment that replies, with the seed of its randomness."""
 
     def __init__(self, task: PolicyTask, problem: Problem, seed: bytes) -> None:
         rule, environment = task.run.episode_rule, task.environment
@@ -88,12 +84,7 @@ def replayed_reward(episode: OpenEpisode, rollout: EpisodeRollout) -> int | None
 
 
 class PlayedEpisode:
-    """An episode that an engine plays.
-
-    Args:
-        prompt: token ids.
-        seed: of the policy's noise; empty for the most likely tokens.
-    """
+    """An episode that an engine plays; without a seed it draws the most likely tokens."""
 
     def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes) -> None:
         self.episode = episode
@@ -139,15 +130,7 @@ async def play(
     *,
     greedy: bool = False,
 ) -> None:
-    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
-
-    Args:
-        key: of the window's sketches, if they are needed.
-        greedy: whether the most likely tokens are taken in place of sampled ones.
-
-    Raises:
-        EngineError: the engine broke, or another version came to be served.
-    """
+    """Play episodes to their ends with the policy that the engine serves now, those that wait for a turn as a batch."""
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):
         while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.episode.room]:

@@ -26,7 +26,6 @@ class PartialWeights(Mapping[str, Tensor]):
         Args:
             prefix: with which the names of the part's weights begin; empty for those of no layer, which stay until the
                 backward pass is over.
-            arguments: the tensors among them through which gradients flow have to be arguments themselves.
         """
 
 

@@ -44,8 +44,7 @@ def pad(
 ) -> PaddedBatch:
     """Return prompts, none of them empty, with what follows each as one right-padded batch; else ValueError.
 
-    Args:
-        drawn: for each completion which of its tokens the policy drew; None for all.
+    The policy drew the tokens of a completion that are marked; all if none are.
     """
     if not all(prompts):
         raise ValueError("a prompt has at least one token")

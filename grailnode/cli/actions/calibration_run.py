@@ -147,11 +147,7 @@ class _Progress:
 
 
 def make_job(options: Options, directory: Path) -> CalibrationJob:
-    """Return the calibration that the options describe.
-
-    Args:
-        directory: for the files of servers of vLLM.
-    """
+    """Return the calibration that the options describe."""
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
     prompt, chat, environment = _prompts(options, policy)
@@ -213,11 +209,7 @@ def _check_device(name: str) -> None:
 
 
 def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:
-    """Return the default way of a node to compute in an arithmetic.
-
-    Args:
-        directory: for the files of a server of vLLM.
-    """
+    """Return the default way of a node to compute in an arithmetic."""
     engine, _, dtype = arithmetic.partition("-")
     if engine == "torch":
         return Variant(dtype="float32" if dtype == "float32" else "bfloat16", device=options.device)

@@ -13,11 +13,7 @@ from grailnode.run.joining import open_config
 
 
 def verify(name: str, **run_options: Unpack[RunOptions]) -> None:
-    """Ask a node of this machine to read its engine's tensors back, and say in one line what came of it.
-
-    Raises:
-        UserError: they differed, nothing was verified, or no node answers.
-    """
+    """Ask a node of this machine to read its engine's tensors back, and say in one line what came of it."""
     check_name(name)
     config = open_config(**run_options)
     directory = engine_directory(state_directory(config, name))

@@ -11,14 +11,7 @@ from grailnode.run.authority_drafts import RevisionError, propose
 
 
 def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
-    """Draft a miner's place on the allowlist, or print an invitation.
-
-    Args:
-        inviter: the key file that signs an invitation; None for one of this machine that may.
-
-    Raises:
-        RevisionError: the miner is revoked, or no key of this machine may invite.
-    """
+    """Draft a miner's place on the allowlist, or print an invitation, signed by a key of this machine that may."""
     config, node = open_authority(run)
     miner, authority = authority_changes.parse_public_key(key), node.authority
     if miner in authority.revoked:

@@ -58,10 +58,6 @@ async def export_version(
     written as the BF16 weights that their codes stand for.
 
     The directory appears when everything in it is complete.
-
-    Args:
-        directory: missing or empty.
-        version: None for the newest.
     """
     if merge and node.run.lora is None:
         raise ExportError("--merged is for LoRA runs; this run's versions are whole models")

@@ -37,13 +37,8 @@ def _no_report(event: str, **fields: object) -> None:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """An engine that serves a policy.
-
-    Attributes:
-        source: the directory, or the run's name.
-        policy: without weights.
-        task: the run's; None for a checkpoint.
-        follower: of the run's versions; None for a checkpoint.
+    """An engine that serves a policy: a checkpoint's, or the versions of a run, which has a node, a task and a
+    follower.
     """
 
     source: str
@@ -62,11 +57,7 @@ class ServedPolicy:
         return f"{clean(self.source)} version {newest.version} (weights {newest.digest.hex()[:16]})"
 
     async def update(self) -> None:
-        """Serve the run's newest version; a checkpoint stays as it is.
-
-        Raises:
-            StoreError, ProtocolError: storage does not answer, or shows what must not be followed.
-        """
+        """Serve the run's newest version; a checkpoint stays as it is."""
         if self.node is None or self.follower is None:
             return
         await refresh_authority(self.node)

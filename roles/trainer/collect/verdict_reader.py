@@ -32,13 +32,10 @@ _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longe
 
 
 class VerdictReader:
-    """Reads the validators of one window.
+    """Reads the validators of one window, and of canaries every verdict, even one that a single summary lists.
 
-    Args:
-        start_time: when this node began to read, seconds since the Unix epoch. If the deadline for seals was before, a
-            seal counts whenever it was put, because this node cannot tell when that was.
-        absences: of all windows.
-        canaries: miners whose verdicts are read even if only one summary lists them.
+    If the deadline for seals was before it began to read, a seal counts whenever it was put, because this node cannot
+    tell when that was.
     """
 
     def __init__(
@@ -121,11 +118,8 @@ class VerdictReader:
     def is_complete(self, reads: int, ignored: set[bytes], *, timed_out: bool) -> bool:
         """Whether every outstanding validator was read so many times since the window's deadline without any news.
 
-        Storage that hides a seal, then a summary, then a verdict, each once, is read until all of them are there.
-
-        Args:
-            timed_out: whether reads that failed or had news count too, as well as one that has been hanging for
-                minutes.
+        Storage that hides a seal, then a summary, then a verdict, each once, is read until all of them are there. After
+        `timed_out`, reads count that failed, had news, or have been hanging for minutes.
         """
 
         def complete(validator: bytes) -> bool:

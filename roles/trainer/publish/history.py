@@ -61,11 +61,7 @@ class History:
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
-        """Read the record as the last run left it. This changes nothing, so any process of the node may do it.
-
-        Raises:
-            StateError, StoreError, ProtocolError: the state is damaged, or cannot be read.
-        """
+        """Read the record as the last run left it. This changes nothing, so any process of the node may do it."""
         history = cls(state)
         history.manifests = await read_manifests(state)
         async for item in state.list(ANCHORS):
@@ -156,10 +152,8 @@ class History:
         self.published_version = version
 
     async def delete_needless_weights(self, uploading: Set[int] = frozenset()) -> None:
-        """Delete the weights of versions before the newest published one.
-
-        Args:
-            uploading: versions whose anchor is being uploaded. Those whose anchor is to be uploaded are needed anyhow.
+        """Delete the weights of versions before the newest published one whose anchor is complete and not being
+        uploaded.
         """
         # Notes before files: a note says that its files are complete, so it must not outlive them.
         newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"

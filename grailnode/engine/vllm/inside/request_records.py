@@ -86,8 +86,8 @@ class RequestArguments:
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
         """Parse a request's extra arguments; None if ours are not among them.
 
-        A request comes from this machine's node, but an invalid one must end as one refused request (ValueError), not as
-        a worker that fails.
+        A request comes from this machine's node, but an invalid one must end as one refused request, not as a worker
+        that fails.
         """
         text = (extra or {}).get(ARGUMENT)
         return None if text is None else _adapter.validate_json(text)
