@@ -65,12 +65,7 @@ def leading_zero_bits(digest: bytes) -> int:
 
 
 def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
-    """Find a proof of work, which takes about 2^difficulty tries.
-
-    Args:
-        difficulty: leading zero bits of the digest.
-        expires_ms: when the proof expires, in milliseconds since the Unix epoch.
-    """
+    """Find a proof of work of so many leading zero bits, which takes about 2^difficulty tries."""
     solutions = (ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce) for nonce in count())
     return next(work for work in solutions if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty)
 
@@ -78,10 +73,6 @@ def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> Proo
 def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> None:
     """Check a proof of work, the credential of Hashcash that is bound to run, key and time, so that every new key costs
     work: that it was done and has not expired.
-
-    Args:
-        difficulty: leading zero bits of the digest.
-        now_ms: milliseconds since the Unix epoch.
     """
     work = ProofOfWorkSolution.from_bytes(announcement.credential)
     if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:

@@ -54,11 +54,7 @@ class AppliedPatch:
 
 
 def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Check that the rows of a table describe tensors of the weights, and return the rows.
-
-    Raises:
-        PatchError: the weights do not have a tensor, or have it with another dtype or shape.
-    """
+    """Check that the rows of a table describe tensors of the weights, and return the rows."""
     result = []
     for row in rows:
         tensor = weights.get(row.name)
@@ -101,11 +97,9 @@ def apply_frame(
     new: torch.Tensor | None = None,
     changes: list[Changes] | None = None,
 ) -> tuple[torch.Tensor, bytes]:
-    """Decode a changed tensor; return the new tensor and its BLAKE3.
+    """Decode a changed tensor, into `new` (which may be `old` itself) or new memory; return it and its BLAKE3.
 
-    Args:
-        new: where to write it, which may be `old` itself; None for new memory.
-        changes: gets the changed elements of each piece.
+    `changes` gets the changed elements of each piece.
     """
     # Each piece is hashed while it is in the processor's cache: a second pass over the tensor would take as long again.
     # The values of changes are taken from the bytes that were hashed.
@@ -127,12 +121,9 @@ def apply_unit(
     places: Weights | None = None,
     changes: dict[str, list[Changes]] | None = None,
 ) -> dict[str, tuple[torch.Tensor, bytes]]:
-    """Decode the changed tensors of a frame; return each new tensor with its BLAKE3, by name.
+    """Decode the changed tensors of the frame of the last row; return each new tensor with its BLAKE3, by name.
 
-    Args:
-        old: the tensors, by name; rows: of them, the last one that of the frame.
-        places: where to write the new ones, which may be `old` itself; None for new memory.
-        changes: gets the changed elements of each tensor.
+    They are written into `places`, which may be `old` itself, or new memory; `changes` gets their changed elements.
     """
     if changes is not None:
         changes |= {row.name: [] for row in rows}
@@ -160,13 +151,9 @@ def apply_unit(
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
-    """Apply a patch as `apply` does, and return the digests of the new tensors as well.
+    """Apply a patch (hostile bytes) as `apply` does, and return the digests of the new tensors as well.
 
-    Args:
-        patch: hostile bytes.
-        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
-            the unchanged tensors again.
-        threads: how many tensors to decode at the same time.
+    The BLAKE3 of each tensor of `weights` is computed again for those that do not change, unless they are given.
     """
     header, rows = _checked_table(weights, patch, digests)
 
@@ -199,7 +186,6 @@ class StreamingApply:
     go on decoding while the next bytes arrive, of up to `_WAITING_FRAMES` frames a thread.
 
     Args:
-        digests, threads: see `apply_with_digests`.
         new_tensors: where the new weights lie, all of them: it is called once, and none of its tensors is one of
             `weights`. None for memory of the process, where unchanged tensors are shared with `weights`.
     """

@@ -46,11 +46,8 @@ class EncodedPatch:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A tensor of a patch.
-
-    Attributes:
-        frame: its change; empty if it is unchanged or joined to another tensor.
-        before, after: BLAKE3 of the old and of the new tensor.
+    """A tensor of a patch, with its BLAKE3 before and after; the frame is empty if it is unchanged or joined to
+    another.
     """
 
     row: TensorRow
@@ -61,14 +58,7 @@ class EncodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PatchSummary:
-    """The contents of a patch's table.
-
-    Attributes:
-        base: digest of the weights that the patch applies to; result: of those that it gives.
-        changed, elements: numbers of elements of all tensors.
-        nbytes: bytes of the patch.
-        weight_bytes: bytes of the full weights.
-    """
+    """The contents of a patch's table: digests of the weights before and after, and numbers of elements and bytes."""
 
     profile: str
     base: bytes
@@ -141,12 +131,7 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
 class PatchEncoder:
     """The encoding of a patch, some tensors at a time: only their frames stay in memory.
 
-    Args:
-        profile: one of PROFILES.
-        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
-
-    Attributes:
-        tensors: those that were encoded so far, by name.
+    Each thread encodes a tensor at a time and needs a `Scratch` of memory.
     """
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
@@ -160,11 +145,8 @@ class PatchEncoder:
     def add(
         self, old: Weights, new: Weights, *, base_digests: Digests | None = None, digests: Digests | None = None
     ) -> None:
-        """Encode more tensors.
-
-        Args:
-            old: tensors of the last published version; new: the same tensors of the version to publish.
-            base_digests, digests: as for `encode_with_digests`.
+        """Encode more tensors, those of the last published version and of the next; digests as for
+        `encode_with_digests`.
         """
         check_same_tensors(old, new)
 
@@ -211,16 +193,10 @@ def encode_with_digests(
     digests: Digests | None = None,
     threads: int = 1,
 ) -> EncodedPatch:
-    """Encode the patch from `old` to `new`, and return it with the digests of the new tensors.
+    """Encode the patch from `old`, the last published version, to `new`; return it with the digests of the new tensors.
 
-    Args:
-        old: the last published version.
-        new: the version to publish, with the same tensors.
-        profile: one of PROFILES.
-        base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
-        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
-            the changed tensors, which reads them once more.
-        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+    Digests (BLAKE3 of each tensor) that the caller does not have cost one more reading of tensors: of all old ones, or
+    of the changed new ones. Each thread needs a `Scratch` of memory.
     """
     encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)

@@ -145,14 +145,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The preamble and the table of a patch.
-
-    Attributes:
-        base: digest of the weights that the patch applies to.
-        result: digest of the weights that it gives.
-        rows: a row for every tensor of the weights, by ascending name.
-        frames_begin: offset of the first frame, in bytes.
-    """
+    """The preamble and the table of a patch, with the digests of the weights to which it applies and that it gives."""
 
     profile: str
     base: bytes
@@ -241,11 +234,7 @@ def _check_frame(row: TensorRow, elements: int) -> None:
 def write_container(
     profile: str, base: bytes, result: bytes, rows: Sequence[TensorRow], frames: Sequence[memoryview]
 ) -> bytes:
-    """Build a patch from its rows and their frames, both by ascending name.
-
-    Args:
-        base, result: see `Header`.
-    """
+    """Build a patch from its rows and their frames, both by ascending name."""
     # The limits of a reader, so that nobody signs a patch that every follower refuses.
     places = {row.name: place for place, row in enumerate(rows)}
     table = varint(len(rows)) + b"".join(
@@ -312,9 +301,8 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
 def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
     """Split a patch of this program into parts that end where a frame ends; joined, they are the patch.
 
-    Args:
-        part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
-            at most MAX_PATCH_PARTS, so those of a very large patch have more.
+    A part has more bytes than `part_bytes` only if its last frame begins before that. There are at most
+    MAX_PATCH_PARTS, so those of a very large patch have more.
     """
     # Of parts that have at least this size, there are at most MAX_PATCH_PARTS.
     header = read_header(patch)

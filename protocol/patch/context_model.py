@@ -82,13 +82,7 @@ class ChangeGroup:
 
 @dataclass(frozen=True)
 class Model:
-    """The model of a sparse frame.
-
-    Attributes:
-        first: the exponent of the first class.
-        classes: their number.
-        groups: one for each class; a single one without classes.
-    """
+    """The model of a sparse frame."""
 
     layout: Layout
     first: int
@@ -209,21 +203,12 @@ def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], fl
 
 
 def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
-    """Choose the classes that contain the most changes; drop outer classes with too few.
-
-    Returns:
-        The exponent of the first class, and the number of classes.
-    """
+    """Return the first and the number of the classes with the most changes, without outer ones with too few."""
     return classes_of(*_sample(old, new, layout))
 
 
 def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int]:
-    """Choose the classes of a tensor by the changes in a sample of it; see `choose_classes`.
-
-    Args:
-        changes: their number by the exponent of their old value: int64 [exponents].
-        share: of the tensor that the sample is.
-    """
+    """Choose the classes of a tensor, as `choose_classes` does, by the changes in a sample of it: int64 [exponents]."""
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
     # The run of MAX_CLASSES exponents with the most changes, by differences of sums.
     upto = np.concatenate(([0], np.cumsum(changes)))

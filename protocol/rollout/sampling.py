@@ -44,12 +44,7 @@ _BIAS: Final = 1023
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters with which a policy is sampled.
-
-    Attributes:
-        temperature: positive divisor of the logits.
-        stops: the token ids that end a completion; the first of them is its last token.
-    """
+    """The parameters with which a policy is sampled; the first of the stop tokens is a completion's last token."""
 
     temperature: float
     max_tokens: int
@@ -154,11 +149,7 @@ def triton_fault(device: torch.device) -> str:
 
 
 def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor:
-    """Convert seeds of 16 bytes to four little-endian 32-bit words each: int64 [B, 4].
-
-    Raises:
-        ValueError: a seed has another length.
-    """
+    """Convert seeds of 16 bytes to four little-endian 32-bit words each: int64 [B, 4]."""
     if any(len(seed) != SEED_BYTES for seed in seeds):
         raise ValueError(f"a seed has {SEED_BYTES} bytes")
     flat = (

@@ -95,7 +95,7 @@ class Node:
         return self.run.window_at(self.clock.now())
 
     async def next_window(self, after: int, ahead: float = 0.0) -> int:
-        """Wait until shortly before the next window after `after` opens, unless that is in the future; return its number.
+        """Wait until shortly before the window after `after` opens, or the next one by the clock; return its number.
 
         If the clock is put right during the wait, the wait follows it.
         """
