@@ -138,7 +138,6 @@ class ProofFile(_Part):
         return self
 
     def to_json(self) -> str:
-        """Return the text of the file."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
     @classmethod

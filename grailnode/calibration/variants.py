@@ -159,7 +159,6 @@ class VllmServers:
         return engine
 
     async def close(self) -> None:
-        """Stop all servers."""
         for engine in self._engines.values():
             await engine.close()
         self._engines.clear()

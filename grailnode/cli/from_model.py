@@ -35,7 +35,6 @@ def options(
 
 
 def _option(name: str, field: FieldInfo, repeated: str | None, metavar: str | None) -> Decorator:
-    """Return the option of a field."""
     kind, words = value_type(field), f"--{name.replace('_', '-')}"
     if kind is bool:
         return click.option(f"{words}/--no-{words[2:]}", name, default=None, help=help_text(field))

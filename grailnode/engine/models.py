@@ -23,7 +23,6 @@ _LISTED: Final = 3
 
 
 def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
-    """Check that weights are those of a model."""
     shapes = model.shapes
     if weights.keys() != shapes.keys():
         name = min(weights.keys() ^ shapes.keys())

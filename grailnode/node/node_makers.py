@@ -85,7 +85,6 @@ def _stateless_node(
 
 
 def run_id_of(config: Config) -> bytes:
-    """Return the id of the run of a configuration."""
     return _open_run(config).digest
 
 

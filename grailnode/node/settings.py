@@ -74,7 +74,6 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
 
 
 def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
-    """Return a coordinator's settings."""
     section = config.trainer.outer
     if section is None:
         raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")

@@ -72,7 +72,6 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
 
 
 def read_draft(path: Path) -> Draft:
-    """Return the draft of a file."""
     try:
         draft = Draft.from_bytes(path.read_bytes())
         draft.revision.authority.check_keys()

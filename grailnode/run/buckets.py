@@ -115,7 +115,6 @@ class BucketUse:
 
 
 def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
-    """Return the documents to apply to a bucket."""
     makers = {"aws": _aws, "r2": _r2, "minio": _minio}
     return makers[bucket.provider](bucket, use)
 

@@ -169,7 +169,6 @@ async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, b
 
 
 def sign_manifest(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
-    """Return the manifest signed by root keys."""
     return open_signed(sign(manifest, *roots), RunManifest, manifest.authority.roots, manifest.authority.root_threshold)
 
 

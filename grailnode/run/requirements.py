@@ -65,7 +65,6 @@ class CheckedTask:
     notice: str = ""
 
     def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed."""
         member = self.members[drawn_member([member.ppm for member in self.members], seed)]
         source = self.generated.get(member.environment.name) or self.problems
         assert source is not None

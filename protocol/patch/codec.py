@@ -174,7 +174,6 @@ class PatchEncoder:
             self.tensors.update((tensor.row.name, tensor) for tensor in unit)
 
     def finish(self) -> bytes:
-        """Return the patch of all tensors."""
         # Tensors may have been added in any order; those of a patch ascend by name.
         tensors = [self.tensors[name] for name in sorted(self.tensors)]
         rows = [tensor.row for tensor in tensors]

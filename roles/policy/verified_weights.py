@@ -142,7 +142,6 @@ def objects_of(manifest: Manifest, from_anchor: bool) -> Sequence[ObjectRef]:
 
 
 def _verify(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> VerifiedWeights:
-    """Compare weights with their manifest."""
     digest = weights_digest(digests, weights)
     if digest != manifest.weights:
         raise ChainError("the rebuilt weights are not those that the trainer signed", f"version {manifest.version}")

@@ -56,7 +56,6 @@ class Checkpoints:
         return path
 
     def write_patch(self, version: int, patch: bytes) -> Path:
-        """Write a patch."""
         path = self._path("patch", version)
         path.write_bytes(patch)
         return path

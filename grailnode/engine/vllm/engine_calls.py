@@ -110,7 +110,6 @@ class CheckCall:
 
 
 def _body(tokens: Tokens, arguments: RequestArguments, **parameters: object) -> Values:
-    """Return the body of a request."""
     extra = {"temperature": 0, "ignore_eos": True, "detokenize": False, "extra_args": {ARGUMENT: arguments.to_json()}}
     return {"token_ids": list(tokens), "sampling_params": {**parameters, **extra}}
 

@@ -72,7 +72,6 @@ class ServerLauncher:
                 os.killpg(server, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server and the launcher."""
         self.kill_server()
         # Answers of the old launcher must not be taken for those of the next one.
         process, self._process = self._process, None

@@ -138,7 +138,6 @@ async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.So
 
 
 def _listener(address: str, directory: Path) -> trio.SocketListener:
-    """Listen on the socket of a directory."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         (directory / _SOCKET).unlink(missing_ok=True)  # of a process that was killed

@@ -44,7 +44,6 @@ class VllmClient:
         self._data = server.client(_REQUEST_SECONDS, connections)
 
     async def close(self) -> None:
-        """Close all connections."""
         with trio.CancelScope(shield=True):
             await self._control.aclose()
             await self._data.aclose()

@@ -157,7 +157,6 @@ class ChildServer:
         return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
 
     def flags(self, socket: str) -> list[str]:
-        """Return the flags of the server."""
         settings = self.settings
         device = ["--enforce-eager"]
         if settings.device != "cpu":

@@ -36,7 +36,6 @@ class LimitedStore:
         self._bucket = _TokenBucket(limits.rate, limits.burst)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put."""
         if len(data) > self._limits.max_put_bytes:
             raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._limits.max_put_bytes} may be stored")
         await self._bucket.take()
@@ -100,7 +99,6 @@ class BoundedStore:
         self.put, self.get, self.delete = store.put, store.get, store.delete
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list."""
         paths: set[str] = set()
         count = 0
         async for info in self._store.list(prefix, after=after):

@@ -80,7 +80,6 @@ class MirroredStore:
         self.put, self.delete, self.list = origin.put, origin.delete, origin.list
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         kind = self._mirrored_kind(path) if not offset and size is None else ""
         if not kind:
             return await self._origin.get(path, max_bytes, offset=offset, size=size)

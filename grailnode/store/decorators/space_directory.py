@@ -119,7 +119,6 @@ class SpaceDirectory:
         return by_key
 
     def _open(self, key: bytes, data: bytes) -> Announcement:
-        """Return the announcement in signed bytes."""
         signed = open_announced(data, Announcement)
         record = signed.record
         if signed.signers != (key,) or record.key != key or record.run != self._run_id:

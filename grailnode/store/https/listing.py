@@ -69,7 +69,6 @@ class Page:
 
 
 def read_page(data: bytes) -> Page:
-    """Parse a page."""
 
     def refuse(*_: object) -> None:
         raise ListingError("the document has a document type declaration")

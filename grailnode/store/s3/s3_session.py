@@ -142,7 +142,6 @@ class S3Session:
         self.client.meta.events.register_first("before-send.s3", send)
 
     def close(self) -> None:
-        """Close the connections."""
         self.client.close()
         self._http.close()
 

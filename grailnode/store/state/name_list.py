@@ -59,7 +59,6 @@ class NameList:
                 self._write(names)
 
     def rewrite(self, names: Collection[str]) -> None:
-        """Replace the list."""
         with self._locked():
             self._write(names)
 
@@ -71,7 +70,6 @@ class NameList:
             return {name for folder in folders for name in self._names[folder] if name.startswith(prefix)}
 
     def contains(self, name: str) -> bool:
-        """Return whether a name is in the list."""
         with self._locked():
             self._refresh()
             return name in self._names.get(_folder(name), ())

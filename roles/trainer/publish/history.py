@@ -219,7 +219,6 @@ class History:
 
 
 async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
-    """Return the signed manifests in a state by version."""
     manifests: dict[int, Signed[Manifest]] = {}
     async for item in state.list(MANIFESTS):
         signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)
