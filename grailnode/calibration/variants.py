@@ -107,9 +107,7 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
 
 @dataclass(frozen=True)
 class VllmVariant:
-    """The settings with which vLLM computes a policy, by the interpreter of its environment. It computes `sequences`
-    at a time.
-    """
+    """The settings with which vLLM computes `sequences` at a time, by the interpreter of its environment."""
 
     python: Path
     directory: Path
@@ -173,9 +171,7 @@ class Pair(NamedTuple):
 
 
 def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that occur in a run with one way to generate and one to check: other batch shapes, padding,
-    attention, threads, implementations.
-    """
+    """Return the pairs of a run with one way to generate and one to check, by batches, padding, attention, threads."""
     pairs = [Pair("same", generating, checking)]
     if isinstance(generating, VllmVariant):
         pairs.append(Pair("small-batches", replace(generating, sequences=FEW_SEQUENCES), checking))

@@ -1,6 +1,4 @@
-"""Any causal language model of transformers as pure functions of its weights: `models.build` uses it for every
-architecture but Qwen3.
-"""
+"""Any causal language model of transformers as pure functions of its weights, for architectures other than Qwen3."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -47,9 +45,7 @@ class _Cache:
 
 
 class TransformersModel:
-    """A CausalModel of transformers. Only config.json is read from the directory, and none of a checkpoint's code is
-    run.
-    """
+    """A CausalModel of transformers. It reads config.json of the directory alone, and runs no code of a checkpoint."""
 
     exact = False
 

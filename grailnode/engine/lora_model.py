@@ -123,9 +123,7 @@ class LowRankLinear(nn.Module):
 
 
 def add_adapter(result: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return a module's output with its adapter: [..., out] from result [..., out], x [..., in], A [rank, in] and B
-    [out, rank].
-    """
+    """Return a module's output with its adapter: [..., out] from x [..., in], A [rank, in] and B [out, rank]."""
     # Two thin products instead of B A, which would be as large as the matrix.
     return result + functional.linear(functional.linear(x, down), up) * scale
 

@@ -128,9 +128,7 @@ def _node(
     telemetry: NodeTelemetry,
     invitation_name: str = "",
 ) -> Node:
-    """Return a node; `open_state` takes the run's id, and the invitation's file has the node's name if no other is
-    said.
-    """
+    """Return a node, whose invitation's file has the node's name if no other is given."""
     signed = _open_run(config)
     clock, state = SystemClock(), open_state(signed.digest)
     invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_credential.SUFFIX}"

@@ -111,9 +111,7 @@ def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
 
 
 def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
-    """Return about how many seconds this machine takes for each parameter to generate a group on the CPU; a check takes
-    less.
-    """
+    """Return the seconds a parameter that it takes to generate a group on the CPU; a check takes less."""
     if generating.device != "cpu":
         return 0.0
     is_alone = generating.batch_tokens == ALONE

@@ -187,9 +187,7 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a public beacon chain, by default public ones; none when the run's own store serves its
-        rounds.
-        """
+        """Open the relays of a public beacon chain; none when the run's own store serves its rounds."""
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):
             try:

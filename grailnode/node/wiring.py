@@ -166,9 +166,7 @@ async def run_publisher(node: Node, settings: PublisherSettings) -> None:
 async def run_coordinator(
     node: Node, genesis: Callable[[], Weights], publisher: PublisherSettings, settings: CoordinatorSettings
 ) -> None:
-    """Close the rounds of sites that train together, and publish the versions: this is such a run's trainer, until
-    cancelled.
-    """
+    """Close the rounds of sites that train together, and publish the versions, until cancelled."""
 
     async def coordinate() -> None:
         history = await History.open(node.state)

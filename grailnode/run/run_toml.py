@@ -64,9 +64,7 @@ def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, 
 
 
 def for_member(manifest: str, run_id: str, bucket: Bucket, meeting: Bucket) -> str:
-    """Return the run.toml of a node that joins somebody else's run, and has credentials of its own for the meeting
-    point.
-    """
+    """Return the run.toml of a node that joins somebody else's run, with credentials for the meeting point."""
     store = _buckets(bucket, meeting, meeting_credentials="meeting.credentials")
     sections: Sections = {"run": {"manifest": manifest, "id": run_id}, "store": store, "beacon": {"key": ""}}
     lines: list[str] = []

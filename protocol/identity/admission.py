@@ -36,9 +36,7 @@ class ProofOfWorkSolution(Record):
 
 
 class Invite(Record):
-    """A permission to mine for one key, signed by an inviter or a root; valid until `expires_ms`, in milliseconds since
-    the Unix epoch.
-    """
+    """A permission to mine for one key, signed by an inviter or a root, valid until `expires_ms` (Unix epoch)."""
 
     kind: ClassVar[str] = "invite"
     max_bytes: ClassVar[int] = limits.MAX_CREDENTIAL_BYTES
@@ -71,9 +69,7 @@ def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> Proo
 
 
 def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> None:
-    """Check a proof of work, the credential of Hashcash that is bound to run, key and time, so that every new key costs
-    work: that it was done and has not expired.
-    """
+    """Check that a proof of work (Hashcash, bound to run, key and time) was done and has not expired."""
     work = ProofOfWorkSolution.from_bytes(announcement.credential)
     if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
         raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")

@@ -46,9 +46,7 @@ class EncodedPatch:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A tensor of a patch, with its BLAKE3 before and after; the frame is empty if it is unchanged or joined to
-    another.
-    """
+    """A tensor of a patch, with its BLAKE3 before and after; its frame is empty if unchanged or joined to another."""
 
     row: TensorRow
     frame: memoryview
@@ -145,9 +143,7 @@ class PatchEncoder:
     def add(
         self, old: Weights, new: Weights, *, base_digests: Digests | None = None, digests: Digests | None = None
     ) -> None:
-        """Encode more tensors, those of the last published version and of the next; digests as for
-        `encode_with_digests`.
-        """
+        """Encode more tensors, of the last version and the next; digests as for `encode_with_digests`."""
         check_same_tensors(old, new)
 
         def encode_unit(names: tuple[str, ...]) -> list[EncodedTensor]:

@@ -212,9 +212,7 @@ def encode_sparse(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The directory entry of one chunk: its elements, changes by group, 16-bit words, raw bytes and offset in the
-    frame.
-    """
+    """The directory entry of one chunk: elements, changes by group, 16-bit words, raw bytes, offset in the frame."""
 
     begin: int
     end: int

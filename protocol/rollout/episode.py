@@ -22,9 +22,7 @@ class EpisodeRule:
     stops: tuple[int, ...]
 
     def room(self, turns: int, drawn: int, total: int) -> int:
-        """Return the most policy tokens of the turn after so many turns, policy tokens and tokens in all; 0 if there is
-        none.
-        """
+        """Return the most policy tokens of the turn after so many turns, policy tokens and tokens; 0 if none."""
         if turns >= self.turns:
             return 0
         return max(0, min(self.turn_tokens, self.max_tokens - drawn, self.tokens - total))

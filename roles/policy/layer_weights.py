@@ -32,9 +32,7 @@ class PartialWeights(Mapping[str, Tensor]):
 def compute_part(
     weights: Mapping[str, Tensor], prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any
 ) -> Any:
-    """Return `compute(*arguments, **options)`, which reads the weights whose names begin with `prefix`, and those that
-    are at hand already.
-    """
+    """Return `compute(*arguments, **options)`, which reads the weights that begin with `prefix`, or are at hand."""
     if isinstance(weights, PartialWeights):
         return weights.within(prefix, compute, *arguments, **options)
     return compute(*arguments, **options)

@@ -105,9 +105,7 @@ def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
 
 
 def _copy_logs(directory: Path, out: Path) -> str:
-    """Copy what the servers of vLLM wrote to a file beside the output, and return a text that names it; empty if they
-    wrote nothing.
-    """
+    """Copy what the servers of vLLM wrote to a file beside the output; return a text that names it, or an empty one."""
     logs = [path.read_bytes() for path in sorted(directory.rglob(ChildServer.LOG))]
     if not logs:
         return ""

@@ -37,9 +37,7 @@ def _no_report(event: str, **fields: object) -> None:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """An engine that serves a policy: a checkpoint's, or the versions of a run, which has a node, a task and a
-    follower.
-    """
+    """An engine that serves a checkpoint, or the versions of a run, which has a node, a task and a follower."""
 
     source: str
     policy: Policy

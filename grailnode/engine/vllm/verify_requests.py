@@ -109,9 +109,7 @@ async def serve_verifications(
 
 
 async def request_verification(directory: Path) -> Verification:
-    """Ask the node with an engine in a directory to read all tensors back; without an answer, a NoAnswerError is
-    raised.
-    """
+    """Ask the node with an engine in a directory to read all tensors back; raise NoAnswerError without an answer."""
     try:
         with _address(directory) as address:
             async with await trio.open_unix_socket(address) as stream:

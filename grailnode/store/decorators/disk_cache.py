@@ -118,9 +118,7 @@ class DiskCache:
         partial.complete(self._objects / digest.hex())
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
-        """Lock an object's download and return it with the pieces that have arrived; None while another one has locked
-        it.
-        """
+        """Lock an object's download and return it with its arrived pieces; None while another one has locked it."""
         path = self._partial / f"{digest.hex()}-{piece_bytes}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -47,9 +47,7 @@ class NameList:
         self._position = 0  # in the file, up to which it was read
 
     def open(self, is_new: Callable[[], bool]) -> None:
-        """Read the list. It is written anew when most of its lines are about deleted objects, and created in a new
-        state.
-        """
+        """Read the list. A new state gets one, and it is written anew when most lines are about deleted objects."""
         with self._locked():
             if not os.path.lexists(self._path) and is_new():
                 self._write(())

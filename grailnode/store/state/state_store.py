@@ -71,9 +71,7 @@ REMAKEABLE: Final = ("announcements/", "proof-of-work", "canaries/")
 
 
 class IntactStateError(StateError):
-    """A file is of another run or of another version of this program, or this user may not read it. A repair would
-    destroy it.
-    """
+    """A file of another run or another version of this program, or a forbidden one. A repair would destroy it."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.what}"

@@ -180,9 +180,7 @@ def _agreements(opinions: Sequence[tuple[bytes, str, bytes]], rule: LogprobRule)
 
 
 def logprobs_agree(one: tuple[str, bytes], other: tuple[str, bytes], proof: ProofSpec) -> bool:
-    """Return whether two nodes' log-probabilities of a group's tokens, each with how the node computed, agree; false if
-    either cannot be right.
-    """
+    """Return whether two nodes' log-probabilities of a group's tokens agree; false if either cannot be right."""
     return bool(_agreements([(b"", *one), (b"", *other)], LogprobRule(proof))[0, 1])
 
 

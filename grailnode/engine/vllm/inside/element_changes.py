@@ -50,9 +50,7 @@ class ElementChange:
 
 
 def element_changes(placement: Placement, indices: NDArray[np.int64], values: Bits) -> list[ElementChange]:
-    """Return the changes of a tensor for the parts of it that lie on this rank, from flat indices [N] and bits uint16
-    [N].
-    """
+    """Return the changes of a tensor's parts on this rank, from flat indices [N] and bits uint16 [N]."""
     return [_change(piece, indices, values) for piece in placement.pieces]
 
 
