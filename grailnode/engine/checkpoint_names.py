@@ -97,7 +97,7 @@ class CheckpointNames:
 
 
 def _module_tensor(name: str, tensors: list[Tensor]) -> Tensor:
-    """Return a parameter from its files' tensors: itself, [E, D, F] from E matrices, or [E, 2F, D] from gates and ups."""
+    """Return a parameter from its tensors: itself, [E, D, F] from E matrices, or [E, 2F, D] from E gates and E ups."""
     if len(tensors) == 1 and "experts." not in name:
         return tensors[0]
     if not name.endswith("gate_up_proj"):
