@@ -296,26 +296,14 @@ class Config(Settings):
 
     @property
     def vllm_python(self) -> Path | None:
-        """The interpreter with which a node starts vLLM; None for a server that somebody else runs.
-
-        Raises:
-            InstallationError: this file names none, and vLLM is not installed in the default directory.
-        """
+        """The interpreter with which a node starts vLLM; None for a server that somebody else runs."""
         if self.engine.url:
             return None
         return find_python("engine.python") if self.engine.python is None else self.at(self.engine.python)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read run.toml.
-
-    Args:
-        path: the file, or the directory in which it lies.
-        overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML, a key is unknown, or a value is not allowed.
-    """
+    """Read run.toml, or that of a directory, with overrides 'section.key=value', the value in TOML's notation."""
     if path.is_dir():
         path = path / "run.toml"
     if not path.exists():
@@ -324,14 +312,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Path) -> Config:
-    """Return a configuration from values alone, for a run that is named by its URL.
-
-    Args:
-        values: by section, as in the file; they are valid, so a fault is reported as one of the overrides'.
-
-    Raises:
-        ConfigError: as `load`.
-    """
+    """Return a configuration from valid values by section alone, for a run that is named by its URL."""
     return _config(values, overrides, "--set", directory.absolute())
 
 
@@ -342,11 +323,7 @@ def _config(values: dict[str, Any], overrides: Sequence[str], source: str, direc
 
 
 def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
-    """Return values as a model of sections; `source` is the file, for errors.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is not allowed.
-    """
+    """Return values as a model of sections; `source` is the file, for errors."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -354,11 +331,7 @@ def validate(model: type[Checked], values: dict[str, Any], source: str) -> Check
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file.
-
-    Raises:
-        ConfigError: the file is missing, cannot be read, or is not TOML.
-    """
+    """Return the contents of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -95,13 +95,7 @@ class DifficultySpec(Record):
         return tuple(floor + after - before for floor, (before, after) in zip(floors, pairwise(ends), strict=True))
 
     def count(self, before: Counts | None, windows: int, groups: Iterable[tuple[int, bool]]) -> Counts:
-        """Return the counts after a window.
-
-        Args:
-            before: the counts of the summary before; None before the first.
-            windows: from that summary to this one.
-            groups: of each accepted group its stratum's number, and whether it is uneven.
-        """
+        """Return the counts so many windows after those before, with the groups (stratum, is uneven) since."""
         counts = [list(pair) for pair in before or ((0, 0),) * len(self.strata)]
         while windows and any(map(any, counts)):
             counts = [[value * self.decay // GROUP for value in pair] for pair in counts]
@@ -140,11 +134,7 @@ class DifficultyTable(Record):
     def of(
         cls, rule: DifficultySpec, window: int = 0, ledgers: Mapping[bytes, tuple[bytes, Counts]] | None = None
     ) -> "DifficultyTable":
-        """Return the table that follows from summaries of a window; without any, the own shares of the strata.
-
-        Args:
-            ledgers: by validator, the digest of its summary and the counts in it.
-        """
+        """Return the table that follows from a window's summaries (digest, counts), or from the strata's own shares."""
         inputs = sorted((ledgers or {}).items())
         shares = rule.shares([counts for _, (_, counts) in inputs])
         summaries = tuple((validator, digest) for validator, (digest, _) in inputs)
@@ -152,11 +142,7 @@ class DifficultyTable(Record):
 
 
 def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None, first_window: int) -> str:
-    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is.
-
-    Args:
-        first_window: the first window that the version serves.
-    """
+    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is."""
     if rule is None or table is None:
         is_right = rule is None and table is None
         return "" if is_right else "a difficulty table in a run without them, or none in a run with them"

@@ -64,11 +64,7 @@ def verdicts(validator: bytes, window: int) -> str:
 
 
 def probe(writer: bytes, name: str) -> str:
-    """Return the path of an object that a node writes, reads and deletes at its start, to see that it can.
-
-    Args:
-        name: hexadecimal digits, new at each start, so that no cache knows the object.
-    """
+    """Return the path of a probe, new at each start, that a node writes, reads and deletes to see that it can."""
     return f"{kind_prefix(writer, 'probes')}{name}"
 
 
@@ -128,11 +124,7 @@ def content_digest_in(path: str) -> bytes | None:
 
 
 def window_of(path: str) -> int:
-    """Return the window number with which the last part of a path begins.
-
-    Raises:
-        MalformedError: the last part does not begin with a window number.
-    """
+    """Return the window number with which the last part of a path begins."""
     digits = path.rsplit("/", 1)[-1][:_WINDOW_DIGITS]
     if len(digits) != _WINDOW_DIGITS or not (digits.isascii() and digits.isdigit()):
         raise MalformedError("no window in the path", path[:200])
@@ -147,11 +139,7 @@ def writer(path: str) -> bytes:
 
 
 def key_at_end(path: str) -> bytes:
-    """Return the public key that a path ends with.
-
-    Raises:
-        MalformedError: the path does not end with a key.
-    """
+    """Return the public key that a path ends with."""
     try:
         key = bytes.fromhex(path[-_KEY_DIGITS:])
     except ValueError:

@@ -25,11 +25,7 @@ CALIBRATED: Final[tuple[CalibratedArithmetic, ...]] = get_args(CalibratedArithme
 
 
 def arithmetic_of(engine: str, dtype: str) -> Arithmetic:
-    """Return the arithmetic of an engine that computes in a dtype.
-
-    Raises:
-        ValueError: there is none of this name.
-    """
+    """Return the arithmetic of an engine that computes in a dtype."""
     for arithmetic in CALIBRATED:
         if arithmetic == f"{engine}-{dtype}":
             return arithmetic

@@ -20,12 +20,7 @@ _REPUTATIONS: Final = {
 
 @dataclass(frozen=True)
 class TrainerTime:
-    """Shares of the training process's time since its start.
-
-    Attributes:
-        data: it waited for verified groups.
-        hand_over: it handed versions to the writer.
-    """
+    """Shares of the training process's time since its start: waiting for groups, and handing versions to the writer."""
 
     data: float
     hand_over: float
@@ -44,12 +39,7 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
 
 
 def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
-    """Return a line that says what limits a trainer, and what to add.
-
-    Args:
-        state: of the run, for the groups that its miners and validators deliver.
-        audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
-    """
+    """Return a line that says what limits a trainer, and what to add."""
     if time.data >= _MUCH:
         # No rule asks anybody to judge more of a miner that has no reputation left.
         miners = [miner for miner in state.miners if miner.score > 0 or not miner.rejections]

@@ -435,9 +435,6 @@ def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arith
 
     A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. Each declaration
     has its own, so that clean windows under wide thresholds take nothing off the evidence under narrow ones.
-
-    Args:
-        ledger: summaries of one validator, ascending by window.
     """
     evidence = NO_EVIDENCE
     for summary in ledger:

@@ -170,10 +170,6 @@ def joint_rejection(judgements: Iterable[Judgement], evidence: Evidence, thresho
 
     Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group
     that passes by chance is rejected together with the others.
-
-    Args:
-        evidence: of the miner's earlier windows.
-        thresholds: those of this window's pair of arithmetics.
     """
     groups = [item.counts for item in sorted(judgements, key=lambda item: item.index) if item.counts.computed]
     return Reason.WINDOW if is_improbable(evidence, groups, thresholds) else None

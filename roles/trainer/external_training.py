@@ -58,9 +58,7 @@ class AcknowledgedGroups(Record):
 class ExternalTraining:
     """What the training loop of somebody else hands over and takes.
 
-    Args:
-        max_staleness: versions that a group may be older than the newest one.
-        check: called at each look into inbox or outbox; raises if it is in vain to wait.
+    `check` is called at each look into inbox or outbox; it raises if it is in vain to wait.
     """
 
     def __init__(self, node: Node, max_staleness: int, check: Callable[[], None] = lambda: None) -> None:
@@ -75,14 +73,7 @@ class ExternalTraining:
         """The newest version that was published."""
 
     async def begin(self, genesis: Callable[[], Weights]) -> None:
-        """Go on from this node's state, or publish version 0.
-
-        Args:
-            genesis: reads the weights of version 0, before they are quantized.
-
-        Raises:
-            ChainError: they are not those that the run names.
-        """
+        """Go on from this node's state, or publish version 0 from weights that are not quantized yet."""
         state = self._node.state
         self.version = await next_version(state) - 1
         await delete_unnamed_weights(state, self.version)
@@ -98,13 +89,8 @@ class ExternalTraining:
     async def publish(self, weights: Weights, step: int) -> int:
         """Make the next version durable, and return its number. This waits while earlier ones wait for their upload.
 
-        Args:
-            weights: contiguous BF16 tensors on the CPU, by the names of the run's checkpoint; the caller has compared
-                names and shapes.
-            step: optimizer steps up to it.
-
-        Raises:
-            ValueError: a weight is not finite, which no rollout can be proved with, or the step is no step.
+        The weights are contiguous BF16 tensors on the CPU, whose names and shapes the caller has compared. A weight that
+        is not finite is refused: no rollout can be proved with it.
         """
         node = self._node
         if not 0 <= step < _MAX_STEP:
@@ -142,11 +128,7 @@ class ExternalTraining:
         return groups
 
     async def acknowledge(self, groups: Mapping[bytes, int]) -> None:
-        """Remember durably that the caller has learned from some groups, and delete what the inbox needs no more.
-
-        Args:
-            groups: their versions, by digest.
-        """
+        """Remember durably that the caller has learned from groups (versions by digest), and tidy the inbox."""
         self._acknowledged |= groups
         kept = {digest: version for digest, version in self._acknowledged.items() if not self._is_stale(version)}
         record = AcknowledgedGroups(groups=tuple(sorted(kept.items())))
