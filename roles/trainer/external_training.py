@@ -89,7 +89,7 @@ class ExternalTraining:
     async def publish(self, weights: Weights, step: int) -> int:
         """Make the next version durable, and return its number. This waits while earlier ones wait for their upload.
 
-        The weights are contiguous BF16 tensors on the CPU, whose names and shapes the caller has compared. A weight that
+        The weights are contiguous BF16 tensors on the CPU; the caller has compared names and shapes. A weight that
         is not finite is refused: no rollout can be proved with it.
         """
         node = self._node
