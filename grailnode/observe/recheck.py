@@ -79,11 +79,7 @@ class RecheckedGroup:
 
 
 async def recheck(node: Node, task: Task, compute: Compute, reference: GroupReference) -> RecheckedGroup:
-    """Judge one group as a validator does, by the thresholds for how the miner and this engine compute.
-
-    Raises:
-        ProtocolError: an object is malformed, or is not the one that belongs at its path.
-    """
+    """Judge one group as a validator does, by the thresholds for how the miner and this engine compute."""
     miner = await _find_miner(node, reference)
     signed = await fetch_record(node, Commitment, paths.commitment(miner, reference.window))
     commitment = signed.record

@@ -50,12 +50,7 @@ _ENABLE: Final = (
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python interpreter and where its files are.
-
-    Attributes:
-        executable: path of the program in the sandbox.
-        files: (path on this machine, path in the sandbox) of the directories and files that it needs to start.
-    """
+    """A Python interpreter, and (path here, path in the sandbox) of what it needs to start."""
 
     version: str
     executable: str
@@ -73,14 +68,7 @@ class BubblewrapSandbox:
 
     @classmethod
     def open(cls, python: str, limits: ProgramLimits = _LIMITS) -> "BubblewrapSandbox":
-        """Return a sandbox with a version of Python, after probing its isolation.
-
-        Args:
-            python: the version, such as '3.11'. This program's own interpreter is used if it has that version.
-
-        Raises:
-            SandboxError: this machine cannot provide it; the message says what to do.
-        """
+        """Return a sandbox with a version of Python such as '3.11', after probing its isolation."""
         if sys.platform != "linux" or platform.machine() not in seccomp.machines:
             raise SandboxError(f"running programs needs Linux on {' or '.join(seccomp.machines)}")
         sandbox = cls(_find_bubblewrap(), _find_interpreter(python), limits)

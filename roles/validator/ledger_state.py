@@ -31,12 +31,7 @@ class Ledger:
 
     @classmethod
     async def open(cls, state: ObjectStore, run: RunManifest) -> "Ledger":
-        """Return the ledger that is stored in a state.
-
-        Raises:
-            StateError: a summary does not follow the one before it.
-            StateError, ProtocolError: the state is damaged.
-        """
+        """Return the ledger that is stored in a state, in which each summary follows the one before it."""
         ledger = cls(state, run)
         tip: bytes | None = None
         async for item in state.list(LEDGER):
