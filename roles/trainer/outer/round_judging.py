@@ -27,12 +27,7 @@ PROJECTIONS: Final = "projections of contributions"
 
 @dataclass
 class Attendance:
-    """What the coordinator has seen of the workers in a round.
-
-    Attributes:
-        contributions: the first contribution that it saw of each worker, in the order in which it saw them.
-        refusals: the workers of which nothing will count.
-    """
+    """What the coordinator has seen of a round's workers: the first contributions, in order, and who is refused."""
 
     opening: Signed[RoundManifest]
     contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
@@ -53,11 +48,7 @@ class Attendance:
             )
 
     async def look(self, node: Node, workers: Sequence[bytes], seconds: float) -> None:
-        """Look at the contribution of some workers once, and remember the first one of each.
-
-        Args:
-            seconds: after which a worker whose space does not answer is left out; it holds up no other.
-        """
+        """Look at some workers' contributions once, for so many seconds, and remember the first one of each."""
         with trio.move_on_after(seconds):
             await gather(partial(self._look_at, node), workers, len(workers))
 
@@ -103,11 +94,7 @@ class Attendance:
 async def fetch_payload(
     node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
 ) -> bytes:
-    """Fetch the payload of a contribution from its worker's space, and check all of it.
-
-    Args:
-        checks: limits how many are decoded at the same time.
-    """
+    """Fetch the payload of a contribution from its worker's space, and check all of it, some at the same time."""
     ref, parts = contribution.payload, parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
     largest = sum(largest_frame(part) + FRAME_SLACK for part in parts)  # the head has less than that for a part
     if ref.size > largest:

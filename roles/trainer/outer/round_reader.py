@@ -82,14 +82,9 @@ async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContr
 async def fetch_state(
     node: Node, parts: tuple[Part, ...], trusted: RoundManifest | None
 ) -> tuple[Signed[RoundManifest], SharedState]:
-    """Fetch the state that the pointer names, with its manifest. Shards that are here already are not fetched again.
+    """Fetch the state that the pointer names, newer than the one that is trusted, with its manifest.
 
-    Args:
-        trusted: the manifest that this site trusts; None for a new site.
-
-    Raises:
-        NotFoundError: there is no state, or none that is newer than the trusted one.
-        ForkError: the trainer signed another history in one epoch.
+    Shards that are here already are not fetched again.
     """
     pointer = await fetch_pointer(node)
     signed = await fetch_record(node, RoundManifest, paths.round_manifest(pointer.trainer, pointer.state_number))
@@ -114,11 +109,9 @@ async def fetch_state(
 
 
 async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps: int) -> list[Signed[RoundManifest]]:
-    """Return a trusted round manifest and those before it, the newest first, as far as storage has them: they say which
-    groups are used up.
+    """Return a trusted round manifest and those of so many steps before it, newest first, as far as storage has them.
 
-    Args:
-        steps: outer steps to go back.
+    They say which groups are used up.
     """
     manifests = [newest]
     while (record := manifests[-1].record).number > 0 and newest.record.state.step - record.state.step <= steps:

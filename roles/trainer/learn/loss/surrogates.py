@@ -43,11 +43,7 @@ class Tokens:
 
     @property
     def teacher(self) -> Tensor:
-        """The log-probabilities of the reference policy.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The log-probabilities of the reference policy, which the loss must have."""
         if self.reference is None:
             raise ValueError("this loss needs the log-probabilities of a reference policy")
         return self.reference
@@ -123,11 +119,7 @@ SURROGATES: Final[dict[SurrogateName, Surrogate]] = {
 
 
 def surrogate_of(settings: LossSettings) -> Surrogate:
-    """Return the function of a loss.
-
-    Raises:
-        ValueError: that of one's own cannot be imported.
-    """
+    """Return the function of a loss."""
     module, _, name = settings.loss.partition(":")
     if not name:
         return SURROGATES[settings.spec.surrogate]
