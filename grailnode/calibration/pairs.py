@@ -39,7 +39,9 @@ class CalibrationTask:
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
         rewards: returns the rewards of completions of the prompt of a seed, in millionths; None if there are none.
+        chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
+        lora: the adapters that the run trains; None for a run that trains all weights.
     """
 
     policy: Policy
@@ -111,6 +113,8 @@ class Submission:
     """A group of N tokens as a miner submits it, without the hidden states.
 
     Attributes:
+        seed: of its prompt.
+        requests, completions: one of each for every rollout.
         sketch: of the states behind all tokens before rounding, float32 [N, 4]; projection: the seed with which it was
             computed.
         logprobs: float32 [N], of the tokens.

@@ -110,7 +110,14 @@ class MeasuredRow(_Part):
 
 
 class Subject(_Part):
-    """What was measured, which is one for all pairs: the policy by its digest, the source of prompts, the sampling."""
+    """What was measured, which is one for all pairs.
+
+    Attributes:
+        policy: weight digest of the policy, in hexadecimal.
+        prompts: name of the environment or of the file of the prompts.
+        chat: whether they were put into the policy's chat template.
+        lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
+    """
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     prompts: Line
@@ -138,6 +145,7 @@ class ProofFile(_Part):
         return self
 
     def to_json(self) -> str:
+        """Return the text of the file."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
     @classmethod

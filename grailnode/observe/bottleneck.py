@@ -39,7 +39,12 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
 
 
 def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
-    """Return a line that says what limits a trainer, and what to add."""
+    """Return a line that says what limits a trainer, and what to add.
+
+    Args:
+        state: of the run, for the groups that its miners and validators deliver.
+        audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
+    """
     if time.data >= _MUCH:
         # No rule asks anybody to judge more of a miner that has no reputation left.
         miners = [miner for miner in state.miners if miner.score > 0 or not miner.rejections]

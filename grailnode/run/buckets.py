@@ -56,7 +56,12 @@ class Document:
 def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "") -> Bucket:
     """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
 
-    Region and URL to read from are the service's own unless they are given.
+    Args:
+        region: empty for the provider's default.
+        url: where everybody reads the bucket; empty for the service's own URL.
+
+    Raises:
+        BucketError: the text is none of these, or the URL to read from is unknown.
     """
     if not _region.fullmatch(region):
         raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")

@@ -73,7 +73,14 @@ class ExternalTraining:
         """The newest version that was published."""
 
     async def begin(self, genesis: Callable[[], Weights]) -> None:
-        """Go on from this node's state, or publish version 0 from weights that are not quantized yet."""
+        """Go on from this node's state, or publish version 0.
+
+        Args:
+            genesis: reads the weights of version 0, before they are quantized.
+
+        Raises:
+            ChainError: they are not those that the run names.
+        """
         state = self._node.state
         self.version = await next_version(state) - 1
         await delete_unnamed_weights(state, self.version)
@@ -128,7 +135,11 @@ class ExternalTraining:
         return groups
 
     async def acknowledge(self, groups: Mapping[bytes, int]) -> None:
-        """Remember durably that the caller has learned from groups (versions by digest), and tidy the inbox."""
+        """Remember durably that the caller has learned from some groups, and delete what the inbox needs no more.
+
+        Args:
+            groups: their versions, by digest.
+        """
         self._acknowledged |= groups
         kept = {digest: version for digest, version in self._acknowledged.items() if not self._is_stale(version)}
         record = AcknowledgedGroups(groups=tuple(sorted(kept.items())))

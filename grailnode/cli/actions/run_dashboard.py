@@ -91,6 +91,9 @@ class RunReader:
     """Reads the state of a run, and the rollouts of its newest judged window.
 
     Of a run that has ended only the windows up to its last are read, and now and then whether there is a newer one.
+
+    Args:
+        directory: for the run's model files, of which the tokenizer is needed.
     """
 
     def __init__(self, node: Node, directory: Path) -> None:

@@ -102,9 +102,7 @@ class PolicyLoss:
 
 
 def policy_loss(tokens: Tokens, weight: Tensor, settings: LossSettings) -> PolicyLoss:
-    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t), with weights float32
-    [N].
-    """
+    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t), w float32 [N]."""
     objective = surrogate_of(settings)(tokens, settings)
     values, clipped, divergence = objective.values, objective.clipped, 0.0
     if settings.correction != "none":

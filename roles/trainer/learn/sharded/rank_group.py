@@ -75,9 +75,7 @@ class RankGroup:
         return whole
 
     def scatter(self, whole: Tensor | None, own: Tensor) -> None:
-        """Fill every rank's rows of a tensor from the whole one, which rank 0 has contiguous on the CPU, in the same
-        dtype.
-        """
+        """Fill every rank's rows of a tensor from the whole one, which rank 0 has on the CPU, contiguous."""
         if whole is None:
             part = torch.empty(own.shape, dtype=own.dtype)
             self._receive(part, 0, self.steps)
