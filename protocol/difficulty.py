@@ -49,13 +49,7 @@ class Stratum(Record):
 
 
 class DifficultySpec(Record):
-    """How the tables of a run are computed.
-
-    Attributes:
-        strata: of the task's problems, ascending by name.
-        floor_ppm: what every stratum keeps of its own share, in millionths.
-        decay: what remains of a count after each window, in millionths.
-    """
+    """How the tables of a run are computed (fields: docs/spec/difficulty.md)."""
 
     kind: ClassVar[str] = "difficulty-rule"
     strata: Annotated[tuple[Stratum, ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
@@ -107,13 +101,7 @@ class DifficultySpec(Record):
 
 
 class DifficultyTable(Record):
-    """The shares by which the groups of one version draw their strata.
-
-    Attributes:
-        window: of the summaries from whose counts the shares follow; 0 without any.
-        summaries: (validator, SHA-256 of the body of its summary of the window), ascending.
-        shares: of each stratum, in millionths.
-    """
+    """The shares by which the groups of one version draw their strata (fields: docs/spec/difficulty.md)."""
 
     kind: ClassVar[str] = "difficulty"
     window: Window

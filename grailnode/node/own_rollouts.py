@@ -129,6 +129,7 @@ def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
 
 
 def _prompts(config: Config, run: RunManifest) -> prompts.Prompts:
+    """Return the run's prompts."""
     data = config.trainer.data
     if run.data is not None and (data is None or not config.at(data).is_file()):
         raise SkippedError("the run's problems are not on this machine: --set trainer.data=FILE names them")
