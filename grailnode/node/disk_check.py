@@ -38,7 +38,7 @@ def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
 
 
 def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, versions: int = 1) -> int:
-    """Return the bytes that a miner's or a validator's state takes at most; `policy` is None until it was fetched.
+    """Return the most bytes of a miner's or a validator's state; `policy` is None until it was fetched.
 
     Beside vLLM so many versions lie on the disk, with two more while it catches up.
     """

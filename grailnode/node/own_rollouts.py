@@ -111,7 +111,7 @@ def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
 
 
 def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
-    """Return the seconds a parameter that it takes to generate a group on the CPU; a check takes less."""
+    """Return about how many seconds each parameter takes to generate a group on the CPU; a check takes less."""
     if generating.device != "cpu":
         return 0.0
     is_alone = generating.batch_tokens == ALONE

@@ -55,7 +55,7 @@ def change_quorum(revisions: Revisions, validators: int) -> Draft:
 
 
 async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
-    """Return the point of the chain at a version that the trainer of this machine published, last under that key."""
+    """Return the chain's point at a version of this machine's trainer, which published none later with that key."""
     history = await History.open(objects)
     if version not in history.manifests:
         versions = ", ".join(map(str, sorted(history.manifests))) or "none"

@@ -44,7 +44,7 @@ _BIAS: Final = 1023
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters with which a policy is sampled; the first of the stop tokens is a completion's last token."""
+    """The parameters with which a policy is sampled; a completion ends with its first stop token."""
 
     temperature: float
     max_tokens: int

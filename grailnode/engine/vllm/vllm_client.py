@@ -36,7 +36,7 @@ class RefusedCommandError(EngineError):
 
 
 class VllmClient:
-    """A node's connections to one server; a control call has a deadline of so many seconds."""
+    """A node's connections to one server, with a deadline for control calls, in seconds."""
 
     def __init__(self, server: Server, *, control_seconds: float = 60.0, connections: int = 512) -> None:
         self._shares_files = server.shares_files

@@ -33,7 +33,7 @@ def stage_patch(
     cancelled: Cancelled = lambda: False,
     threads: int = 1,
 ) -> StagedVersion:
-    """Decode a patch (hostile bytes) against the weights that serve, so many tensors at the same time."""
+    """Decode a patch (hostile bytes) against the weights that serve, `threads` tensors at the same time."""
     steps = RankSteps(engine_weights, cancelled)
     # 1. The patch is for exactly the weights in memory: their digest was read back, so a patch for a sibling version
     # stops here.
