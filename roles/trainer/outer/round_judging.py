@@ -94,7 +94,7 @@ class Attendance:
 async def fetch_payload(
     node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
 ) -> bytes:
-    """Fetch a contribution's payload from its worker's space, and check it, as many at a time as `checks` allows."""
+    """Fetch a contribution's payload from its worker's space, and check it; `checks` limits how many at a time."""
     ref, parts = contribution.payload, parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
     largest = sum(largest_frame(part) + FRAME_SLACK for part in parts)  # the head has less than that for a part
     if ref.size > largest:

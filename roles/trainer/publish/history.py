@@ -152,7 +152,7 @@ class History:
         self.published_version = version
 
     async def delete_needless_weights(self, uploading: Set[int] = frozenset()) -> None:
-        """Delete the weights of versions before the newest published one, but for those whose anchor is uploaded now."""
+        """Delete the weights before the newest published version, but for those whose anchor is being uploaded."""
         # Notes before files: a note says that its files are complete, so it must not outlive them.
         newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
