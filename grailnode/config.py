@@ -303,7 +303,15 @@ class Config(Settings):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read run.toml, or that of a directory, with overrides 'section.key=value', the value in TOML's notation."""
+    """Read run.toml.
+
+    Args:
+        path: the file, or the directory in which it lies.
+        overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML, a key is unknown, or a value is not allowed.
+    """
     if path.is_dir():
         path = path / "run.toml"
     if not path.exists():
@@ -323,7 +331,11 @@ def _config(values: dict[str, Any], overrides: Sequence[str], source: str, direc
 
 
 def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
-    """Return values as a model of sections; `source` is the file, for errors."""
+    """Return values as a model of sections; `source` is the file, for errors.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is not allowed.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -331,7 +343,11 @@ def validate(model: type[Checked], values: dict[str, Any], source: str) -> Check
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file."""
+    """Return the contents of a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, cannot be read, or is not TOML.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -124,7 +124,11 @@ def content_digest_in(path: str) -> bytes | None:
 
 
 def window_of(path: str) -> int:
-    """Return the window number with which the last part of a path begins."""
+    """Return the window number with which the last part of a path begins.
+
+    Raises:
+        MalformedError: the last part does not begin with a window number.
+    """
     digits = path.rsplit("/", 1)[-1][:_WINDOW_DIGITS]
     if len(digits) != _WINDOW_DIGITS or not (digits.isascii() and digits.isdigit()):
         raise MalformedError("no window in the path", path[:200])
@@ -139,7 +143,11 @@ def writer(path: str) -> bytes:
 
 
 def key_at_end(path: str) -> bytes:
-    """Return the public key that a path ends with."""
+    """Return the public key that a path ends with.
+
+    Raises:
+        MalformedError: the path does not end with a key.
+    """
     try:
         key = bytes.fromhex(path[-_KEY_DIGITS:])
     except ValueError:

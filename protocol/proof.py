@@ -25,7 +25,11 @@ CALIBRATED: Final[tuple[CalibratedArithmetic, ...]] = get_args(CalibratedArithme
 
 
 def arithmetic_of(engine: str, dtype: str) -> Arithmetic:
-    """Return the arithmetic of an engine that computes in a dtype."""
+    """Return the arithmetic of an engine that computes in a dtype.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
     for arithmetic in CALIBRATED:
         if arithmetic == f"{engine}-{dtype}":
             return arithmetic

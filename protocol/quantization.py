@@ -84,7 +84,14 @@ def published_outline(
 
 
 def row_scales(matrix: Tensor, precision: Precision) -> Tensor:
-    """Return the scales of a matrix (float32 or BF16 [rows, columns], of any device): BF16 [rows]."""
+    """Return the scales of a matrix: BF16 [rows].
+
+    Args:
+        matrix: float32 or BF16 [rows, columns], of any device.
+
+    Raises:
+        ValueError: a weight is not finite, or is too large.
+    """
     largest = torch.cat([piece.abs().amax(dim=1).to(torch.float32) for piece in _pieces(matrix)])
     if not torch.isfinite(largest).all():
         raise ValueError("a weight that is not finite")
@@ -98,7 +105,11 @@ def row_scales(matrix: Tensor, precision: Precision) -> Tensor:
 
 
 def encode(matrix: Tensor, scales: Tensor, precision: Precision) -> Tensor:
-    """Return the codes of a matrix (float32 or BF16) with its scales: [rows, columns] of the precision's dtype."""
+    """Return the codes of a matrix: [rows, columns] of the precision's dtype.
+
+    Args:
+        matrix: float32 or BF16 [rows, columns]; scales: its own, BF16 [rows].
+    """
     result = torch.empty(matrix.shape, dtype=_codes[precision].dtype, device=matrix.device)
     inverses = (((2 * _BIAS) << _F32_SHIFT) - scales.to(torch.float32).view(torch.int32)).view(torch.float32)[:, None]
     for piece, inverse, part in zip(_pieces(matrix), _pieces(inverses, matrix), _pieces(result), strict=True):

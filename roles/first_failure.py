@@ -10,7 +10,12 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class FailFastTasks:
-    """Tasks of one `first_failure` block."""
+    """Tasks of one `first_failure` block.
+
+    Attributes:
+        cancel_scope: covers the block and all of its tasks.
+        failure: the first expected error; None as long as there is none.
+    """
 
     def __init__(self, nursery: trio.Nursery, errors: tuple[type[Exception], ...], cancel_others: bool) -> None:
         self.cancel_scope = nursery.cancel_scope

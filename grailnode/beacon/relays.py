@@ -52,7 +52,15 @@ class RelayTimeouts:
 
 
 class RelayBeacon:
-    """Implements the Beacon port over several relays, asked in order: the first valid answer counts."""
+    """Implements the Beacon port over several relays: the first valid answer counts.
+
+    Args:
+        relays: asked in order, each with a head start on the next.
+        clock: tells when a round is due.
+
+    Raises:
+        ValueError: `relays` is empty.
+    """
 
     def __init__(
         self, relays: Sequence[Relay], chain: ChainInfo, clock: Clock, *, timeouts: RelayTimeouts | None = None
@@ -141,8 +149,15 @@ async def publish_rounds(
     """Write each round of a local chain when it is due, and remove rounds before the last `keep`, until cancelled.
 
     After a restart the newest round is written first, then those of the last `keep` that the store lacks, newest first:
-    older rounds could not open a window that still counts. A write that the store refuses is repeated. A write that
-    failed or took longer than a round causes an event, since all nodes wait and cannot see why.
+    older rounds could not open a window that still counts. A write that the store refuses is repeated.
+
+    Args:
+        keep: rounds in the store, at least 2.
+        telemetry: takes an event for each write that failed or took longer than a round lasts, since all nodes wait
+            for the rounds and cannot see why they are late.
+
+    Raises:
+        ValueError: the key is not this chain's, or `keep` is too small.
     """
     if key.public_key != chain.public_key:
         raise ValueError("the beacon key does not sign this chain")

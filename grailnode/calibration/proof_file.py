@@ -186,7 +186,14 @@ class ProofFile(_Part):
     def check(
         self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool, lora: LoraSpec | None = None
     ) -> None:
-        """Refuse a run that this proof was not measured for; the policy is version 0, or the base of a LoRA run."""
+        """Refuse a run that this proof was not measured for.
+
+        Args:
+            policy: weight digest of version 0, or of the base of a LoRA run.
+
+        Raises:
+            ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions.
+        """
         subject = self.subject
         if subject.policy != policy.hex():
             raise ProofFileError(

@@ -36,7 +36,12 @@ def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresh
 
 
 def check(powers: Sequence[CopyRow], honest: Honest, window: int) -> None:
-    """Check that each pair refuses a copy of REQUIRED_BITS; the error names the widest honest pairs."""
+    """Check that a copy of REQUIRED_BITS is refused.
+
+    Raises:
+        TooWideError: one of the pairs does not refuse it; the message names the honest pairs with the widest
+        statistics.
+    """
     weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
     if weak.windows >= REQUIRED_POWER:
         return

@@ -77,7 +77,10 @@ def choose_thresholds(
 ) -> Thresholds:
     """Choose the thresholds that accept honest pairs and refuse a copy after the fewest positions.
 
-    Of each pair there are at least LEAST_GROUPS groups; a copy's are measured by one or more pairs.
+    Args:
+        honest: at least LEAST_GROUPS groups of each pair.
+        copies: measurements of a copy's groups, by one or more pairs.
+        arithmetics: those of miners and validators, which all pairs have.
     """
     check_groups(min(map(len, honest.values())))
     margins = _Measured.of(honest, copies, demands, _margins)

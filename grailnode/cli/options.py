@@ -83,7 +83,11 @@ def authority_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a text that cannot be a node's name."""
+    """Refuse a text that cannot be a node's name.
+
+    Raises:
+        UsageError: it cannot.
+    """
     if not _node_name.fullmatch(name):
         raise click.UsageError(
             f"--name {name}: up to 32 letters, digits, '_', '.' and '-', the first no '.', "

@@ -30,7 +30,13 @@ def convert(
     version: int,
     base_version: int,
 ) -> list[Path]:
-    """Convert a patch, a safetensors file or a slime version directory, check, and write; return the written files."""
+    """Convert, check, and write; return the files that were written.
+
+    Args:
+        source: a patch, a safetensors file, or a slime version directory.
+        base: weights that a delta applies to; None for a full checkpoint.
+        version, base_version: version numbers in the other format.
+    """
     with error_context(base):
         base_weights = safetensors.read(base.read_bytes()) if base else None
     with error_context(source):

@@ -57,7 +57,14 @@ class InspectedPatch:
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
-    """Read the facts of a patch, with the bounds if the weights are given that it applies to."""
+    """Read the facts of a patch.
+
+    Args:
+        base: the weights that the patch applies to, to compute the bounds.
+
+    Raises:
+        MalformedError, LimitError, PatchError: not a patch, or a patch for other weights than `base`.
+    """
     whole = summary(data)
     if base is not None and digest_weights(base) != whole.base:
         raise PatchError(

@@ -97,7 +97,11 @@ def _delta(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 def write_slime(
     new: Weights, version: int, base: Weights | None = None, base_version: int | None = None
 ) -> tuple[str, dict[str, bytes]]:
-    """Return a delta from `base` (which has `base_version`), or a full version: the directory's name and its files."""
+    """Return a delta from `base` (which has `base_version`), or a full version: the directory's name and its files.
+
+    Raises:
+        ValueError: only one of `base` and `base_version` is present, or `base` has other tensors.
+    """
     if (base is None) != (base_version is None) or (base is not None and base.keys() != new.keys()):
         raise ValueError("a delta needs the base weights, with the same tensors, and their version")
     metadata = {"version": f"{version:06d}"}
@@ -146,7 +150,12 @@ def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor, encoding: s
 
 
 def read_slime(files: Files, base: Weights | None = None) -> dict[str, torch.Tensor]:
-    """Return the weights of a full version, or of a delta that applies to `base`; checksums are checked."""
+    """Return the weights of a full version, or of a delta that applies to `base`; checksums are checked.
+
+    Raises:
+        MalformedError, LimitError: files are missing, or have another form.
+        PatchError: a delta without a base, one that does not fit `base`, or a wrong checksum.
+    """
     if INDEX not in files:
         raise MalformedError("no index", INDEX)
     metadata, weight_map = _read_index(files[INDEX])

@@ -38,7 +38,12 @@ def _metadata(version: int, total: int, changes: Mapping[str, int], *, is_sparse
 
 
 def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[str, bytes]:
-    """Return a delta from `base`, or an anchor if there is no base: its path in the bucket and its bytes."""
+    """Return a delta from `base`, or an anchor if there is no base: its path in the bucket and its bytes.
+
+    Raises:
+        LimitError: a tensor with more elements than int32 can index.
+        ValueError: `base` has other tensors than `new`.
+    """
     total = sum(tensor.numel() for tensor in new.values())
     if base is None:
         sizes = {name: tensor.numel() for name, tensor in new.items()}
@@ -85,7 +90,12 @@ def _apply_delta(name: str, base: torch.Tensor, indices: torch.Tensor, values: t
 
 
 def read_trl(data: bytes, base: Weights | None = None) -> dict[str, torch.Tensor]:
-    """Return the weights of an anchor, or of a delta that applies to `base`."""
+    """Return the weights of an anchor, or of a delta that applies to `base`.
+
+    Raises:
+        MalformedError, LimitError: not a safetensors file, or one without TRL's metadata.
+        PatchError: a delta without a base, or one that does not fit `base`.
+    """
     tensors = checked.read(data)
     metadata = checked.read_metadata(data)
     if metadata.get("format") != FORMAT:

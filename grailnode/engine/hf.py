@@ -45,7 +45,19 @@ class _Cache:
 
 
 class TransformersModel:
-    """A CausalModel of transformers. It reads config.json of the directory alone, and runs no code of a checkpoint."""
+    """A CausalModel (roles/policy/causal_model.py).
+
+    Args:
+        directory: a checkpoint directory; only its config.json is read, and none of its code is run.
+        device: of torch.
+        attention: one of transformers' implementations of attention.
+        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
+        lora: where the weights have adapters beside a base; None for weights without.
+
+    Raises:
+        PolicyError: transformers does not know the architecture, the config does not fit it, or the model has no place
+            for such adapters.
+    """
 
     exact = False
 

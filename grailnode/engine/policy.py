@@ -111,7 +111,11 @@ class Policy:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read everything but the weights."""
+        """Read everything but the weights.
+
+        Raises:
+            PolicyError: a file is missing or broken; the message names it.
+        """
         config = read_json(directory / _CONFIG)
         generation = directory / _GENERATION_CONFIG
         overrides = read_json(generation) if generation.is_file() else {}
@@ -137,8 +141,11 @@ class Policy:
 def load_weights(directory: Path) -> dict[str, Tensor]:
     """Return the weights as they are published: contiguous BF16 tensors on the CPU, by the names in the files.
 
-    Other floating-point dtypes are rounded to BF16, and integers (a quantized checkpoint) are refused. If config.json
-    ties the output projection to the embedding, only the embedding is returned.
+    Other floating-point dtypes are rounded to BF16. If config.json ties the output projection to the embedding, only
+    the embedding is returned.
+
+    Raises:
+        PolicyError: a file is missing or broken, or holds integers (a quantized checkpoint).
     """
     weights: dict[str, Tensor] = {}
     for path in weight_files(directory):
@@ -160,7 +167,11 @@ def published_names(directory: Path, names: Iterable[str]) -> list[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files, each inside the directory."""
+    """Return the weight files, each inside the directory.
+
+    Raises:
+        PolicyError: the index is broken, or names a file outside the directory.
+    """
     index = directory / _INDEX
     if not index.is_file():
         return [directory / _WEIGHTS]

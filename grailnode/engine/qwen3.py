@@ -133,7 +133,16 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 
 
 class Qwen3:
-    """A CausalModel (roles/policy/causal_model.py); `recompute` computes each layer again in the backward pass."""
+    """A CausalModel (roles/policy/causal_model.py).
+
+    Args:
+        device: of the rotary frequencies.
+        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
+        lora: where the weights have adapters beside a base; None for weights without.
+
+    Raises:
+        PolicyError: the model has no place for such adapters.
+    """
 
     exact = False
 

@@ -31,7 +31,11 @@ Result = TypeVar("Result")
 
 
 class Replicas:
-    """An engine of several of one kind, with the same settings but for the device."""
+    """An engine of several that compute alike.
+
+    Args:
+        engines: at least one; all of one kind, with the same settings but for the device.
+    """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines

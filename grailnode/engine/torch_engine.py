@@ -81,10 +81,15 @@ class _Decoding:
 
 
 class TorchEngine:
-    """Samples from a policy and checks completions, with torch, in batches of at most `max_batch_tokens` padded tokens.
+    """Samples from a policy and checks completions, with torch.
 
-    The weights, which are BF16 or quantized, are converted to `dtype`: float32 on a CPU, where BF16 is slow and rounds
-    more.
+    Args:
+        model: the architecture.
+        device: of torch.
+        dtype: the weights, which are BF16 or quantized, are converted to it: float32 on a CPU, where BF16 arithmetic is
+            slow and rounds more.
+        max_batch_tokens: padded tokens in one batch.
+        run_sync: runs a function outside the event loop; tests pass one that calls it directly.
     """
 
     def __init__(
@@ -383,9 +388,11 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def padded(
     sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left_padded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S], S being the width or the length of the longest sequence.
+    """Return ids int64 [B, S] and mask bool [B, S].
 
-    Generation continues at the end of a row, so its prompts are padded on the left.
+    Args:
+        width: S; None for that of the longest sequence.
+        left_padded: whether pads stand before a sequence, so that generation continues at the end of its row.
     """
     if left_padded and not all(sequences):
         raise ValueError("a prompt has at least one token")

@@ -92,7 +92,11 @@ def _turns(name: str, config: str, place: str) -> int:
 
 
 def parse_mixture(text: str) -> dict[str, int]:
-    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths."""
+    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths.
+
+    Raises:
+        PluginError: the shares are no mixture.
+    """
     if "=" not in text:
         return {text: SHARES}
     pairs = [part.split("=") for part in text.split(",")] if _shares.fullmatch(text) else []
@@ -116,7 +120,15 @@ def built_in_spec(name: str, rubric: Rubric = ()) -> EnvironmentSpec:
 def task_spec(
     text: str, plugins: Mapping[str, EnvironmentSpec] = MappingProxyType({}), rubric: str = ""
 ) -> MixtureSpec:
-    """Return the record of a task, as `parse_mixture` reads it, with the rubric of each environment."""
+    """Return the record of a task, as `parse_mixture` reads it.
+
+    Args:
+        plugins: the records of its environments that are no built-in ones, by name.
+        rubric: the parts of the reward of each.
+
+    Raises:
+        PluginError: the rubric is none.
+    """
     try:
         parts = rubrics.parse(rubric)
     except ValueError as error:
@@ -133,7 +145,13 @@ def open_plugin(
 ) -> Plugin:
     """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox.
 
-    The wheels are unpacked into a folder, by default in the user's cache.
+    Args:
+        config: JSON.
+        folder: where the wheels are unpacked; None for the user's cache.
+        strict: as of `PluginEnvironment`.
+
+    Raises:
+        PluginError, SandboxError: it cannot be packed, or does not load.
     """
     text = parse_config(config)
     wheels = tuple(pack(part) for part in closure(_distribution(name).name))
@@ -147,7 +165,11 @@ def open_plugin(
 
 
 def parse_config(config: str) -> bytes:
-    """Return the canonical text of a configuration."""
+    """Return the canonical text of a configuration.
+
+    Raises:
+        PluginError: it is no JSON object, or too large.
+    """
     try:
         return canonical_config(bounded_json.parse(config.encode(errors="replace"), bounded_json.unique))
     except ProtocolError as error:
@@ -155,7 +177,11 @@ def parse_config(config: str) -> bytes:
 
 
 def check_code(spec: EnvironmentSpec) -> None:
-    """Check that this program has the code of a run's environment, or can get it from the run."""
+    """Check that this program has the code of a run's environment, or can get it from the run.
+
+    Raises:
+        PluginError: it has none, or another; names both.
+    """
     if spec.is_plugin:
         return
     if not is_built_in(spec.name):

@@ -57,7 +57,12 @@ class Wheel:
 
 
 def closure(name: str) -> list[Distribution]:
-    """Return an installed distribution and what it requires, without our own and `grailnode.replacements`."""
+    """Return an installed distribution and all that it requires, by name; without this program's own, and without those
+    that it replaces by entry points of the group `grailnode.replacements`.
+
+    Raises:
+        PluginError: one is not installed.
+    """
     distributions: dict[str, Distribution] = {}
     left_out = {OWN_DISTRIBUTION}
     past_requirements: set[tuple[str, frozenset[str]]] = set()
@@ -82,7 +87,11 @@ def closure(name: str) -> list[Distribution]:
 
 
 def pack(distribution: Distribution) -> Wheel:
-    """Return the wheel of an installed distribution: the same bytes for the same files."""
+    """Return the wheel of an installed distribution: the same bytes for the same files.
+
+    Raises:
+        PluginError: it is installed so that its files are elsewhere, or is no wheel that another machine can use.
+    """
     name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
     files = {
         file.as_posix(): Path(str(distribution.locate_file(file)))
@@ -107,7 +116,15 @@ def pack(distribution: Distribution) -> Wheel:
 
 
 def unpack(wheel: Wheel, folder: Path) -> Path:
-    """Return the folder with the files of a wheel (hostile bytes of the digest and size that a run names)."""
+    """Return the folder with the files of a wheel, below a folder of wheels.
+
+    Args:
+        wheel: hostile bytes, which have the digest and the size that a run names.
+
+    Raises:
+        MalformedError, LimitError: the bytes are no wheel, too large, or would write elsewhere.
+        PluginError: the wheel is for other machines.
+    """
     target = folder / wheel.ref.digest.hex()
     if target.is_dir():
         return target

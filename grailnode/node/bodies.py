@@ -87,7 +87,12 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
 async def fetch_task(
     node: Node, config: Config, directory: Path, sandbox: BubblewrapSandbox | None, versions: int
 ) -> tuple[Task, Compute]:
-    """Fetch the run's files into a directory, and return the run's task and model."""
+    """Fetch the run's files into a directory, and return the run's task and model.
+
+    Args:
+        sandbox: of the run's environment, None if it needs none.
+        versions: of the weights, that the node keeps.
+    """
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")

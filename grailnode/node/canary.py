@@ -63,6 +63,11 @@ class CanaryProducer(HonestProducer):
 
     A validator without the policy could compare the noise of the chosen tokens, which is public, with that of other
     groups. So edits are made where they change the noise least, and in no more rollouts than a plain rejection needs.
+
+    Args:
+        trainer: the key whose secret decides which groups are false, and how.
+        trainer_state: where the log-probabilities of true groups are noted for the collector, which compares what
+            validators say with them; None for nowhere.
     """
 
     def __init__(

@@ -30,7 +30,15 @@ _AT_ONCE: Final = 4  # miners whose groups are being read
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """Computes the log-probabilities of picked groups, window after window."""
+    """Computes the log-probabilities of picked groups, window after window.
+
+    Attributes:
+        node, task, engine: of the canary.
+        trainer: the key whose secret picks groups.
+        trainer_state: where the log-probabilities are noted.
+        shares_of: by which the groups of a version draw their strata.
+        share_ppm: of the groups that are picked, in millionths.
+    """
 
     node: Node
     task: Task

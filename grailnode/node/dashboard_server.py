@@ -41,7 +41,14 @@ class View:
 
 
 class Dashboard:
-    """The pages of one run."""
+    """The pages of one run.
+
+    Args:
+        read: reads the run; it says in the state what it could not read.
+        pace: seconds between two readings.
+        now: returns the seconds since the Unix epoch.
+        streams: of events at a time; fewer than the server's connections, of which the page needs some.
+    """
 
     def __init__(
         self,

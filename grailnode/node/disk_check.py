@@ -38,9 +38,11 @@ def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
 
 
 def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, versions: int = 1) -> int:
-    """Return the most bytes of a miner's or a validator's state; `policy` is None until it was fetched.
+    """Return the bytes that a miner's or a validator's state takes at most.
 
-    Beside vLLM so many versions lie on the disk, with two more while it catches up.
+    Args:
+        policy: None as long as the run's files have not been fetched.
+        versions: that the node keeps; beside vLLM they lie on the disk, with two more while it catches up.
     """
     files = [*run.model.files, *([run.data] if run.data is not None else [])]
     base = 0 if run.lora is None else run.lora.base_bytes
@@ -52,7 +54,14 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, vers
 
 
 def check_disk(directory: Path, needed_bytes: int) -> None:
-    """Check that the directory of a node's state can be written, and that its disk has room for the whole state."""
+    """Check that the directory of a node's state can be written, and that its disk has room for the state.
+
+    Args:
+        needed_bytes: by the whole state, what is there already included.
+
+    Raises:
+        DiskError: it cannot, or has not.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:

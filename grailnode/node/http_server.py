@@ -47,7 +47,16 @@ async def serve_http(
     *,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. An exception of `respond` ends that connection alone, and is logged."""
+    """Serve until cancelled.
+
+    Args:
+        respond: computes the answer to a GET or HEAD; an exception ends that connection alone, and is logged.
+        connections: how many are served at a time.
+        send_seconds: in which a client must take a body, or one piece of a stream.
+
+    Raises:
+        OSError: the port is in use, or this process may not listen on it.
+    """
     limiter = trio.CapacityLimiter(connections)
 
     async def answer(stream: trio.SocketStream) -> None:

@@ -21,6 +21,10 @@ class LoopWatch(trio.abc.Instrument):
 
     A step goes from one checkpoint of a task to the next. Its processor time is measured and not its duration, because
     that depends on what else the machine does.
+
+    Args:
+        report: is called with the name of the task and the seconds.
+        seconds: of one step that are not worth a report.
     """
 
     def __init__(self, report: Callable[[str, float], None], seconds: float) -> None:

@@ -145,7 +145,15 @@ class Metrics:
 
 
 async def serve_metrics(port: int, exposition: Callable[[], bytes]) -> None:
-    """Serve /metrics and /health on 127.0.0.1 until cancelled."""
+    """Serve /metrics and /health until cancelled.
+
+    Args:
+        port: of 127.0.0.1.
+        exposition: returns the current metrics in Prometheus' text format (`Metrics.exposition`).
+
+    Raises:
+        ConfigError: the port is in use, or this process may not listen on it.
+    """
 
     def respond(request: Request) -> Answer:
         if request.path == "/metrics":

@@ -35,7 +35,14 @@ def policy_directory(config: Config) -> Path:
 
 
 def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> None:
-    """Refuse settings that cannot be used in a LoRA run, or in a quantized run."""
+    """Refuse settings that cannot be used in a LoRA run, or in a quantized run.
+
+    Args:
+        trains: whether the node is a trainer, whose engine is torch whatever it says.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
     if run.lora is not None:
         kind, arithmetic = "which trains LoRA adapters", "add an adapter"
     elif run.precision != "bf16":
@@ -62,7 +69,11 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
 
 
 def reference_reader(config: Config) -> Callable[[], Weights] | None:
-    """Return a function that reads the weights of the loss's reference policy; None where that is version 0."""
+    """Return a function that reads the weights of the loss's reference policy; None where that is version 0.
+
+    Raises:
+        ConfigError: the run trains adapters; or, by the function, the checkpoint is not one of the policy's shapes.
+    """
     if config.trainer.reference is None:
         return None
     if config.trainer.adapters is not None:

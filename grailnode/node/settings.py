@@ -41,7 +41,14 @@ class TrainerSettings:
 
 
 def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """Return a trainer's settings; the learner computes probabilities as the run samples."""
+    """Return a trainer's settings.
+
+    Args:
+        sampling: how the run samples rollouts; the learner computes probabilities in the same way.
+
+    Raises:
+        ConfigError: a loss of one's own cannot be imported, or the run cannot have the reference policy.
+    """
     section = config.trainer
     try:
         surrogate_of(section)

@@ -31,7 +31,12 @@ class StartError(UserError):
 
 
 async def check_space(node: Node, announced: ObjectStore | None) -> None:
-    """Write, read back and delete an object of the node's own space, also at the URL that it announces."""
+    """Write, read back and delete an object of the node's own space.
+
+    Args:
+        announced: the node's space as strangers read it, by the URL that it announces; None where all participants
+            share one store.
+    """
     for remaining_attempts in reversed(range(_ATTEMPTS)):
         try:
             await _check_space(node, announced)
@@ -82,7 +87,11 @@ async def _check_announced(node: Node, announced: ObjectStore, path: str, conten
 
 
 async def check_meeting_point(node: Node) -> None:
-    """Look at the place where participants announce themselves."""
+    """Look at the place where participants announce themselves.
+
+    Raises:
+        StartError: it cannot be listed.
+    """
     try:
         async for _ in node.store.list(paths.participants()):
             break
@@ -91,7 +100,11 @@ async def check_meeting_point(node: Node) -> None:
 
 
 async def check_admission(node: Node) -> None:
-    """Check that validators will consider this miner: by its invitation, or by the run's list of miners."""
+    """Check that validators will consider this miner: by its invitation, or by the run's list of miners.
+
+    Raises:
+        StartError: they will not.
+    """
     try:
         await admission_credential.check_admitted(node)
     except (AdmissionError, KeyFileError) as error:
@@ -103,7 +116,11 @@ async def check_admission(node: Node) -> None:
 
 
 def check_ranks(device: str, count: int) -> None:
-    """Check that a trainer's ranks have a device each."""
+    """Check that a trainer's ranks have a device each.
+
+    Raises:
+        StartError: there are too few, or they are of a kind that ranks cannot share.
+    """
     if device not in ("cpu", "cuda"):
         raise StartError(
             f'engine.device: with trainer.gpus = {count} it is "cuda" or "cpu", not {device!r}: each process takes a '

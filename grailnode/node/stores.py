@@ -58,6 +58,10 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
 
     Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
     refuses causes an event and no failure, because orphans only cost money; one that does not implement this, neither.
+
+    Args:
+        key: the writer's public key.
+        now: seconds since the Unix epoch.
     """
     section = config.store
     if section.kind != "s3":
@@ -187,7 +191,14 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a public beacon chain; none when the run's own store serves its rounds."""
+        """Open the relays of a public beacon chain; an empty list when the run's own store serves its rounds.
+
+        Args:
+            chain: the chain's hash. When run.toml lists no relays, those in `public_chains.RELAYS` are used.
+
+        Raises:
+            ConfigError: an entry of run.toml is not the URL of a relay.
+        """
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):
             try:

@@ -147,7 +147,11 @@ class Supervisor:
 
 
 def next_delay(delay: float, uptime: float) -> float:
-    """Return how many seconds to wait before a process is started again: after a minute of work it begins anew."""
+    """Return how many seconds to wait before a process is started again.
+
+    Args:
+        delay: the delay before its last start; uptime: how many seconds it then ran. After a minute it begins anew.
+    """
     return _RESTART_PAUSE.after(0.0 if uptime >= _RESTART_SPAN_SECONDS else delay)
 
 
@@ -172,7 +176,11 @@ def _describe_exit(exit_code: int | None) -> str:
 
 
 def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Run a supervisor's async main; None is returned when SIGINT (Ctrl-C) or SIGTERM cancelled it."""
+    """Run a supervisor's async main, which SIGINT (Ctrl-C) or SIGTERM cancels.
+
+    Returns:
+        What `main` returned; None when a signal cancelled it.
+    """
 
     async def run() -> Result | None:
         result: list[Result] = []

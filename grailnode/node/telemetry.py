@@ -16,7 +16,17 @@ _DOWNLOAD_REPORT_SECONDS: Final = 3.0  # from one report of a download to the ne
 
 
 class NodeTelemetry:
-    """Implements the Telemetry port: events go to a file as JSON lines, short lines to a terminal, alarms to a URL."""
+    """Implements the Telemetry port.
+
+    Args:
+        name: of the node's process; it is part of every line and every metric.
+        file: receives every event as a JSON line; None for no file.
+        terminal: receives a short line for every event; None for no terminal.
+        alarm_url: receives the events that are alarms; empty for nobody.
+
+    Attributes:
+        metrics: what the process serves to Prometheus.
+    """
 
     def __init__(
         self, name: str, file: IO[str] | None = None, terminal: IO[str] | None = None, alarm_url: str = ""

@@ -48,7 +48,12 @@ class SystemClock:
 
 @dataclass(frozen=True)
 class ClockError:
-    """How many seconds this clock is ahead of another at least; negative if it is behind, 0 if perhaps equal."""
+    """How far this machine's clock is from another's, at least.
+
+    Attributes:
+        source: the other clock, for people.
+        seconds: that this machine's clock is ahead; negative if it is behind, 0 if the two may be equal.
+    """
 
     source: str
     seconds: float
@@ -75,7 +80,12 @@ class ShiftedClock:
 async def wait_for_time(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError, telemetry: Telemetry
 ) -> None:
-    """Wait until the clock is right and the beacon answers, unless the node runs the beacon itself."""
+    """Wait until the clock is right and the beacon answers.
+
+    Args:
+        make_beacon: returns a beacon of the run by a clock; None for the node that runs the beacon itself.
+        telemetry: gets the reports of the wait.
+    """
     reporter = WaitReporter(telemetry, "waiting")
     while (problem := await find_problem(node, make_beacon, read_clock_error)) is not None:
         kind, text = problem

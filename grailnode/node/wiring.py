@@ -196,7 +196,11 @@ async def run_worker(
     settings: SiteSettings,
     make_learner: Callable[[], LocalLearner] | None = None,
 ) -> None:
-    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node."""
+    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node.
+
+    Args:
+        make_learner: returns a learner on several ranks; None for one in this process.
+    """
 
     def local_learner() -> LocalLearner:
         weights = checked_genesis(node.run, genesis)

@@ -29,7 +29,11 @@ async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
 
 
 async def fetch_first_head(node: Node) -> bytes:
-    """Fetch the bytes of the head, for a command that can do nothing without a version."""
+    """Fetch the bytes of the head, for a command that can do nothing without a version.
+
+    Raises:
+        NoVersionError: storage has no head.
+    """
     path = paths.head(node.authority.trainers[0])
     try:
         return await fetch_envelope(node, Head, path)

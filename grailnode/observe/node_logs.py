@@ -44,7 +44,11 @@ def recent_starts(path: Path, now: float) -> tuple[int, str, str]:
 
 
 def troubles(logs: Path, now: float) -> tuple[str, ...]:
-    """Return a line for each wait of a process of this machine, and for each that was started again and again."""
+    """Return a line for each wait of a process of this machine, and for each process that was started again and again.
+
+    Args:
+        now: seconds since the Unix epoch.
+    """
     lines = []
     for path in sorted(logs.glob("*.jsonl")):
         lines += [f"{path.stem} waits for {line}" for line in _waits(path, now)]

@@ -64,7 +64,12 @@ async def _summarized(node: Node, validator: bytes, after: str) -> list[int]:
 
 
 class Observer:
-    """Reads a run's public objects, the new ones at every `refresh`, of windows between two, both included."""
+    """Reads a run's public objects, the new ones at every `refresh`.
+
+    Args:
+        node: its store is read; nothing is written.
+        first_window, last_window: only windows between these, both included, are read; None: up to the current one.
+    """
 
     def __init__(
         self, node: Node, first_window: int, operator: OperatorKnowledge | None = None, last_window: int | None = None

@@ -89,7 +89,14 @@ class UnknownMinerError(UserError):
 
 
 async def find_miners(node: Node, miner: str = "") -> list[bytes]:
-    """Return the keys that announced themselves, ascending: those with this name or beginning, or all."""
+    """Return the keys that announced themselves, in ascending order, and of these the ones that a text names.
+
+    Args:
+        miner: the beginning of a key in hexadecimal digits, or the name that a miner announced; empty for all.
+
+    Raises:
+        UnknownMinerError: the text names none.
+    """
     keys = sorted(await list_announced_keys(node))
     chosen = [key for key in keys if key.hex().startswith(miner.lower())]
     if chosen or not miner:

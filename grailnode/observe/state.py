@@ -180,7 +180,12 @@ class ValidatorRow:
 
 @dataclass(frozen=True)
 class StageRow:
-    """A window that is not decided yet: its stage, when that ends (Unix epoch; None: never), and who has revealed."""
+    """A window that is not decided yet.
+
+    Attributes:
+        stage: what happens now; until: the time at which it ends, in seconds since the Unix epoch, None for never.
+        revealed: validators that have revealed their summary.
+    """
 
     window: int
     stage: str

@@ -51,9 +51,15 @@ class Draft(Record):
 
 
 def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
-    """Return a draft of the next revision: the current authority with changes of its fields, and a note for people.
+    """Return a draft of the next revision: the current authority with changes.
 
-    With `rewind`, the last version that counts of a chain that a thief continued with a key.
+    Args:
+        note: why, for people.
+        rewind: the last version that counts of a chain that a thief continued with a key.
+        changes: new values of fields of `Authority`.
+
+    Raises:
+        RevisionError: the result contradicts itself.
     """
     try:
         authority = Authority(**(dict(revisions.current) | changes))
@@ -114,7 +120,11 @@ def missing_signatures(draft: Draft, revisions: Revisions) -> str:
 
 
 def publish(node: Node, draft: Draft) -> int:
-    """Check a draft as every node will, publish it at the meeting point, and return the revision's number."""
+    """Check a draft as every node will, publish it at the meeting point, and return the revision's number.
+
+    Raises:
+        RevisionError: storage acknowledged it and does not show it.
+    """
     revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
     path = paths.revision(node.run_id, revision.record.number)
 

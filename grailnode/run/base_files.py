@@ -41,7 +41,11 @@ class LoraStart:
 
 
 def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) -> LoraStart | None:
-    """Return what a run of adapters on a policy begins with; None if the rank is 0."""
+    """Return what a run of adapters on a policy begins with; None if the rank is 0.
+
+    Raises:
+        PolicyError: the policy cannot be read, or cannot have such adapters.
+    """
     if not rank:
         return None
     try:
@@ -57,7 +61,12 @@ def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) 
 def lora_spec(
     base: Weights, rank: int, alpha: float, targets: Sequence[str], shard_bytes: int = SHARD_BYTES
 ) -> LoraSpec:
-    """Return what a run manifest says of a base (BF16, by the names of a checkpoint's files) and of its adapters."""
+    """Return what a run manifest says of a base and of its adapters.
+
+    Args:
+        base: BF16, by the names of a checkpoint's files.
+        shard_bytes: of the tensors in one file, or one tensor that is larger.
+    """
     source = TensorSource.of(base)
     files = map(source.file, safetensors.shards(source.sizes, shard_bytes))
     refs = tuple(ObjectRef(digest=content_digest(data), size=len(data)) for data in files)
@@ -65,7 +74,14 @@ def lora_spec(
 
 
 async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: int = SHARD_BYTES) -> None:
-    """Publish the files of the base from which the run was created that storage does not have yet."""
+    """Publish the files of a base that storage does not have yet.
+
+    Args:
+        base: the weights from which the run was created.
+
+    Raises:
+        PolicyError: they are not the base that the run names, or this program would write them into other files.
+    """
     await node.run_sync(check_base_digest, base, lora, "the trainer's policy")
     source, key = TensorSource.of(base), node.key.public
     prefix = paths.kind_prefix(key, "files")

@@ -61,7 +61,14 @@ def split_manifest_url(url: str) -> tuple[str, str]:
 
 
 def check_base(base: str, source: str) -> None:
-    """Check that objects can be read below the base of a manifest's URL."""
+    """Check that objects can be read below the base of a manifest's URL.
+
+    Args:
+        source: the option that gave the URL, for the error.
+
+    Raises:
+        ConfigError: they cannot.
+    """
     if not is_space_url(base):
         raise ConfigError(f"{source}: {URL_RULE}")
 
@@ -69,7 +76,11 @@ def check_base(base: str, source: str) -> None:
 def localize(config: Config, trust: LineReporter | None = None) -> Config:
     """Return a configuration whose run manifest is a file; one at a URL is fetched once and kept in the node's state.
 
-    Where no id is given, `trust` accepts the run that the server names, and takes a line about that; None refuses.
+    Args:
+        trust: where no id is given, accepts the run that the server names, and takes a line about that; None refuses.
+
+    Raises:
+        ConfigError: no id is given, and the server is not to be trusted with it.
     """
     url = config.run.manifest
     if not is_url(url):

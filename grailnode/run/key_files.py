@@ -17,7 +17,14 @@ class KeyFileError(UserError):
 
 
 def create(path: Path, secret: bytes | None = None) -> bytes:
-    """Write a new secret key, by default a random one, with mode 0600, never over another, and return it."""
+    """Write a new secret key with mode 0600, never over another, and return it.
+
+    Args:
+        secret: 32 bytes; None for random ones.
+
+    Raises:
+        KeyFileError: there is a file already, or it cannot be written.
+    """
     secret = secret if secret is not None else secrets.token_bytes(32)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,7 +44,11 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """Return the 32 secret bytes of a key file, which nobody else may read."""
+    """Return the 32 secret bytes of a key file.
+
+    Raises:
+        KeyFileError: it is missing, others may read it, or it is not a key.
+    """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # opening a FIFO would wait for a writer
@@ -59,7 +70,11 @@ def read(path: Path) -> bytes:
 
 
 def list_key_files(directory: Path) -> list[Path]:
-    """Return the key files of a directory in order; none where there is no directory."""
+    """Return the key files of a directory in order; none where there is no directory.
+
+    Raises:
+        KeyFileError: the directory cannot be listed.
+    """
     try:
         return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
     except FileNotFoundError:

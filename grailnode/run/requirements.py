@@ -90,7 +90,14 @@ class CheckedTask:
 
 
 def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
-    """Return how difficulty tables are computed in a new run, from how many problems each stratum has, in any unit."""
+    """Return how difficulty tables are computed in a new run.
+
+    Args:
+        weights: how many problems each stratum has, in any unit; ascending by name.
+
+    Raises:
+        RequirementError: there are fewer than two strata, or too many.
+    """
     if not 2 <= len(weights) <= limits.MAX_STRATA:
         raise RequirementError(
             f"--difficulty: the task's problems are of {len(weights)} kinds, and a table has 2 to {limits.MAX_STRATA}; "
@@ -104,7 +111,12 @@ def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
 
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
-    """Check that an environment, a data file and a policy fit each other, before a run is created with them."""
+    """Check that an environment, a data file and a policy fit each other, before a run is created with them.
+
+    Raises:
+        RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
+            on it.
+    """
     environment, data = rules.environment, rules.data
     needs = find(rules)
     if needs.data and data is None:
@@ -162,7 +174,11 @@ def completion_tokens(rules: Rules) -> int:
 
 
 def episode(rules: Rules) -> EpisodeSpec | None:
-    """Return how long episodes may be; None for an environment without them."""
+    """Return how long episodes may be; None for an environment without them.
+
+    Raises:
+        RequirementError: the rules have more turns than the environment, or turns for one without.
+    """
     needs = find(rules)
     if needs.turns == 1:
         if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
@@ -181,7 +197,11 @@ def episode(rules: Rules) -> EpisodeSpec | None:
 
 
 def find(rules: Rules) -> Requirements:
-    """Return what an environment requires, or a mixture: for the longest completions of any member."""
+    """Return what an environment requires, or a mixture: for the longest completions of any member.
+
+    Raises:
+        RequirementError: this program does not know one, or they do not fit each other.
+    """
     environment = rules.environment
     try:
         configs = _configs(rules)
@@ -245,7 +265,14 @@ def file_reference(data: Path | None) -> FileRef | None:
 
 
 def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = None) -> dict[str, bytes]:
-    """Return the data file and the wheels that a trainer has to publish, by name; empty for a run without any."""
+    """Return the data file and the wheels that a trainer has to publish, by name; empty for a run without any.
+
+    Args:
+        data, wheels: where the operator says that the file, and the folder of wheels, are.
+
+    Raises:
+        RequirementError: one is missing, or not the file that the run names.
+    """
     files: dict[str, bytes] = {}
     for spec in run.tasks:
         files |= _wheels_to_publish(spec, wheels) if spec.is_plugin else {}

@@ -48,7 +48,13 @@ _SHOWN: Final[Mapping[str, Sequence[str]]] = {
 
 
 def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, beacon: ChainInfo | None) -> str:
-    """Return the run.toml of a run that is created here: what differs from the defaults."""
+    """Return the run.toml of a run that is created here.
+
+    Args:
+        values: what differs from the defaults.
+        bucket: where the run is stored and its participants meet; None for a directory of this machine.
+        beacon: the public beacon; None for one of the run's own.
+    """
     header = _HEADER.format(starts="\n".join(f"  {start}" for start in starts))
     lines = [f"# {line}" for line in header.splitlines()]
     for name, keys in _SHOWN.items():

@@ -49,7 +49,15 @@ _RATE_DIVISOR: Final = 3.5  # of a site's learning rate: the outer momentum make
 
 @dataclass(frozen=True)
 class Workspace:
-    """A new run on this machine, whose rules have a value each, and a notice that its creator should know."""
+    """A new run on this machine.
+
+    Attributes:
+        config: run.toml in the directory.
+        rules: those of the run, each with a value.
+        keys: the public keys by name.
+        problems: those of the data file; None for an environment without one.
+        notice: what its creator should know; empty for nothing.
+    """
 
     directory: Path
     config: Path
@@ -113,11 +121,17 @@ def create(
     """Create a run.
 
     The data file is copied into the directory, so that the run keeps the file that its manifest names, whatever becomes
-    of the original. Without a proof, proof.json in the policy's directory is used.
+    of the original.
 
     Args:
+        proof: the file of thresholds that were measured on the policy; None for proof.json in its directory.
+        miners: the names of the miners whose keys are created.
+        bucket: where the run is stored and its participants meet; None for a directory of this machine.
         seed: keys follow from it, so that a demo can be repeated; None for random ones.
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
+
+    Raises:
+        WorkspaceError: there is a run already, no proof, or the rules cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():

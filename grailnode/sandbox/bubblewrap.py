@@ -68,7 +68,14 @@ class BubblewrapSandbox:
 
     @classmethod
     def open(cls, python: str, limits: ProgramLimits = _LIMITS) -> "BubblewrapSandbox":
-        """Return a sandbox with a version of Python such as '3.11', after probing its isolation."""
+        """Return a sandbox with a version of Python, after probing its isolation.
+
+        Args:
+            python: the version, such as '3.11'. This program's own interpreter is used if it has that version.
+
+        Raises:
+            SandboxError: this machine cannot provide it; the message says what to do.
+        """
         if sys.platform != "linux" or platform.machine() not in seccomp.machines:
             raise SandboxError(f"running programs needs Linux on {' or '.join(seccomp.machines)}")
         sandbox = cls(_find_bubblewrap(), _find_interpreter(python), limits)

@@ -31,6 +31,10 @@ def check_path(path: str) -> str:
 
     Single slashes separate its parts. No part begins with '.', so that there is neither '.' nor '..', and no path
     leads to the local store's own files.
+
+    Raises:
+        ValueError: the path is empty, absolute or too long; a part is empty, too long or begins with '.'; or a
+            character is not printable or is a backslash.
     """
     if not is_path(path):
         raise ValueError(f"not an object path: {path[:200]!r}")
@@ -49,20 +53,32 @@ def _is_part(part: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if a path can begin with it: '' for all paths, 'folder/' for those of one folder."""
+    """Return the prefix if a path can begin with it: '' for all paths, 'folder/' for those of one folder.
+
+    Raises:
+        ValueError: no path can begin with it.
+    """
     if prefix and not is_path(prefix + "x"):
         raise ValueError(f"not a prefix of object paths: {prefix!r}")
     return prefix
 
 
 def check_range(max_bytes: int, offset: int, size: int | None) -> None:
-    """Check the arguments of `ObjectStore.get`."""
+    """Check the arguments of `ObjectStore.get`.
+
+    Raises:
+        ValueError: one of them is negative.
+    """
     if max_bytes < 0 or offset < 0 or (size is not None and size < 0):
         raise ValueError(f"a range of bytes cannot be negative: {max_bytes=} {offset=} {size=}")
 
 
 def slice_object(data: bytes, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-    """Return a range of a whole object, as `ObjectStore.get` would."""
+    """Return a range of a whole object, as `ObjectStore.get` would.
+
+    Raises:
+        TooLargeError: the range has more than `max_bytes`.
+    """
     end = len(data) if size is None else min(len(data), offset + size)
     if end - offset > max_bytes:
         raise TooLargeError(f"{path}: {end - offset} bytes where at most {max_bytes} are allowed")
@@ -92,7 +108,14 @@ class PageCheck:
         self._empty_pages = 0
 
     def objects(self, entries: Iterable[tuple[str, int]]) -> Iterator[ObjectInfo]:
-        """Yield the objects of a page. Keys that no `put` could have created are left out."""
+        """Yield the objects of a page. Keys that no `put` could have created are left out.
+
+        Args:
+            entries: key and size in bytes.
+
+        Raises:
+            StoreError: the keys are not in ascending order.
+        """
         self._is_empty = True
         for key, size in entries:
             if key <= self._last_key:
@@ -107,7 +130,11 @@ class PageCheck:
                 yield ObjectInfo(key, size)
 
     def check_progress(self) -> None:
-        """Check that a next page is worth a request; call it after each page that another one follows."""
+        """Check that a next page is worth a request; call it after each page that another one follows.
+
+        Raises:
+            StoreError: `MAX_EMPTY_PAGES` and one more had nothing below the prefix.
+        """
         self._empty_pages = self._empty_pages + 1 if self._is_empty else 0
         if self._empty_pages > MAX_EMPTY_PAGES:
             raise StoreError(f"{self._where}: the listing announces more pages, but they have no objects")

@@ -30,7 +30,11 @@ _advice: Final = {
 
 @contextmanager
 def disk_errors(where: str) -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError that says what to do."""
+    """Turn an OSError of the block into a StoreError that says what to do.
+
+    Raises:
+        StoreError: the block raised an OSError.
+    """
     try:
         yield
     except OSError as error:

@@ -30,11 +30,16 @@ T = TypeVar("T")
 
 
 class LocalStore:
-    """Implements ObjectStore below a directory, which is created when it is missing and several processes may share.
+    """Implements ObjectStore below a directory, which several processes may share.
 
     Args:
+        root: the directory; created when it is missing.
         inline: access files on the event loop instead of in worker threads. For tests on trio's MockClock, which does
             not notice that a thread is busy and would advance meanwhile.
+        threads: concurrent file operations.
+
+    Raises:
+        StoreError: the directory cannot be created or read.
     """
 
     def __init__(self, root: Path, *, inline: bool = False, threads: int = 8) -> None:

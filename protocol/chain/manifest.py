@@ -142,6 +142,10 @@ class Head(Record):
 
 
 def check_expiry(head: Head, now: float) -> None:
-    """Raise ExpiredError for a head that has expired."""
+    """Raise ExpiredError for a head that has expired.
+
+    Args:
+        now: seconds since the Unix epoch.
+    """
     if now * 1000.0 >= head.expires_ms:
         raise ExpiredError("has expired; nobody renews it, or storage hides the newer head", "head")

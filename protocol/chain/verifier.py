@@ -48,7 +48,12 @@ class Trust(Record):
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches in order."""
+    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches.
+
+    Attributes:
+        anchor: the manifest whose anchor to load; None to start from the current weights.
+        patches: the manifests whose patches to apply, in order.
+    """
 
     anchor: Manifest | None
     patches: tuple[Manifest, ...]

@@ -63,13 +63,27 @@ def leading_zero_bits(digest: bytes) -> int:
 
 
 def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
-    """Find a proof of work of so many leading zero bits, which takes about 2^difficulty tries."""
+    """Find a proof of work, which takes about 2^difficulty tries.
+
+    Args:
+        difficulty: leading zero bits of the digest.
+        expires_ms: when the proof expires, in milliseconds since the Unix epoch.
+    """
     solutions = (ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce) for nonce in count())
     return next(work for work in solutions if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty)
 
 
 def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> None:
-    """Check that a proof of work (Hashcash, bound to run, key and time) was done and has not expired."""
+    """Check a proof of work, the credential of Hashcash that is bound to run, key and time, so that every new key costs
+    work: that it was done and has not expired.
+
+    Args:
+        difficulty: leading zero bits of the digest.
+        now_ms: milliseconds since the Unix epoch.
+
+    Raises:
+        AdmissionError: the proof has expired, expires too late, or has too few zero bits.
+    """
     work = ProofOfWorkSolution.from_bytes(announcement.credential)
     if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
         raise AdmissionError("its proof of work has expired, or expires too far from now", "announcement")

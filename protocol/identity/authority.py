@@ -161,7 +161,11 @@ class Revisions:
         return verified
 
     def adopt(self, verified: Signed[Revision]) -> None:
-        """Make a revision that `check` accepted as the next one the current authority."""
+        """Make a revision that `check` accepted as the next one the current authority.
+
+        Raises:
+            ValueError: it is not the next revision.
+        """
         revision = verified.record
         if revision.number != self.number + 1:
             raise ValueError(f"revision {revision.number} does not follow {self.number}")

@@ -42,7 +42,11 @@ Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 def check_public_key(key: bytes) -> bytes:
-    """Check a public key, and return it."""
+    """Check a public key, and return it.
+
+    Raises:
+        SignatureError: the key has the wrong length, is not canonical, or has small order.
+    """
     if len(key) != KEY_BYTES:
         raise SignatureError(f"a public key has {KEY_BYTES} bytes, this one {len(key)}")
     y = int.from_bytes(key, "little") & ((1 << 255) - 1)

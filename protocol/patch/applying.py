@@ -54,7 +54,11 @@ class AppliedPatch:
 
 
 def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Check that the rows of a table describe tensors of the weights, and return the rows."""
+    """Check that the rows of a table describe tensors of the weights, and return the rows.
+
+    Raises:
+        PatchError: the weights do not have a tensor, or have it with another dtype or shape.
+    """
     result = []
     for row in rows:
         tensor = weights.get(row.name)
@@ -80,9 +84,11 @@ def apply_frame(
     new: torch.Tensor | None = None,
     changes: list[Changes] | None = None,
 ) -> tuple[torch.Tensor, bytes]:
-    """Decode a changed tensor, into `new` (which may be `old` itself) or new memory; return it and its BLAKE3.
+    """Decode a changed tensor; return the new tensor and its BLAKE3.
 
-    `changes` gets the changed elements of each piece.
+    Args:
+        new: where to write it, which may be `old` itself; None for new memory.
+        changes: gets the changed elements of each piece.
     """
     # Each piece is hashed while it is in the processor's cache: a second pass over the tensor would take as long again.
     # The values of changes are taken from the bytes that were hashed.
@@ -104,9 +110,12 @@ def apply_unit(
     places: Weights | None = None,
     changes: dict[str, list[Changes]] | None = None,
 ) -> dict[str, tuple[torch.Tensor, bytes]]:
-    """Decode the changed tensors of the frame of the last row; return each new tensor with its BLAKE3, by name.
+    """Decode the changed tensors of a frame; return each new tensor with its BLAKE3, by name.
 
-    They are written into `places`, which may be `old` itself, or new memory; `changes` gets their changed elements.
+    Args:
+        old: the tensors, by name; rows: of them, the last one that of the frame.
+        places: where to write the new ones, which may be `old` itself; None for new memory.
+        changes: gets the changed elements of each tensor.
     """
     if changes is not None:
         changes |= {row.name: [] for row in rows}
@@ -134,9 +143,13 @@ def apply_unit(
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
-    """Apply a patch (hostile bytes) as `apply` does, and return the digests of the new tensors as well.
+    """Apply a patch as `apply` does, and return the digests of the new tensors as well.
 
-    The BLAKE3 of each tensor of `weights` is computed again for those that do not change, unless they are given.
+    Args:
+        patch: hostile bytes.
+        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
+            the unchanged tensors again.
+        threads: how many tensors to decode at the same time.
     """
     # Before the first frame is decoded: so the table accounts for every byte of the patch.
     check_length(patch, read_header(patch, len(weights)))

@@ -56,7 +56,14 @@ class EncodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PatchSummary:
-    """The contents of a patch's table: digests of the weights before and after, and numbers of elements and bytes."""
+    """The contents of a patch's table.
+
+    Attributes:
+        base: digest of the weights that the patch applies to; result: of those that it gives.
+        changed, elements: numbers of elements of all tensors.
+        nbytes: bytes of the patch.
+        weight_bytes: bytes of the full weights.
+    """
 
     profile: str
     base: bytes
@@ -188,10 +195,21 @@ def encode_with_digests(
     digests: Digests | None = None,
     threads: int = 1,
 ) -> EncodedPatch:
-    """Encode the patch from `old`, the last published version, to `new`; return it with the digests of the new tensors.
+    """Encode the patch from `old` to `new`, and return it with the digests of the new tensors.
 
-    Digests (BLAKE3 of each tensor) that the caller does not have cost one more reading of tensors: of all old ones, or
-    of the changed new ones. Each thread needs a `Scratch` of memory.
+    Args:
+        old: the last published version.
+        new: the version to publish, with the same tensors.
+        profile: one of PROFILES.
+        base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
+        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
+            the changed tensors, which reads them once more.
+        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+
+    Raises:
+        ValueError: there is no such profile; the tensors differ in name, dtype or shape, are not contiguous or not on
+            the CPU; or a digest is equal for a changed tensor, or differs for an unchanged one.
+        MalformedError: weights may not have one of the dtypes.
     """
     encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)

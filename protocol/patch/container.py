@@ -145,7 +145,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The preamble and the table of a patch, with the digests of the weights to which it applies and that it gives."""
+    """The preamble and the table of a patch.
+
+    Attributes:
+        base: digest of the weights that the patch applies to.
+        result: digest of the weights that it gives.
+        rows: a row for every tensor of the weights, by ascending name.
+        frames_begin: offset of the first frame, in bytes.
+    """
 
     profile: str
     base: bytes
@@ -248,7 +255,12 @@ def write_container(
 
 
 def header_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them."""
+    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them.
+
+    Raises:
+        MalformedError: the bytes do not begin with a preamble of this format.
+        LimitError: the table exceeds its limit.
+    """
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
     # The reserved bytes must be zeros, so that they can mean something in a later format.
@@ -283,7 +295,11 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
-    """Check that the frames end where the patch ends."""
+    """Check that the frames end where the patch ends.
+
+    Raises:
+        LimitError, MalformedError: the patch exceeds its limit, or bytes are missing or left over.
+    """
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
     if len(data) != header.patch_bytes:
@@ -301,8 +317,9 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
 def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
     """Split a patch of this program into parts that end where a frame ends; joined, they are the patch.
 
-    A part has more bytes than `part_bytes` only if its last frame begins before that. There are at most
-    MAX_PATCH_PARTS, so those of a very large patch have more.
+    Args:
+        part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
+            at most MAX_PATCH_PARTS, so those of a very large patch have more.
     """
     # Of parts that have at least this size, there are at most MAX_PATCH_PARTS.
     header = read_header(patch)

@@ -22,7 +22,16 @@ def varint(value: int) -> bytes:
 
 
 class Cursor:
-    """A reader of fields of hostile bytes; every method raises MalformedError if they end too early."""
+    """A reader of fields.
+
+    Args:
+        data: hostile bytes.
+        where: the name of the bytes in error messages.
+        offset: where to begin, in bytes.
+
+    Raises:
+        MalformedError: by every method, if the bytes end too early.
+    """
 
     def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
         self._data = memoryview(data)
@@ -46,7 +55,12 @@ class Cursor:
         return self._data[self.offset - 1]
 
     def varint(self, largest: int) -> int:
-        """Read an unsigned LEB128 integer."""
+        """Read an unsigned LEB128 integer.
+
+        Raises:
+            LimitError: it is larger than `largest`, or has more than 64 bits.
+            MalformedError: it is not in its shortest form.
+        """
         # The lowest 7 bits come first; the upper bit of a byte says that another one follows.
         byte = self.byte()
         value, shift = byte & 0x7F, 0
@@ -74,7 +88,11 @@ class BufferFullError(Exception):
 
 
 class BoundedBuffer:
-    """A buffer of at most `capacity` bytes, filled from the front."""
+    """A buffer of at most `capacity` bytes, filled from the front.
+
+    Attributes:
+        size: bytes in the buffer.
+    """
 
     def __init__(self, capacity: int) -> None:
         # Not touched here: pages that are never written take no memory.

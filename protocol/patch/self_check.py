@@ -36,7 +36,14 @@ def _side_by_side(tensors: list[Bits]) -> Bits:
 
 
 def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor]) -> None:
-    """Check that a follower that decodes the frames of some tensors (at least these) gets the new ones."""
+    """Check that a follower that decodes the frames of some tensors gets the new ones.
+
+    Args:
+        old, new: tensors, with the same names; encoded: the frames of at least these.
+
+    Raises:
+        MalformedError, LimitError, PatchError: a follower would refuse a frame, or get another tensor.
+    """
     for name, rows in units_of(check_fit(old, (encoded[name].row for name in sorted(new)))).items():
         item, row = encoded[name], rows[-1]
         if row.name != name:
@@ -50,7 +57,15 @@ def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor
 
 
 def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: bytes, result: bytes) -> None:
-    """Check that a patch consists of the frames that `check_frames` has checked, all tensors of the weights."""
+    """Check that a patch consists of frames that `check_frames` has checked.
+
+    Args:
+        encoded: all tensors by name.
+        base, result: digests of the old and of the new weights.
+
+    Raises:
+        MalformedError, LimitError, PatchError: a follower would refuse the patch.
+    """
     # The frames were checked before they were joined, so it suffices that these are their bytes, under the same rows.
     header = read_header(patch, len(encoded))
     if (header.base, header.result) != (base, result):

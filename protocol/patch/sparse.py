@@ -170,9 +170,21 @@ class _Encoder:
 def encode_sparse(
     old: Bits, new: Bits, shape: Sequence[int], layout: Layout, scratch: Scratch, below: int, *, classes: bool
 ) -> tuple[int, memoryview]:
-    """Encode a sparse frame that must stay below a size; return the number of changed elements, and the frame.
+    """Encode a sparse frame.
 
     The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
+
+    Args:
+        old, new: the previous and the new elements, flat.
+        scratch: memory of the calling thread.
+        below: size that the frame must stay below, in bytes.
+        classes: whether to use classes, which only floats have.
+
+    Returns:
+        The number of changed elements, and the frame.
+
+    Raises:
+        BufferFullError: the frame would take `below` bytes or more, so that another mode is better.
     """
     encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
@@ -212,7 +224,15 @@ def encode_sparse(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The directory entry of one chunk: elements, changes by group, 16-bit words, raw bytes, offset in the frame."""
+    """The directory entry of one chunk.
+
+    Attributes:
+        begin, end: index of the first element, and index behind the last.
+        counts: number of changes of each group.
+        words: number of 16-bit words of the first section.
+        raw: bytes of the second section.
+        offset: of the first section in the frame, in bytes.
+    """
 
     begin: int
     end: int
@@ -239,7 +259,15 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
 
 
 def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
-    """Read the model and the directory of a sparse frame (hostile bytes) with the number of changes in the table."""
+    """Read the model and the directory of a sparse frame.
+
+    Args:
+        frame: hostile bytes.
+        changes: number of changed elements in the table.
+
+    Raises:
+        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
+    """
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
     chunks: list[Chunk] = []
@@ -296,8 +324,13 @@ class Decoder:
     def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[Decoded]:
         """Yield the chunk's new elements and the indices of the changed ones, piece by piece.
 
-        Without an array for the decoded elements, which may be `old` itself, each piece is valid only until the next
-        one is requested. Indices are in any case.
+        Args:
+            old: the chunk's elements, flat.
+            new: an array for the decoded elements, which may be `old` itself; if None, each piece is valid only until
+                the next one is requested. Indices are in any case.
+
+        Raises:
+            PatchError: the sections do not fit the elements.
         """
         # All changes are decoded before the first element is written: 8 bytes for each, of at most 2^21. Then a cursor
         # and a gap for each group go on from piece to piece.

@@ -149,7 +149,11 @@ def triton_fault(device: torch.device) -> str:
 
 
 def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor:
-    """Convert seeds of 16 bytes to four little-endian 32-bit words each: int64 [B, 4]."""
+    """Convert seeds of 16 bytes to four little-endian 32-bit words each: int64 [B, 4].
+
+    Raises:
+        ValueError: a seed has another length.
+    """
     if any(len(seed) != SEED_BYTES for seed in seeds):
         raise ValueError(f"a seed has {SEED_BYTES} bytes")
     flat = (

@@ -95,9 +95,13 @@ class Node:
         return self.run.window_at(self.clock.now())
 
     async def next_window(self, after: int, ahead: float = 0.0) -> int:
-        """Wait until shortly before the window after `after` opens, or the next one by the clock; return its number.
+        """Wait until shortly before the next window opens, and return its number.
 
         If the clock is put right during the wait, the wait follows it.
+
+        Args:
+            after: the last window that was waited for; ignored if it is later than the time allows.
+            ahead: seconds before the opening at which to return.
         """
 
         def next_number() -> int:

@@ -14,7 +14,11 @@ WAIT_REPORT_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Pause:
-    """Pauses that grow from try to try, in seconds."""
+    """Pauses that grow from try to try.
+
+    Attributes:
+        first, longest: seconds.
+    """
 
     first: float
     longest: float
@@ -28,8 +32,11 @@ class Pause:
 class ChangeReporter:
     """Reports the errors of one action that is tried again and again, each as an event of one name.
 
-    An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log;
-    at most `max_reports` times where somebody else chooses the text. The fields are those of every event.
+    An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log.
+
+    Args:
+        max_reports: how many events at most. For errors whose text somebody else chooses.
+        fields: what every event carries besides `error`.
     """
 
     def __init__(

@@ -32,6 +32,9 @@ def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tup
     """Return the token ids of the prompt for a problem's text (docs/spec/run.md).
 
     Every node that reads, writes or checks a prompt does it here.
+
+    Args:
+        chat: how the text becomes a conversation; None where it is the prompt.
     """
     return tokenizer.encode(text) if chat is None else tokenizer.encode(chat.prompt(text), special=False)
 
@@ -113,7 +116,11 @@ class PolicyTask:
 
 @dataclass(frozen=True)
 class Task(PolicyTask):
-    """The task that a run sets. It turns public randomness into assignments."""
+    """The task that a run sets. It turns public randomness into assignments.
+
+    Attributes:
+        strata: of the environment; None in a run without difficulty tables.
+    """
 
     run: RunManifest
     strata: Strata | None = None

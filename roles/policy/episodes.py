@@ -130,7 +130,15 @@ async def play(
     *,
     greedy: bool = False,
 ) -> None:
-    """Play episodes to their ends with the policy that the engine serves now, those that wait for a turn as a batch."""
+    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
+
+    Args:
+        key: of the window's sketches, if they are needed.
+        greedy: whether the most likely tokens are taken in place of sampled ones.
+
+    Raises:
+        EngineError: the engine broke, or another version came to be served.
+    """
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):
         while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.episode.room]:

@@ -6,7 +6,12 @@ SECONDS_BETWEEN_REPORTS = 2.0
 
 
 class CatchUpProgress:
-    """Reports the progress of several steps to telemetry, by their bytes; of a single step nothing."""
+    """Reports the progress of several steps to telemetry; of a single step nothing.
+
+    Args:
+        version: the version after the last step.
+        sizes: bytes of each step, in order.
+    """
 
     def __init__(self, clock: Clock, telemetry: Telemetry, version: int, sizes: list[int]) -> None:
         self._now = clock.now

@@ -44,7 +44,8 @@ def pad(
 ) -> PaddedBatch:
     """Return prompts, none of them empty, with what follows each as one right-padded batch; else ValueError.
 
-    The policy drew the tokens of a completion that are marked; all if none are.
+    Args:
+        drawn: for each completion which of its tokens the policy drew; None for all.
     """
     if not all(prompts):
         raise ValueError("a prompt has at least one token")

@@ -51,6 +51,9 @@ async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> Non
     """Refresh a follower for ever, and fetch the next patches beside that: a download that hangs hides no newer head.
 
     A failure is reported once, and again when it changes.
+
+    Args:
+        poll_seconds: between two looks, or more where windows are long.
     """
     send_refreshed, receive_refreshed = trio.open_memory_channel[None](1)
 

@@ -96,8 +96,13 @@ class ExternalTraining:
     async def publish(self, weights: Weights, step: int) -> int:
         """Make the next version durable, and return its number. This waits while earlier ones wait for their upload.
 
-        The weights are contiguous BF16 tensors on the CPU; the caller has compared names and shapes. A weight that
-        is not finite is refused: no rollout can be proved with it.
+        Args:
+            weights: contiguous BF16 tensors on the CPU, by the names of the run's checkpoint; the caller has compared
+                names and shapes.
+            step: optimizer steps up to it.
+
+        Raises:
+            ValueError: a weight is not finite, which no rollout can be proved with, or the step is no step.
         """
         node = self._node
         if not 0 <= step < _MAX_STEP:

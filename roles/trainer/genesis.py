@@ -12,7 +12,11 @@ from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
 
 
 def checked_genesis(run: RunManifest, genesis: Callable[[], Weights]) -> Weights:
-    """Return the weights of version 0 as they are published, which are those that the run manifest names."""
+    """Return the weights of version 0 as they are published.
+
+    Raises:
+        ChainError: they are not those that the run manifest names.
+    """
     weights = quantize(genesis(), run.precision)
     if digest_weights(weights) != run.model.genesis:
         raise ChainError("this policy is not the genesis that the run names; use the one it was founded with", "policy")

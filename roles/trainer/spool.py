@@ -66,7 +66,11 @@ class SnapshotName:
 
     @classmethod
     def parse(cls, path: str) -> "SnapshotName":
-        """Return the name that a path of the outbox stands for."""
+        """Return the name that a path of the outbox stands for.
+
+        Raises:
+            MalformedError: it stands for none.
+        """
         version, _, step = path.removeprefix(OUTBOX).partition("-")
         if not (version.isdigit() and step.isdigit()):
             raise MalformedError("not the name of a snapshot", f"{path} of this node's state")

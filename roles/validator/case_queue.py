@@ -42,7 +42,13 @@ SHARES: Final[Mapping[Reputation, float]] = MappingProxyType(
 
 
 class CaseQueue:
-    """The order of one window's cases."""
+    """The order of one window's cases.
+
+    Attributes:
+        ledger: of this validator.
+        clean_windows: clean windows of each miner since its last rejection.
+        engine_seconds: by reputation, for how long the engine was busy with cases.
+    """
 
     def __init__(self, node: Node, ledger: Ledger, draw: bytes) -> None:
         self._node = node

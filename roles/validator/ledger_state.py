@@ -31,7 +31,12 @@ class Ledger:
 
     @classmethod
     async def open(cls, state: ObjectStore, run: RunManifest) -> "Ledger":
-        """Return the ledger that is stored in a state, in which each summary follows the one before it."""
+        """Return the ledger that is stored in a state.
+
+        Raises:
+            StateError: a summary does not follow the one before it.
+            StateError, ProtocolError: the state is damaged.
+        """
         ledger = cls(state, run)
         tip: bytes | None = None
         async for item in state.list(LEDGER):

@@ -35,7 +35,11 @@ async def wait_and_check_published(node: Node, ledger: Ledger) -> None:
 
 
 async def check_published(node: Node, ledger: Ledger) -> None:
-    """Compare a ledger with what this validator has published, of which it must know all."""
+    """Compare a ledger with what this validator has published.
+
+    Raises:
+        StateError: the ledger is behind what was published, or is another one.
+    """
     key, newest = node.key.public, ledger.closed_window
     place = f"{LEDGER} of this node's state"
     for record_type, kind, verb in ((Summary, "summaries", "published"), (Seal, "seals", "sealed")):

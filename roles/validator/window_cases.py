@@ -69,7 +69,12 @@ class Pledge:
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged."""
+    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged.
+
+    Attributes:
+        read_time: when this validator read the commitment, in seconds since the Unix epoch.
+        version_was_allowed: `Pledge.was_allowed`.
+    """
 
     commitment: Signed[Commitment]
     pledged_groups: int
@@ -113,6 +118,10 @@ class Pledges:
         """Return the valid pledges in storage, by miner.
 
         Storage may show an older announcement than before. The newest one that was seen counts.
+
+        Args:
+            history_keys: miners with a history, for which places are kept if there are too many.
+            versions: those that may be used in the next window; None if this validator does not know.
         """
         announcements = {item.key: item for item in await find_participants(self._node, "miner", history_keys)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}

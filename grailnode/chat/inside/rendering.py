@@ -55,7 +55,11 @@ def refuse(message: object) -> None:
 
 
 def render(template: str, variables: dict[str, str], conversations: list[Any]) -> list[str]:
-    """Return the text of each conversation, up to where the assistant's next message begins."""
+    """Return the text of each conversation, up to where the assistant's next message begins.
+
+    Raises:
+        TemplateError: the template is invalid, or refuses a conversation.
+    """
     compiled = environment().from_string(template)
     texts: list[str] = []
     for messages in conversations:

@@ -145,7 +145,14 @@ class _Progress:
 
 
 def make_job(options: Options, directory: Path) -> CalibrationJob:
-    """Return the calibration that the options describe."""
+    """Return the calibration that the options describe.
+
+    Args:
+        directory: for the files of servers of vLLM.
+
+    Raises:
+        CalibrationError, PolicyError, RequirementError, ChatTemplateError: an option cannot be used.
+    """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
     prompt, chat, environment = _prompts(options, policy)

@@ -58,6 +58,13 @@ async def export_version(
     written as the BF16 weights that their codes stand for.
 
     The directory appears when everything in it is complete.
+
+    Args:
+        directory: missing or empty.
+        version: None for the newest.
+
+    Raises:
+        ExportError: the run has no such version, or nothing to merge; OSError: the directory cannot be written.
     """
     if merge and node.run.lora is None:
         raise ExportError("--merged is for LoRA runs; this run's versions are whole models")

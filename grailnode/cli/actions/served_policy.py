@@ -37,7 +37,14 @@ def _no_report(event: str, **fields: object) -> None:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """An engine that serves a checkpoint, or the versions of a run, which has a node, a task and a follower."""
+    """An engine that serves a policy.
+
+    Attributes:
+        source: the directory, or the run's name.
+        policy: without weights.
+        task: the run's; None for a checkpoint.
+        follower: of the run's versions; None for a checkpoint.
+    """
 
     source: str
     policy: Policy

@@ -32,7 +32,15 @@ class RecoveryStep:
 
 
 class Checkpoints:
-    """The files of one engine, in a directory of their own; what lies there from an earlier process is removed."""
+    """The files of one engine; whatever lies in the directory from an earlier process is removed.
+
+    Args:
+        directory: of these files alone.
+
+    Attributes:
+        steps: to the served version, in order.
+        staged: the step that is staged; None if there is none.
+    """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

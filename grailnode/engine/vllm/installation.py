@@ -41,7 +41,13 @@ class InstallationError(UserError):
 
 @dataclass(frozen=True)
 class Installation:
-    """An environment with vLLM: its interpreter, versions, the seconds that it took and its bytes on disk."""
+    """An environment with vLLM.
+
+    Attributes:
+        python: its interpreter, for `[engine] python`.
+        vllm, torch: versions.
+        seconds: that it took; nbytes: on disk.
+    """
 
     python: Path
     vllm: str
@@ -64,7 +70,14 @@ def default_directory() -> Path:
 
 
 def find_python(place: str) -> Path:
-    """Return the interpreter of the default environment; `place` is where the user could have named another."""
+    """Return the interpreter of the environment in the default directory.
+
+    Args:
+        place: where the user could have named another one.
+
+    Raises:
+        InstallationError: there is none, or its installation was interrupted.
+    """
     directory = default_directory()
     python = directory / "bin" / "python"
     if not python.is_file() or not any(directory.glob("lib/python*/site-packages/vllm/__init__.py")):
@@ -94,7 +107,11 @@ def detect_device() -> tuple[Device, str]:
 
 
 def install(directory: Path, device: Device) -> Installation:
-    """Make an environment."""
+    """Make an environment.
+
+    Raises:
+        InstallationError: the directory exists, or pip or the import of vLLM failed.
+    """
     if directory.exists() and any(directory.iterdir()):
         raise InstallationError(f"{directory}: not empty; choose another directory, or remove it")
     start = time.monotonic()

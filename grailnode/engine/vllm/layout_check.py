@@ -43,7 +43,15 @@ def probes(vocabulary: int) -> list[Request]:
 def check_layout(
     model: CausalModel, checkpoint: Path, prompts: Sequence[Tokens], results: Sequence[Generation]
 ) -> None:
-    """Compare the completions and states that an engine computed from a checkpoint with those of the torch model."""
+    """Compare what an engine generated from a checkpoint with what the torch model computes from it.
+
+    Args:
+        checkpoint: a safetensors file with the weights, BF16.
+        results: the completions of the prompts, each of as many tokens, with their hidden states.
+
+    Raises:
+        EngineError: the engine computes something else.
+    """
     with torch.inference_mode():
         weights = load_file(checkpoint)
         ids = torch.tensor([prompt + result.tokens[:-1] for prompt, result in zip(prompts, results, strict=True)])

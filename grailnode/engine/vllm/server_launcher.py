@@ -52,7 +52,11 @@ class ServerLauncher:
         return None
 
     async def fork(self, flags: Sequence[str]) -> None:
-        """Start a server; this waits until vLLM is imported."""
+        """Start a server; this waits until vLLM is imported.
+
+        Raises:
+            EngineError: the launcher ended before it answered.
+        """
         # A launcher that was stopped (SIGSTOP) never answers, so it is given up after a while and replaced.
         if self.process_id is not None and self._has_forked:
             with trio.move_on_after(_PATIENCE_SECONDS):

@@ -45,7 +45,13 @@ _SIGN_OF_LIFE_SECONDS: Final = 2.0
 class ServerSupervisor:
     """The server of one engine.
 
-    `restore` brings the served version, verified, into a server without weights, and returns it; None if there is none.
+    Args:
+        server: where vLLM runs.
+        shapes: of the policy's tensors, by name.
+        dtype: in which the server must compute.
+        restore: brings the served version into a server without weights, verified, and returns it; None if there is
+            none yet.
+        report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
     """
 
     def __init__(
@@ -163,7 +169,12 @@ async def _describe(client: VllmClient) -> list[dict[str, Any]]:
 
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
-    """Check what a worker of a server says of itself."""
+    """Check what a worker of a server says of itself.
+
+    Raises:
+        EngineError: its version, parallelism, dtype, quantization, logits processor, or the bits of its noise do not
+            fit.
+    """
     numbers = str(description["vllm"]).split(".")
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
     low, high = SUPPORTED

@@ -59,7 +59,11 @@ class Verification:
     error: str = ""
 
     def finding(self) -> str:
-        """Say in a line that all tensors are the signed ones, or raise a UserError."""
+        """Say in a line that all tensors are the signed ones.
+
+        Raises:
+            UserError: they were not, or nothing was verified.
+        """
         if self.error:
             raise UserError(f"nothing was verified: {self.error}")
         if self.failure:
@@ -109,7 +113,11 @@ async def serve_verifications(
 
 
 async def request_verification(directory: Path) -> Verification:
-    """Ask the node with an engine in a directory to read all tensors back; raise NoAnswerError without an answer."""
+    """Ask the node with an engine in a directory to read all tensors back, and wait for the result.
+
+    Raises:
+        NoAnswerError: no node answers.
+    """
     try:
         with _address(directory) as address:
             async with await trio.open_unix_socket(address) as stream:

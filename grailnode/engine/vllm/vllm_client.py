@@ -36,7 +36,12 @@ class RefusedCommandError(EngineError):
 
 
 class VllmClient:
-    """A node's connections to one server, with a deadline for control calls, in seconds."""
+    """A node's connections to one server.
+
+    Args:
+        control_seconds: deadline of a control call.
+        connections: completions under way at the same time.
+    """
 
     def __init__(self, server: Server, *, control_seconds: float = 60.0, connections: int = 512) -> None:
         self._shares_files = server.shares_files
@@ -55,7 +60,15 @@ class VllmClient:
         await self.close()
 
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
-        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank."""
+        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank.
+
+        Args:
+            seconds: deadline, if another than that of all control calls.
+
+        Raises:
+            RefusedCommandError: a rank refused it.
+            BrokenEngineError: vLLM does not answer.
+        """
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = await self._post(self._control, "/collective_rpc", body, seconds)
         results = answer.get("results") if isinstance(answer, dict) else None

@@ -211,7 +211,9 @@ class ChildServer:
 class ExternalServer:
     """A server that somebody else runs, with the flags of `grailnode engine flags`.
 
-    Whoever reaches its URL controls its weights: keep it on this machine or in a trusted network.
+    Args:
+        url: its base URL. Whoever reaches it controls its weights: keep it on this machine or in a trusted network.
+        start_seconds: how long to wait until it answers.
     """
 
     shares_files = False

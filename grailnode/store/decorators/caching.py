@@ -38,9 +38,13 @@ class _InvalidDownloadError(StoreError):
 
 
 class CachedStore:
-    """Decorates a store with a cache of content-addressed objects, which all nodes of this machine share.
+    """Decorates a store with a cache of content-addressed objects.
 
-    `progress` is called after each piece of a download that has several.
+    Args:
+        cache: shared by all nodes of this machine.
+        progress: called after each piece of a download that has several.
+        piece_bytes: bytes of a piece.
+        inline: access files on the event loop instead of in worker threads, for tests on trio's MockClock.
     """
 
     def __init__(

@@ -26,7 +26,12 @@ _BLOCK_BYTES: Final = 512  # the unit of `st_blocks`
 
 @dataclass(frozen=True)
 class PartialDownload:
-    """A download under way, locked by this process."""
+    """A download under way, locked by this process.
+
+    Attributes:
+        descriptor: of the open file with the pieces.
+        piece_bytes: bytes of a piece; the last one may be shorter.
+    """
 
     descriptor: int
     path: Path
@@ -80,7 +85,15 @@ class PartialDownload:
 
 
 class DiskCache:
-    """Objects by their SHA-256, in a folder that its owner alone can read. Several processes may share it."""
+    """Objects by their SHA-256. Several processes may share the folder.
+
+    Args:
+        root: the folder, readable by its owner only; created when it is missing.
+        max_bytes: of all files in it.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -118,7 +131,11 @@ class DiskCache:
         partial.complete(self._objects / digest.hex())
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
-        """Lock an object's download and return it with its arrived pieces; None while another one has locked it."""
+        """Lock an object's download and return it, with the pieces that have arrived.
+
+        Returns:
+            None while another task or process has locked it.
+        """
         path = self._partial / f"{digest.hex()}-{piece_bytes}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -17,7 +17,14 @@ MAX_ENTRIES: Final = 1 << 17
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """How much a node may demand of a store: operations per second in the long run and at once, bytes of one object."""
+    """How much a node may demand of a store.
+
+    Attributes:
+        rate: operations per second in the long run.
+        burst: operations that may start at once after a pause.
+        max_put_bytes: bytes of one object to store.
+        max_get_bytes: bytes of one answer.
+    """
 
     concurrency: int
     rate: float

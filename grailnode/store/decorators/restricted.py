@@ -7,7 +7,14 @@ from roles.ports import ObjectInfo, ObjectStore
 
 
 class PrefixedStore:
-    """Implements ObjectStore with the objects below `prefix`, which ends with '/' and is added to every path."""
+    """Implements ObjectStore with the objects below `prefix`, which it adds to every path.
+
+    Args:
+        prefix: ends with '/'.
+
+    Raises:
+        ValueError: `prefix` is not a prefix of object paths, or does not end with '/'.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         if not check_prefix(prefix).endswith("/"):

@@ -72,7 +72,11 @@ class RoutedStore:
         return await (await self._readable(path)).get(path, max_bytes, offset=offset, size=size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list; all stores cannot be listed as one."""
+        """Implements ObjectStore.list.
+
+        Raises:
+            PermanentError: the prefix does not name a writer; all stores cannot be listed as one.
+        """
         check_prefix(prefix)
         if "/" not in prefix:
             raise PermanentError(

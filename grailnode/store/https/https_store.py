@@ -44,7 +44,10 @@ def open_client(
 ) -> httpx.AsyncClient:
     """Return an HTTP client for HttpsStore, without redirects, cookies and settings from the environment.
 
-    URLs that strangers name are opened with `public_only`. `silence` is how long no byte may arrive.
+    Args:
+        connect: seconds for opening a connection.
+        silence: seconds that may pass without a byte.
+        public_only: connect to public addresses only, for URLs that strangers name.
     """
     return httpx.AsyncClient(
         transport=PublicTransport(connections) if public_only else None,
@@ -89,9 +92,15 @@ class _BrokenOffError(StoreError):
 
 
 class HttpsStore:
-    """Implements ObjectStore for the objects below a URL such as 'https://bucket.example.org/run/'; writes are refused.
+    """Implements ObjectStore for the objects below a URL; writes are refused.
 
-    The caller closes the client. `plain_http` allows 'http:', for this machine and trusted networks.
+    Args:
+        base_url: paths are appended to it, such as 'https://bucket.example.org/run/'.
+        client: from `open_client`; the caller closes it.
+        plain_http: allow 'http:', for relays and buckets on this machine or in a trusted network.
+
+    Raises:
+        ValueError: `base_url` is not such a URL, or has credentials, a query or a fragment.
     """
 
     def __init__(

@@ -27,7 +27,12 @@ class ListingError(Exception):
 
 @dataclass
 class Page:
-    """One page of a listing, filled by an XML parser's events: (key, bytes) in order, and the next page's token."""
+    """One page of a listing, filled by the events of an XML parser.
+
+    Attributes:
+        objects: (key, size in bytes), in the order of the page.
+        token: requests the next page.
+    """
 
     objects: list[tuple[str, int]] = field(default_factory=list)
     truncated: bool = False
@@ -87,7 +92,14 @@ def read_page(data: bytes) -> Page:
 
 
 async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
-    """Yield the objects below a prefix whose paths sort after `after`, page by page; `base` ends with '/'."""
+    """Yield the objects below a prefix whose paths sort after `after`, page by page.
+
+    Args:
+        base: the bucket's root URL, with '/' at its end.
+
+    Raises:
+        StoreError: there is no response, or the listing is out of order or does not end.
+    """
     where = base + prefix
     query = {"list-type": "2", "prefix": prefix} | ({"start-after": after} if after else {})
     check = PageCheck(where, prefix, after)

@@ -50,7 +50,12 @@ class RangeBeyondEndError(StoreError):
 
 @contextmanager
 def s3_errors(where: str) -> Iterator[None]:
-    """Turn what botocore raises in the block into a StoreError."""
+    """Turn what botocore raises in the block into a StoreError.
+
+    Raises:
+        NotFoundError: there is no such object.
+        StoreError: any other error of the network or the service.
+    """
     try:
         yield
     except ClientError as error:

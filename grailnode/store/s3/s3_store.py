@@ -30,7 +30,11 @@ T = TypeVar("T")
 
 
 class S3Store:
-    """Implements ObjectStore with a bucket, a public one without credentials; PrefixedStore restricts it to a part."""
+    """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
+
+    Args:
+        credentials: sign the requests; None for unsigned requests to a public bucket.
+    """
 
     def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
         self._location = location
@@ -86,6 +90,9 @@ class S3Store:
         """Abort the multipart uploads below `prefix` that began before a moment, and return their number.
 
         The writer of the prefix calls this when it starts, because parts of unfinished uploads are stored and billed.
+
+        Args:
+            before: the moment, in seconds since the Unix epoch by the service's clock.
         """
         return await self._uploads.abort_older(check_prefix(prefix), before)
 

@@ -39,7 +39,12 @@ class ForeignError(EnvelopeError):
 
 @dataclass(frozen=True)
 class Envelope:
-    """What an envelope says of its object: path, run, length and BLAKE3 of its data."""
+    """What an envelope says.
+
+    Attributes:
+        path: of the object; length: of its data, in bytes.
+        run: id of the run; digest: BLAKE3 of the data.
+    """
 
     path: str
     run: bytes
@@ -47,7 +52,14 @@ class Envelope:
     digest: bytes
 
     def check_place(self, path: str, run: bytes) -> None:
-        """Compare the envelope with the place where its file is."""
+        """Compare the envelope with the place where its file is.
+
+        Args:
+            path: of the object that the file should hold; run: id of the run that it should be of.
+
+        Raises:
+            EnvelopeError: it holds another object; ForeignError: one of another run.
+        """
         if self.path != path:
             raise EnvelopeError(f"holds another object, {self.path}")
         if self.run != run:
@@ -57,7 +69,11 @@ class Envelope:
         self.check_digest(data_digest(data))
 
     def check_digest(self, digest: bytes) -> None:
-        """Compare the BLAKE3 of data with that of the data that were written."""
+        """Compare the BLAKE3 of data with the envelope.
+
+        Raises:
+            EnvelopeError: they are not those that were written.
+        """
         if digest != self.digest:
             raise EnvelopeError("damaged: its content does not have the digest that was written with it")
 
@@ -82,7 +98,13 @@ def encode(path: str, run: bytes, data: bytes) -> bytes:
 def decode(head: bytes, file_size: int) -> Envelope:
     """Return what the envelope of a file says, checked against itself and the size of the file.
 
-    `head` is the beginning of the file: all of its envelope, or all of the file if it is shorter.
+    Args:
+        head: the beginning of the file: all of its envelope, or all of the file if it is shorter.
+        file_size: bytes of the file.
+
+    Raises:
+        EnvelopeError: the file does not hold an object whole.
+        ForeignError: another version of this program wrote it.
     """
     if not file_size:
         raise EnvelopeError("empty")

@@ -145,7 +145,12 @@ def grid(x: Axis, y: Axis, x_label: str) -> Markup:
 def line(
     css: str, series: Sequence[tuple[float, float | None]], tooltip: Callable[[float, float], str], x: Axis, y: Axis
 ) -> Markup:
-    """Draw a series: solid at its usual spacing (some are measured every few windows), dashed over longer gaps."""
+    """Draw a series: solid at its usual spacing (some are measured every few windows), dashed over longer gaps.
+
+    Args:
+        css: the class that gives its colour.
+        series: (x, y) in order, y None where nothing was measured.
+    """
     points = [(position, at, value) for position, (at, value) in enumerate(_thinned(series)) if value is not None]
     usual = median([after - before for (before, *_), (after, *_) in pairwise(points)] or [1])
     solid: list[str] = []

@@ -32,10 +32,13 @@ _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longe
 
 
 class VerdictReader:
-    """Reads the validators of one window, and of canaries every verdict, even one that a single summary lists.
+    """Reads the validators of one window.
 
-    If the deadline for seals was before it began to read, a seal counts whenever it was put, because this node cannot
-    tell when that was.
+    Args:
+        start_time: when this node began to read, seconds since the Unix epoch. If the deadline for seals was before, a
+            seal counts whenever it was put, because this node cannot tell when that was.
+        absences: of all windows.
+        canaries: miners whose verdicts are read even if only one summary lists them.
     """
 
     def __init__(

@@ -140,7 +140,11 @@ async def put_state(state: ObjectStore, number: int, shared: SharedState) -> Non
 
 
 async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]) -> SharedState:
-    """Read the shared state after a round from this node's own state."""
+    """Read the shared state after a round from this node's own state.
+
+    Raises:
+        NotFoundError: it is not there, or not all of it.
+    """
     prefix = f"{numbered(STATES, manifest.number)}/"
     shard_paths = [item.path async for item in node.state.list(prefix)]
     shards = [await node.state.get(path, _SHARD_BYTES) for path in sorted(shard_paths)]

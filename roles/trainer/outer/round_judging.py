@@ -48,7 +48,11 @@ class Attendance:
             )
 
     async def look(self, node: Node, workers: Sequence[bytes], seconds: float) -> None:
-        """Look at some workers' contributions once, for so many seconds, and remember the first one of each."""
+        """Look at the contribution of some workers once, and remember the first one of each.
+
+        Args:
+            seconds: after which a worker whose space does not answer is left out; it holds up no other.
+        """
         with trio.move_on_after(seconds):
             await gather(partial(self._look_at, node), workers, len(workers))
 

@@ -38,8 +38,16 @@ async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
 async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, is_rewound: bool = False) -> bool:
     """Rebuild a coordinator's rounds, if they have lost something or are older than what storage shows.
 
-    The published chain has been rebuilt before; where it was rewound, the rounds do not agree with it any more. The
-    result is whether this trainer closes rounds at all.
+    The published chain has been rebuilt before.
+
+    Args:
+        is_rewound: whether versions of the chain were taken back, with which the rounds do not agree any more.
+
+    Returns:
+        Whether this trainer closes rounds at all.
+
+    Raises:
+        RepairError: they cannot be rebuilt.
     """
     pointer = await fetch_own_pointer(node)
     manifests = await round_files.list_manifests(node.state)

@@ -70,7 +70,11 @@ class ChainRepair:
         )
 
     async def run(self) -> None:
-        """Rebuild chain and outbox in the node's state, unless storage is behind it or shows another history."""
+        """Rebuild chain and outbox in the node's state.
+
+        Raises:
+            RepairError: storage is behind this state, or shows another history.
+        """
         # The node's state is a draft, which is written after the whole repair, so a crash before that changes nothing.
         # First, storage is compared with what this state has published. Storage decides, because followers trust what
         # it shows; but it must not be behind. To continue an older head would sign a second history of the versions in

@@ -35,8 +35,12 @@ class Fence:
     async def begin(self) -> int:
         """Take an epoch higher than all before, if this node's state knows what the head in storage shows.
 
-        It returns the newest version that storage shows and the roots have not taken back; -1 for none. A process that
-        was killed after it wrote a head has shown one version more than its state calls published.
+        Returns:
+            The newest version of this node that storage shows and the roots have not taken back; -1 for none. A process
+            that was killed after it wrote a head has shown one version more than its state calls published.
+
+        Raises:
+            ChainError: it does not: the chain in storage was published from another state.
         """
         # A version that is signed counts here, marked or not: a killed process may have shown it.
         await self.obey_rewind(self._history.promised_version)
@@ -86,7 +90,11 @@ class Fence:
         await history.record_rewind(number)
 
     async def check(self) -> None:
-        """Look for another publisher, before each head, and stop if there is one that goes on."""
+        """Look for another publisher. The publisher calls it before it writes a head.
+
+        Raises:
+            FencedError: there is another publisher, and it goes on.
+        """
         await self.obey_rewind()
         # A head of this process, or of an earlier epoch, or none: nobody else publishes, or who does has not seen the
         # present epoch yet and will stop when it does.

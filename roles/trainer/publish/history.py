@@ -61,7 +61,11 @@ class History:
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
-        """Read the record as the last run left it. This changes nothing, so any process of the node may do it."""
+        """Read the record as the last run left it. This changes nothing, so any process of the node may do it.
+
+        Raises:
+            StateError, StoreError, ProtocolError: the state is damaged, or cannot be read.
+        """
         history = cls(state)
         history.manifests = await read_manifests(state)
         async for item in state.list(ANCHORS):
@@ -208,7 +212,11 @@ class History:
             await self._state.put(f"{ANCHORS}{version:010d}", RETIRED)
 
     def check_available(self, head: Head) -> None:
-        """Refuse a head that names an object which this record does not call available."""
+        """Refuse a head that names an object which this record does not call available.
+
+        Raises:
+            ChainError: an object that the head names is retired, or was never complete in storage.
+        """
         for version in head.anchors:
             if version not in self.anchors:
                 raise ChainError("the head would name an anchor that is not in storage", f"version {version}")

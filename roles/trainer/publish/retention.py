@@ -23,7 +23,11 @@ _MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list 
 
 
 def check_retention(anchor_interval: int, keep_patches: int, keep_anchors: int) -> None:
-    """Refuse settings under which a head could come to list more versions than MAX_CHAIN, and name the one to lower."""
+    """Refuse settings under which a head could come to list more versions than MAX_CHAIN.
+
+    Raises:
+        ValueError: names the setting to lower.
+    """
     if anchor_interval * keep_anchors > _MAX_RANGE:
         name = "keep_anchors" if keep_anchors > 1 else "anchor_interval"
         raise ValueError(
@@ -48,6 +52,14 @@ def retained_range(
     anchors between base and newest version one of every `ceil(keep_patches / keep_anchors)` versions is retained as
     well. At most about twice `keep_anchors` anchors are retained in all, and the base is at most
     `keep_patches + anchor_interval + ceil(keep_patches / keep_anchors)` versions old while uploads succeed.
+
+    Args:
+        newest: the newest version that the head shows.
+        available: versions up to `newest` whose anchor is complete in storage and was never retired.
+        first_patch: patches of versions before this one are retired.
+
+    Raises:
+        ChainError: no anchor is near enough to the newest version.
     """
     # A base leads to the newest version if the patch after it, and so all later ones, are not retired.
     available = {version for version in available if version > newest - MAX_CHAIN}
@@ -80,6 +92,9 @@ class DeletionSchedule:
     """Decides when objects that no head names any more may be deleted.
 
     It is not durable: after a restart every object waits anew, which is longer than needed and never shorter.
+
+    Args:
+        head_ttl: seconds for which a head is valid.
     """
 
     def __init__(self, head_ttl: float) -> None:
@@ -87,7 +102,12 @@ class DeletionSchedule:
         self._deletion_times: dict[str, float] = {}
 
     def paths_to_delete(self, unnamed: Iterable[str], now: float) -> list[str]:
-        """Return, in order, the paths that no present head names and that may be deleted now."""
+        """Return the paths that may be deleted now, in order.
+
+        Args:
+            unnamed: the paths of all objects in storage that no present head names.
+            now: seconds of a clock that never goes back.
+        """
         # The dictionary is made anew, so an object that a head names again meanwhile begins its wait again.
         self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}
         return sorted(path for path, time in self._deletion_times.items() if time <= now)

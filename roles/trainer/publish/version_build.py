@@ -27,7 +27,10 @@ class VersionWeights:
 class VersionBuild:
     """The build of one version from the files of its weights, one after the other.
 
-    It encodes a patch from the previous version, so many tensors at a time, or computes digests only if there is none.
+    Args:
+        previous: the version from which to encode a patch; None to compute digests only.
+        profile: of the patch: "compact" or "fast".
+        threads: how many tensors to encode at the same time.
     """
 
     def __init__(

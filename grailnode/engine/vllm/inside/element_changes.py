@@ -21,7 +21,14 @@ from protocol.patch.values import Bits
 
 @dataclass
 class ElementChange:
-    """New values for distinct elements of one parameter's storage. After `swap` it holds the old ones."""
+    """New values for elements of one parameter. After `swap` it holds the old ones.
+
+    Attributes:
+        target: int [S], the parameter's storage.
+        places: int32 or int64 [N], distinct, into the storage.
+        values: int [N] of the target's dtype.
+        overwritten: the old elements while a swap on a GPU is under way.
+    """
 
     target: Tensor
     places: Tensor
@@ -50,7 +57,12 @@ class ElementChange:
 
 
 def element_changes(placement: Placement, indices: NDArray[np.int64], values: Bits) -> list[ElementChange]:
-    """Return the changes of a tensor's parts on this rank, from flat indices [N] and bits uint16 [N]."""
+    """Return the changes of a tensor for the parts of it that lie on this rank.
+
+    Args:
+        indices: of the changed elements of the flat tensor, distinct: [N].
+        values: BF16, their new bits: uint16 [N].
+    """
     return [_change(piece, indices, values) for piece in placement.pieces]
 
 

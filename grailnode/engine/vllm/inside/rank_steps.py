@@ -46,7 +46,11 @@ class RankSteps:
             self._failure = error
 
     def check(self) -> None:
-        """End the work of this rank within `local` if the job was cancelled."""
+        """End the work of this rank within `local` if the job was cancelled.
+
+        Raises:
+            CancelledError: it was.
+        """
         if self._cancelled():
             raise CancelledError
 

@@ -97,7 +97,11 @@ _adapter: Final = TypeAdapter(RequestArguments)
 
 
 def validate(sampling_params: Any) -> None:
-    """Refuse a request that cannot be sampled as its arguments ask."""
+    """Refuse a request that cannot be sampled as its arguments ask.
+
+    Raises:
+        ValueError: an argument is invalid, or vLLM would add noise or penalties of its own.
+    """
     if RequestArguments.parse(sampling_params.extra_args) is None:
         return
     # vLLM takes the largest logit at temperature 0. Our token has the largest one (row_sampling.py), so vLLM adds no

@@ -47,7 +47,16 @@ class DrawnRows:
         self._groups = [_group([rows[place] for place in places], places, device) for places in by_settings.values()]
 
     def draw(self, logits: Tensor, positions: NDArray[np.int64], records: RequestRecords) -> Tensor:
-        """Draw the tokens from logits [B, V] and record them; the drawn token becomes the most likely one, in place."""
+        """Draw the tokens and record them; the drawn token becomes the most likely one.
+
+        Args:
+            logits: [B, V], changed in place; vLLM samples the other rows as it likes.
+            positions: int64, of the token of each drawn row in its completion.
+            records: of this worker.
+
+        Raises:
+            RuntimeError: the states of this step were not recorded, because the worker extension is not in use.
+        """
         states = records.sampled_states
         if self._groups and (states is None or len(states) != len(logits)):
             raise RuntimeError("no hidden states of this step: the worker extension of grailnode is not loaded")

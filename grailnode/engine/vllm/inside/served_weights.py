@@ -94,8 +94,13 @@ class ServedWeights:
     def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
         """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
-        With tensor parallelism all ranks read the same tensors in the same order. New memory takes twice the time of a
-        buffer that is there.
+        With tensor parallelism all ranks read the same tensors in the same order.
+
+        Args:
+            buffer: where to read it; None for new memory, which takes twice the time.
+
+        Raises:
+            ServedWeightsError: an element that is served in float32 is no BF16 number.
         """
         tensor, signal = self.read_together(name, Signal.GO_ON, buffer)
         if signal == Signal.FAILED:
@@ -105,6 +110,9 @@ class ServedWeights:
     def read_together(self, name: str, signal: Signal, buffer: Buffer | None = None) -> tuple[Tensor, Signal]:
         """Read a tensor and tell the other ranks something with it; return the tensor, and the largest signal of any
         rank, with which the tensor may be incomplete.
+
+        Raises:
+            ServedWeightsError: an element on this rank is no BF16 number; the others are told that it FAILED.
         """
         placement = self.placements[name]
         # Elements of other ranks are 0, and the all-reduce fills them in. One more element is the signal, so that it
@@ -139,7 +147,14 @@ class ServedWeights:
         return Signal(int(flat[-1]))
 
     def verify(self, version: int, digest: bytes) -> None:
-        """Read all tensors back and compare their digest with the version's; if they differ, they have no version."""
+        """Read all tensors back and compare their digests; the weights are then those of the version.
+
+        Args:
+            digest: of the version's weights.
+
+        Raises:
+            DifferentWeightsError: the weights are not those of the version. They have no version then.
+        """
         buffer = self.buffer()
         digests = {name: self._read_digest(name, buffer) for name in self.placements}
         expected = self.digests or digests
@@ -161,6 +176,10 @@ class ServedWeights:
         """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.
 
         A whole checkpoint has no version until it has been verified.
+
+        Args:
+            staged: None if the version is not staged on this rank.
+            threads: how many parameters to write at the same time, on a CPU.
 
         Raises:
             ServedWeightsError: it could not be written on one of the ranks, and the old version serves.

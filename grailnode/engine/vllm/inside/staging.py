@@ -33,7 +33,16 @@ def stage_patch(
     cancelled: Cancelled = lambda: False,
     threads: int = 1,
 ) -> StagedVersion:
-    """Decode a patch (hostile bytes) against the weights that serve, `threads` tensors at the same time."""
+    """Decode a patch against the weights that serve.
+
+    Args:
+        version: that the patch leads to; digest: of that version's weights, as the trainer signed it.
+        patch: hostile bytes.
+        threads: how many tensors to decode at the same time.
+
+    Raises:
+        ServedWeightsError: the served weights are not verified.
+    """
     steps = RankSteps(engine_weights, cancelled)
     # 1. The patch is for exactly the weights in memory: their digest was read back, so a patch for a sibling version
     # stops here.
@@ -86,6 +95,9 @@ def stage_weights(
     """Check a whole checkpoint, a safetensors file that the node wrote.
 
     If verified weights serve and few elements differ, only those are staged, so that the commit can be undone.
+
+    Raises:
+        ServedWeightsError: the file has other tensors than the model, or not the weights of this version.
     """
     # The staged digests come from the file alone; what the engine serves decides only how the change is written.
     steps = RankSteps(engine_weights, cancelled)

@@ -142,7 +142,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -> TensorMap:
-    """Find where the tensors of a checkpoint lie in a model; unless `whole`, a part of them lies on this rank."""
+    """Find where the tensors of a checkpoint lie in a model.
+
+    Args:
+        model: a model of vLLM, with weights loaded.
+        shapes: of the checkpoint's tensors.
+        whole: whether every element must lie on this rank; False with tensor parallelism.
+
+    Raises:
+        UnsupportedModelError: an element of a tensor has no place, or more than one.
+    """
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
     # Their memory is never touched, and so costs nothing.
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}

@@ -81,7 +81,11 @@ class WeightSession:
         return str(dtype).removeprefix("torch.")
 
     def map(self, shapes: dict[str, list[int]]) -> Values:
-        """Find the places of a policy's tensors."""
+        """Find the places of a policy's tensors.
+
+        Raises:
+            UnsupportedModelError: not all of them can be patched.
+        """
         # A job reads the weights that a new map replaces.
         self._stop_job()
         model = self._runner.get_model()

@@ -51,9 +51,14 @@ _MIN_DEVIATION: Final = 1e-6
 
 
 def advantages(rewards: Tensor, name: AdvantageName = "standardized") -> Tensor:
-    """Compute the advantages float32 [R] of the rollouts of one group (PULSE, equation 25) from their rewards.
+    """Compute the advantages of the rollouts of one group (PULSE, equation 25).
 
-    They are zero if the rewards do not differ, but for `reward`; the standard deviation is the population's.
+    Args:
+        rewards: float32 [R].
+        name: see `AdvantageName`; the standard deviation is the population's.
+
+    Returns:
+        float32 [R]; all zero if the rewards do not differ, but for `reward`.
     """
     if name == "reward":
         return rewards
@@ -71,6 +76,13 @@ def reference_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
     log pi_ref - log pi_theta.
 
     The estimator is never negative, and unbiased for tokens that pi_theta samples (Schulman 2020, "k3").
+
+    Args:
+        log_probs: float32 [N], log pi_theta, with gradient.
+        reference: float32 [N], log pi_ref.
+
+    Returns:
+        float32 [N], nats.
     """
     difference = (reference - log_probs).clamp(max=LARGEST_LOG_RATIO)
     return difference.exp() - difference - 1
@@ -102,7 +114,14 @@ class PolicyLoss:
 
 
 def policy_loss(tokens: Tokens, weight: Tensor, settings: LossSettings) -> PolicyLoss:
-    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t), w float32 [N]."""
+    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t).
+
+    Args:
+        weight: float32 [N], by the loss's `TokenWeights`.
+
+    Raises:
+        ValueError: there is a KL coefficient and no reference.
+    """
     objective = surrogate_of(settings)(tokens, settings)
     values, clipped, divergence = objective.values, objective.clipped, 0.0
     if settings.correction != "none":

@@ -43,7 +43,11 @@ class Tokens:
 
     @property
     def teacher(self) -> Tensor:
-        """The log-probabilities of the reference policy, which the loss must have."""
+        """The log-probabilities of the reference policy.
+
+        Raises:
+            ValueError: there is none.
+        """
         if self.reference is None:
             raise ValueError("this loss needs the log-probabilities of a reference policy")
         return self.reference
@@ -119,7 +123,11 @@ SURROGATES: Final[dict[SurrogateName, Surrogate]] = {
 
 
 def surrogate_of(settings: LossSettings) -> Surrogate:
-    """Return the function of a loss."""
+    """Return the function of a loss.
+
+    Raises:
+        ValueError: that of one's own cannot be imported.
+    """
     module, _, name = settings.loss.partition(":")
     if not name:
         return SURROGATES[settings.spec.surrogate]

@@ -23,6 +23,9 @@ class ShardedWeights(PartialWeights):
 
     Args:
         dtype: of computing. The shards are float32 if the weights are `trained`, and BF16 otherwise.
+
+    Raises:
+        ValueError: a weight has no dimension along which it could be divided.
     """
 
     def __init__(self, model: CausalModel, group: RankGroup, dtype: torch.dtype, *, trained: bool) -> None:
