@@ -76,7 +76,7 @@ def test_more_passes_than_ranks_give_the_same_gradients_but_for_the_order_of_the
     (view, _), state = run_ranks(2, policy, settings, train, None, 0, 2)
     (expected_view, _), expected_state = train(alone(policy, settings), None, 0, 2)
     for name, tensor in state.items():
-        if name.startswith("first_moment/"):
+        if name.startswith("exp_avg/"):
             torch.testing.assert_close(tensor, expected_state[name], rtol=1e-3, atol=1e-6)
     different = sum(int((tensor != expected_view[name]).sum()) for name, tensor in view.items())
     assert different < sum(tensor.numel() for tensor in view.values()) / 100
