@@ -46,7 +46,7 @@ class MasterOptimizer:
         self._optimizers = {name: _optimizer(name, master, settings) for name, master in masters.items()}
         for name, master in masters.items():  # a step of size 0 makes the state, which is zero
             self._step(name, torch.zeros_like(master), 0.0)
-        self._set_steps(0)
+        self.set_steps(0)
 
     @property
     def learning_rate(self) -> float:
@@ -82,7 +82,8 @@ class MasterOptimizer:
         optimizer.step()
         master.grad = None
 
-    def _set_steps(self, steps: int) -> None:
+    def set_steps(self, steps: int) -> None:
+        """Set the number of optimizer steps taken, as after a state was taken over."""
         self.steps = steps
         for name, optimizer in self._optimizers.items():
             state = optimizer.state[self.masters[name]]
@@ -118,12 +119,12 @@ class MasterOptimizer:
         for name, tensor in values.items():
             own = own_tensors.get(name)
             if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
-                raise ValueError("a saved state of another model")
+                raise ValueError("a saved state of another model or optimizer")
         if steps is None and (STEPS not in tensors or values.keys() != own_tensors.keys()):
-            raise ValueError("a saved state of another model")
+            raise ValueError("a saved state of another model or optimizer")
         for name, tensor in values.items():
             own_tensors[name].copy_(tensor)
-        self._set_steps(int(tensors[STEPS]) if steps is None else steps)
+        self.set_steps(int(tensors[STEPS]) if steps is None else steps)
 
 
 def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -137,7 +138,9 @@ def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.
 
         optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=epsilon, weight_decay=decay)
         return optimizer
-    return torch.optim.AdamW([master], betas=betas, eps=epsilon, weight_decay=decay, fused=True)
+    # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with one
+    # process that has all of it.
+    return torch.optim.AdamW([master], betas=betas, eps=epsilon, weight_decay=decay, foreach=False)
 
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:

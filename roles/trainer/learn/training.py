@@ -237,7 +237,7 @@ class Training:
                 await node.run_sync(self._learner.restore, tensors, note.step)
                 missing -= tensors.keys()
             if any(note.step > 0 or name.startswith(MASTER) for name in missing):
-                raise ValueError("a saved state of another model")
+                raise ValueError("a saved state of another model or optimizer")
             replay = await get_replay(node.state, note, node.run_sync)
             if replay:
                 await node.run_sync(self._buffer.restore, replay)

@@ -99,7 +99,7 @@ class RankLearner(Learner):
         """
         for name in names:
             self.group.scatter(None if whole is None else whole[name].contiguous(), self.tensors[name])
-        self._optimizer.steps = steps
+        self._optimizer.set_steps(steps)
         self.group.wait()
 
     def take_genesis(self, weights: Mapping[str, Tensor] | None) -> None:
