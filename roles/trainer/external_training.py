@@ -29,12 +29,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError
 from roles.trainer.genesis import begin_versions
 from roles.trainer.inbox import Inbox, is_too_stale
-from roles.trainer.spool import (
-    ACKNOWLEDGED,
-    SnapshotName,
-    list_snapshots,
-    put_snapshot,
-)
+from roles.trainer.spool import ACKNOWLEDGED, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
