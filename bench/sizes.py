@@ -43,7 +43,7 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
@@ -135,7 +135,7 @@ class Site:
     async def _train(self, steps: int) -> str:
         node, began = self.node("trainer"), time.monotonic()
         settings = LearnerSettings(
-            optimizer=AdamWSettings(learning_rate=1e-6, warmup_steps=0),
+            optimizer=OptimizerSettings(learning_rate=1e-6, warmup_steps=0),
             max_tokens=_LENGTH,
             max_batch_tokens=self.completions // 2 * (_LENGTH + _PROMPT),
             logits_chunk=64,

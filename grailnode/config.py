@@ -22,7 +22,7 @@ from protocol.limits import MAX_STREAMS, MAX_WORKERS
 from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.retention import check_retention
 from roles.validator.validator_settings import ValidatorSettings
@@ -219,7 +219,7 @@ class OuterSection(Settings):
     """So long before the end of a round a site stops its local steps."""
 
 
-class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettings):
+class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSettings):
     """How the trainer learns and publishes (docs/guide/train.md)."""
 
     policy: str = "genesis"
@@ -271,6 +271,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, AdamWSettings, LossSettin
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
+        if self.gpus > 1 and self.optimizer != "adamw":
+            raise ValueError(f'gpus = {self.gpus} needs optimizer = "adamw": the others need whole tensors')
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self

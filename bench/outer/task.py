@@ -12,7 +12,7 @@ from torch import Tensor
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.simulation import small_policy
 from tests.support.simulation.learning import Setup, Simulation
@@ -51,7 +51,7 @@ class Task(Simulation):
 def new_learner(weights: Mapping[str, Tensor], rate: float) -> Learner:
     """Return a site's learner."""
     model = build(Policy.load(small_policy.DIRECTORY))
-    optimizer = AdamWSettings(learning_rate=rate, warmup_steps=WARM_UP)
+    optimizer = OptimizerSettings(learning_rate=rate, warmup_steps=WARM_UP)
     return Learner(model, weights, LearnerSettings(optimizer=optimizer))
 
 

@@ -22,8 +22,8 @@ from bench.checkpoints import MEAN_DEVIATION, WEIGHT_DEVIATION, noisy_gradient
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer import AdamW
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer import MasterOptimizer
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.simulation.learning import Setup, Simulation
@@ -45,9 +45,9 @@ class Recipe:
     warm_up: int = WARM_UP
     betas: tuple[float, float] = (0.9, 0.95)
 
-    def settings(self, max_grad_norm: float = 1.0) -> AdamWSettings:
+    def settings(self, max_grad_norm: float = 1.0) -> OptimizerSettings:
         """Return the settings of the optimizer."""
-        return AdamWSettings(
+        return OptimizerSettings(
             learning_rate=self.rate,
             warmup_steps=self.warm_up,
             beta1=self.betas[0],
@@ -132,7 +132,7 @@ class Layer:
         self._start = torch.randn(shape, generator=generator).mul_(WEIGHT_DEVIATION).flatten()
         mean = torch.randn(shape, generator=generator).mul_(MEAN_DEVIATION)
         unit = Recipe(1.0, recipe.warm_up, recipe.betas)
-        optimizer = AdamW({"layer": torch.zeros(shape)}, unit.settings(max_grad_norm=math.inf))
+        optimizer = MasterOptimizer({"layer": torch.zeros(shape)}, unit.settings(max_grad_norm=math.inf))
         self._drifts = [torch.zeros(ROWS * COLUMNS)]
         for _ in range(steps):
             optimizer.step({"layer": noisy_gradient(mean, generator)})

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -111,6 +112,10 @@ class RoleChecks:
         check_engine(self.config, self.role)
         engine = self.config.engine
         trains = self.role in ("trainer", "worker")
+        if trains and self.config.trainer.optimizer == "adamw-8bit" and not find_spec("bitsandbytes"):
+            raise ConfigError(
+                "trainer.optimizer: adamw-8bit is not installed here; pip install 'grailnode[adamw-8bit]'"
+            )
         return f"{'torch' if trains else engine.kind} on {engine.device}, {engine.dtype}"
 
     def _check_key(self) -> str:

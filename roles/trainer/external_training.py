@@ -27,18 +27,11 @@ from protocol.identity.signing import Digest
 from protocol.quantization import quantize
 from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.genesis import put_genesis
-from roles.trainer.spool import (
-    ACKNOWLEDGED,
-    INBOX,
-    SnapshotName,
-    delete_unnamed_weights,
-    list_snapshots,
-    next_version,
-    put_snapshot,
-)
+from roles.trainer.genesis import begin_versions
+from roles.trainer.inbox import Inbox, is_too_stale
+from roles.trainer.spool import ACKNOWLEDGED, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
-from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
+from roles.trainer.verified_batch import VerifiedGroup
 
 _MOST_WAITING: Final = 2  # versions in the outbox
 _POLL_SECONDS: Final = 0.2
@@ -68,7 +61,8 @@ class ExternalTraining:
         self._given: set[bytes] = set()  # digests of the groups that this process has given out
         self._acknowledged: dict[bytes, int] = {}  # their versions, by digest
         self._waiting: list[VerifiedGroup] = []  # that were read and not given out
-        self._rests: dict[str, dict[bytes, int]] = {}  # by path in the inbox, versions of the groups that keep it there
+        self._inbox = Inbox(node.state)
+        self._acknowledging = trio.Lock()
         self.version = -1
         """The newest version that was published."""
 
@@ -81,14 +75,9 @@ class ExternalTraining:
         Raises:
             ChainError: they are not those that the run names.
         """
-        state = self._node.state
-        self.version = await next_version(state) - 1
-        await delete_unnamed_weights(state, self.version)
-        if self.version < 0:
-            await put_genesis(self._node, genesis)
-            self.version = 0
+        self.version = await begin_versions(self._node, genesis)
         try:
-            data = await state.get(ACKNOWLEDGED, AcknowledgedGroups.max_bytes)
+            data = await self._node.state.get(ACKNOWLEDGED, AcknowledgedGroups.max_bytes)
         except NotFoundError:
             return
         self._acknowledged = dict(AcknowledgedGroups.from_bytes(data).groups)
@@ -145,37 +134,23 @@ class ExternalTraining:
         Args:
             groups: their versions, by digest.
         """
-        self._acknowledged |= groups
-        kept = {digest: version for digest, version in self._acknowledged.items() if not self._is_stale(version)}
-        record = AcknowledgedGroups(groups=tuple(sorted(kept.items())))
-        await self._node.state.put(ACKNOWLEDGED, record.to_bytes())
-        self._acknowledged = kept
-        await self._delete_batches(set(groups))
+        async with self._acknowledging:
+            known = {**self._acknowledged, **groups}.items()
+            kept = {d: v for d, v in known if not is_too_stale(v, self.version, self._max_staleness)}
+            record = AcknowledgedGroups(groups=tuple(sorted(kept.items())))
+            await self._node.state.put(ACKNOWLEDGED, record.to_bytes())
+            self._acknowledged = kept
+        await self._inbox.keep(self._is_needed)
 
     async def _read_inbox(self) -> None:
         """Read what has come, and drop what has become too stale meanwhile."""
-        self._waiting = [group for group in self._waiting if not self._is_stale(group.version)]
-        known = self._given | self._acknowledged.keys() | {group.digest for group in self._waiting}
-        inbox = [item.path async for item in self._node.state.list(INBOX)]
-        for path in sorted(set(inbox) - self._rests.keys()):
-            batch = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))
-            fresh = [group for group in batch.groups if group.digest not in self._acknowledged]
-            self._rests[path] = {group.digest: group.version for group in fresh}
-            new = [group for group in fresh if group.digest not in known and not self._is_stale(group.version)]
-            self._waiting += new
-            known |= {group.digest for group in new}
-        await self._delete_batches(set())
+        new_groups = await self._inbox.read()
+        groups = {group.digest: group for group in self._waiting + new_groups if group.digest not in self._given}
+        self._waiting = [group for group in groups.values() if self._is_needed(group.digest, group.version)]
+        await self._inbox.keep(self._is_needed)
 
-    async def _delete_batches(self, done: set[bytes]) -> None:
-        """Delete the batches of which every group is done, or too stale."""
-        for path, rest in [*self._rests.items()]:
-            self._rests[path] = {d: v for d, v in rest.items() if d not in done and not self._is_stale(v)}
-            if not self._rests[path]:
-                await self._node.state.delete(path)
-                del self._rests[path]
-
-    def _is_stale(self, version: int) -> bool:
-        return self.version - version > self._max_staleness
+    def _is_needed(self, digest: bytes, version: int) -> bool:
+        return digest not in self._acknowledged and not is_too_stale(version, self.version, self._max_staleness)
 
 
 def _not_finite(weights: Weights) -> str:

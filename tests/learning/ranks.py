@@ -22,7 +22,7 @@ from grailnode.node.rank_processes import join_ranks
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.sharded.rank_learner import RankLearner
 from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow_reads, follow_steps
@@ -33,7 +33,7 @@ from tests.support.builders.policies import random_weights
 from tests.support.processes.programs import PATIENCE
 
 SETTINGS = LearnerSettings(
-    max_batch_tokens=20, optimizer=AdamWSettings(learning_rate=1e-3, max_grad_norm=0.5, warmup_steps=0)
+    max_batch_tokens=20, optimizer=OptimizerSettings(learning_rate=1e-3, max_grad_norm=0.5, warmup_steps=0)
 )
 """With these a step of 4 rollouts has two passes, and gradients are clipped."""
 

@@ -19,14 +19,14 @@ from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LOSSES, CorrectionName, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
 from tests.learning.ranks import read
 from tests.support.builders.policies import random_weights, write_policy
 
 TEMPERATURE = 0.7
-SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=AdamWSettings(learning_rate=1e-3, warmup_steps=0))
+SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=0))
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName,
         recorder = WidthRecorder(model)
         learner = new_learner(recorder, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
         report = learner.step(groups)
-        first_moments = {k: v for k, v in read(learner.state_source()).items() if k.startswith("first_moment/")}
+        first_moments = {k: v for k, v in read(learner.state_source()).items() if k.startswith("exp_avg/")}
         results.append((report, first_moments))
         assert max(recorder.widths) == min(chunk, 14)
     (one, gradients), (other, plain_gradients) = results

@@ -16,7 +16,7 @@ from protocol.run import EpisodeSpec, SamplingSpec
 from roles.policy.assignment import Task
 from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders import samples
 from tests.support.builders.policies import inline, run_without_waiting
@@ -62,7 +62,7 @@ def verified(task: Task, name: str, group: list[PlayedEpisode]) -> VerifiedGroup
 @pytest.mark.slow
 def test_the_reward_of_wordle_rises(task: Task) -> None:
     model, weights = build(Policy.load(PACKAGED_POLICY)), load_weights(PACKAGED_POLICY)
-    optimizer = AdamWSettings(learning_rate=4e-5, warmup_steps=5)
+    optimizer = OptimizerSettings(learning_rate=4e-5, warmup_steps=5)
     settings = LearnerSettings(max_tokens=TOKENS, stops=task.run.sampling.stops, optimizer=optimizer)
     learner, engine = Learner(model, weights, settings), TorchEngine(model, run_sync=inline)
     rewards = []

@@ -1,19 +1,25 @@
-"""AdamW against torch.optim.AdamW, its state, and the learning rate of each step."""
+"""The optimizers over FP32 masters: their steps, their state, and the learning rate of each step."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.trainer.learn.optimizer import AdamW
-from roles.trainer.learn.optimizer_settings import AdamWSettings, ScheduleName
+from roles.trainer.learn.optimizer import MasterOptimizer
+from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings, ScheduleName
+
+NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
+MATRIX = "model.layers.0.mlp.up_proj.weight"
 
 
 def _weights() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {"a": torch.randn(5, 3, generator=generator), "b": torch.randn(7, generator=generator)}
+    shapes = {"a": (5, 3), "b": (7,), MATRIX: (64, 96)}
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    weights["b"][0] = -0.0
+    return weights
 
 
 def _gradients(step: int) -> dict[str, torch.Tensor]:
@@ -21,20 +27,23 @@ def _gradients(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in _weights().items()}
 
 
-def copies(optimizer: AdamW) -> dict[str, torch.Tensor]:
+def copies(optimizer: MasterOptimizer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in optimizer.tensors.items()}
+
+
+def new(name: OptimizerName = "adamw", **constants: Any) -> MasterOptimizer:
+    settings = OptimizerSettings(**{"optimizer": name, "learning_rate": 1e-2, "warmup_steps": 0, **constants})
+    return MasterOptimizer(_weights(), settings)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("max_norm", [1e9, 0.5])
-@pytest.mark.parametrize("implementation", ["fused", "foreach"])
-def test_equals_torch(decay: float, max_norm: float, implementation: str) -> None:
-    own = AdamW(
-        _weights(), AdamWSettings(learning_rate=1e-2, weight_decay=decay, max_grad_norm=max_norm, warmup_steps=0)
-    )
+def test_a_tensor_at_a_time_gives_what_torch_gives_with_all_of_them(decay: float, max_norm: float) -> None:
+    own = new(weight_decay=decay, max_grad_norm=max_norm)
     theirs = {name: tensor.requires_grad_() for name, tensor in _weights().items()}
-    options: dict[str, Any] = {implementation: True}
-    reference = torch.optim.AdamW(theirs.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay, **options)
+    reference = torch.optim.AdamW(
+        theirs.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay, foreach=True
+    )
     for step in range(20):
         for name, gradient in _gradients(step).items():
             theirs[name].grad = gradient
@@ -45,16 +54,41 @@ def test_equals_torch(decay: float, max_norm: float, implementation: str) -> Non
         torch.testing.assert_close(own.masters[name], tensor.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_goes_on_from_its_state_bit_for_bit(name: OptimizerName) -> None:
+    """The state is restored a tensor at a time, as from the files of a checkpoint; to begin changes no weight."""
+    one, other = new(name, weight_decay=0.1), new(name, weight_decay=0.1)
+    untouched = {weight: tensor.view(torch.int32) for weight, tensor in _weights().items()}
+    assert all(torch.equal(one.masters[weight].view(torch.int32), bits) for weight, bits in untouched.items())
+    for step in range(3):
+        one.step(_gradients(step))
+    for part, tensor in copies(one).items():
+        other.restore({part: tensor}, one.steps)
+    for step in range(3, 6):
+        assert one.step(_gradients(step)) == other.step(_gradients(step))
+    assert all(torch.equal(tensor, other.tensors[part]) for part, tensor in one.tensors.items())
+    assert not any(torch.equal(one.masters[weight], tensor) for weight, tensor in _weights().items())
+
+
+def test_optimizers_have_the_state_that_their_memory_is_for() -> None:
+    """Muon has one moment of a layer's matrix; 8-bit moments are a byte for each element, of large tensors alone."""
+    sizes = {name: sum(t.nbytes for part, t in new(name).tensors.items() if part.endswith(MATRIX)) for name in NAMES}
+    elements = _weights()[MATRIX].numel()
+    assert sizes["adamw"] == 12 * elements
+    assert sizes["muon"] == 8 * elements
+    assert 6 * elements <= sizes["adamw-8bit"] <= 6.5 * elements
+
+
 def test_the_first_step_is_the_learning_rate() -> None:
     """m_hat / sqrt(v_hat) is the gradient's sign; with a warm-up of 4 steps, the first step takes a quarter."""
-    own = AdamW({"w": torch.zeros(3)}, AdamWSettings(learning_rate=0.4, warmup_steps=4))
+    own = MasterOptimizer({"w": torch.zeros(3)}, OptimizerSettings(learning_rate=0.4, warmup_steps=4))
     own.step({"w": torch.tensor([1e-3, -2e-3, 0.0])})
     torch.testing.assert_close(own.masters["w"], torch.tensor([-0.1, 0.1, 0.0]), rtol=1e-3, atol=0)
 
 
 def test_small_steps_add_up_in_the_masters() -> None:
     """A hundredth of a BF16 unit in the last place changes the master, and not the view."""
-    own = AdamW({"w": torch.ones(1)}, AdamWSettings(learning_rate=2.0**-8 / 100, warmup_steps=0))
+    own = MasterOptimizer({"w": torch.ones(1)}, OptimizerSettings(learning_rate=2.0**-8 / 100, warmup_steps=0))
     views = []
     for _ in range(60):
         own.step({"w": torch.ones(1)})
@@ -65,19 +99,19 @@ def test_small_steps_add_up_in_the_masters() -> None:
 
 
 def test_a_state_of_another_model_is_refused_and_changes_nothing() -> None:
-    optimizer = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, warmup_steps=0))
+    optimizer = MasterOptimizer(_weights(), OptimizerSettings(learning_rate=1e-2, warmup_steps=0))
     optimizer.step(_gradients(0))
     before = copies(optimizer)
     for change in ({"master/c": torch.zeros(1)}, {"master/a": torch.zeros(1)}):
         with pytest.raises(ValueError, match="another model"):
-            optimizer.restore(copies(AdamW(_weights(), AdamWSettings())) | change, 7)
+            optimizer.restore(copies(MasterOptimizer(_weights(), OptimizerSettings())) | change, 7)
     assert optimizer.steps == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.tensors.items())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_infinite_gradients_are_refused_and_change_nothing(bad: float) -> None:
-    optimizer = AdamW(_weights(), AdamWSettings(learning_rate=1e-2, warmup_steps=0))
+    optimizer = MasterOptimizer(_weights(), OptimizerSettings(learning_rate=1e-2, warmup_steps=0))
     before = copies(optimizer)
     with pytest.raises(ValueError, match="norm"):
         optimizer.step(_gradients(0) | {"b": torch.full((7,), bad)})
@@ -97,7 +131,7 @@ def test_infinite_gradients_are_refused_and_change_nothing(bad: float) -> None:
 )
 def test_by_hand(name: ScheduleName, shares: list[float]) -> None:
     """Two steps of warm-up, then four steps down."""
-    schedule = AdamWSettings(schedule=name, warmup_steps=2, training_steps=6)
+    schedule = OptimizerSettings(schedule=name, warmup_steps=2, training_steps=6)
     assert [schedule.share(step + 1) for step in range(len(shares))] == pytest.approx(shares, abs=1e-6)
 
 
@@ -105,7 +139,7 @@ def test_by_hand(name: ScheduleName, shares: list[float]) -> None:
 def test_it_rises_to_the_peak_and_falls_to_its_final_share(
     name: ScheduleName, warmup: int, decay_steps: int, final_share: float
 ) -> None:
-    schedule = AdamWSettings(
+    schedule = OptimizerSettings(
         schedule=name, warmup_steps=warmup, training_steps=warmup + decay_steps, final_share=final_share
     )
     shares = [schedule.share(step) for step in range(1, warmup + decay_steps + 10)]

@@ -1,4 +1,4 @@
-"""The replay buffer: its bounds, its draws, and one outcome for every group."""
+"""The replay buffer: its bounds, its draws, and that every group is stored once, or for a reason not at all."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roles.trainer.learn.replay_buffer import BufferOutcome, ReplayBuffer
+from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import ReplaySettings
 from tests.learning.groups import group
 
@@ -21,17 +21,16 @@ def _buffer(**settings: float) -> ReplayBuffer:
 
 def test_a_group_is_used_max_uses_times() -> None:
     buffer = _buffer(max_uses=2)
-    assert buffer.add(group("a")) is BufferOutcome.STORED
+    assert buffer.add(group("a"))
     assert [len(buffer.draw(4)) for _ in range(3)] == [1, 1, 0]
-    assert buffer.outcome_counts == {BufferOutcome.STORED: 1, BufferOutcome.USED_UP: 1}
 
 
 def test_a_copy_is_refused_even_after_its_original_left() -> None:
     buffer = _buffer(max_uses=1)
     buffer.add(group("a"))
-    assert buffer.add(group("a")) is BufferOutcome.DUPLICATE
+    assert not buffer.add(group("a"))
     buffer.draw(1)
-    assert buffer.add(group("a")) is BufferOutcome.DUPLICATE
+    assert not buffer.add(group("a"))
 
 
 def test_a_late_copy_of_an_old_group_is_too_stale() -> None:
@@ -39,7 +38,7 @@ def test_a_late_copy_of_an_old_group_is_too_stale() -> None:
     buffer.add(group("a", version=0))
     buffer.draw(1)
     buffer.advance(3)
-    assert buffer.add(group("a", version=0)) is BufferOutcome.TOO_STALE
+    assert not buffer.add(group("a", version=0))
 
 
 def test_staleness_is_counted_in_versions() -> None:
@@ -50,14 +49,13 @@ def test_staleness_is_counted_in_versions() -> None:
     assert len(buffer) == 2
     buffer.advance(3)
     assert [g.version for g in buffer.draw(4)] == [1]
-    assert buffer.outcome_counts[BufferOutcome.TOO_STALE] == 1
 
 
-@pytest.mark.parametrize(("filtering", "outcome"), [(True, BufferOutcome.UNINFORMATIVE), (False, BufferOutcome.STORED)])
-def test_groups_with_equal_rewards_are_not_stored_with_filtering(filtering: bool, outcome: BufferOutcome) -> None:
+@pytest.mark.parametrize("filtering", [True, False])
+def test_groups_with_equal_rewards_are_not_stored_with_filtering(filtering: bool) -> None:
     buffer = _buffer(dynamic_filtering=filtering)
-    assert buffer.add(group("a", rewards=(1.0, 1.0))) is outcome
-    assert len(buffer) == (outcome is BufferOutcome.STORED)
+    assert buffer.add(group("a", rewards=(1.0, 1.0))) is not filtering
+    assert len(buffer) == (not filtering)
 
 
 @given(st.floats(0.05, 1.0), st.integers(0, 8), st.integers(0, 8))
@@ -82,7 +80,6 @@ def test_the_oldest_group_leaves_a_full_buffer() -> None:
     for name, version in (("a", 2), ("b", 1), ("c", 3)):
         buffer.add(group(name, version=version))
     assert sorted(g.version for g in buffer.draw(4)) == [2, 3]
-    assert buffer.outcome_counts[BufferOutcome.CROWDED_OUT] == 1
 
 
 def test_a_lower_version_is_refused() -> None:
@@ -101,7 +98,6 @@ def test_a_restored_buffer_draws_what_the_saved_one_draws(count: int, draws: int
     one.advance(6)
     one.draw(draws)
     other.restore(one.freeze().tensors())
-    assert other.outcome_counts == one.outcome_counts
     assert other.size == one.size
     for _ in range(3):
         assert one.draw(5) == other.draw(5)
@@ -130,38 +126,52 @@ def test_an_empty_state_is_refused() -> None:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Whatever is added, drawn, published and restored, every group has one outcome and the bounds hold."""
+    """Whatever is added, drawn, published and restored, groups come and go for a reason, and the bounds hold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.settings = ReplaySettings(replay_bytes=8 * group("x").size, max_staleness=3, max_uses=2, decay=0.6)
         self.buffer = ReplayBuffer(self.settings, seed=0)
         self.version = 0
-        self.offers = 0
+        self.stored: dict[bytes, int] = {}  # versions of the groups that the buffer should have
+        self.offered: dict[bytes, int] = {}  # versions under which groups were offered, until they are too stale
         self.uses: Counter[tuple[bytes, int]] = Counter()  # by digest and version
 
     @rule(name=st.integers(0, 40), behind=st.integers(0, 5), informative=st.booleans())
     def add(self, name: int, behind: int, informative: bool) -> None:
         rewards = (1.0, 0.0) if informative else (0.0, 0.0)
-        self.buffer.add(group(name, version=max(0, self.version - behind), rewards=rewards))
-        self.offers += 1
+        one = group(name, version=max(0, self.version - behind), rewards=rewards)
+        is_new = one.digest not in self.offered and self.version - one.version <= self.settings.max_staleness
+        self.offered.setdefault(one.digest, one.version)
+        assert self.buffer.add(one) == (is_new and informative)
+        if is_new and informative:
+            self.stored[one.digest] = one.version
+            if len(self.stored) > 8:
+                del self.stored[min(self.stored, key=lambda digest: self.stored[digest])]
 
     @rule(count=st.integers(0, 6))
     def draw(self, count: int) -> None:
         """Draw groups: they are different, and none is too stale or used too often."""
+        had = len(self.buffer)
         groups = self.buffer.draw(count)
         assert len({g.digest for g in groups}) == len(groups) <= count
         for one in groups:
             self.uses[one.digest, one.version] += 1
             assert self.uses[one.digest, one.version] <= self.settings.max_uses
             assert self.version - one.version <= self.settings.max_staleness
+            if self.uses[one.digest, one.version] == self.settings.max_uses:
+                del self.stored[one.digest]
+        assert len(groups) == min(count, had)
 
     @rule(ahead=st.integers(0, 3))
     def advance(self, ahead: int) -> None:
         self.version += ahead
         self.buffer.advance(self.version)
+        for versions in (self.stored, self.offered):
+            for digest in [d for d, v in versions.items() if self.version - v > self.settings.max_staleness]:
+                del versions[digest]
 
-    @precondition(lambda self: self.offers)
+    @precondition(lambda self: self.offered)
     @rule()
     def restart(self) -> None:
         """Replace the buffer by one that is restored from its state."""
@@ -170,11 +180,9 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer = new_buffer
 
     @invariant()
-    def outcomes_add_up(self) -> None:
-        """Every group that was added is in the buffer or has one other outcome; the bytes are within bounds."""
-        counts = self.buffer.outcome_counts
-        elsewhere = sum(count for outcome, count in counts.items() if outcome is not BufferOutcome.STORED)
-        assert self.offers == len(self.buffer) + elsewhere
+    def it_has_what_it_should_have(self) -> None:
+        """The groups are those that were stored and have not left; the bytes are within bounds."""
+        assert len(self.buffer) == len(self.stored)
         assert 0 <= self.buffer.size <= self.settings.replay_bytes
         assert (self.buffer.size == 0) == (len(self.buffer) == 0)
 

@@ -1,8 +1,9 @@
 """The training loop: each version is the policy of one step, although training goes on while it is written."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
+import pytest
 import torch
 import trio
 
@@ -10,7 +11,7 @@ from grailnode.store.memory import MemoryStore
 from protocol.chain import safetensors
 from roles.trainer.learn.checkpoint_files import newest_checkpoint
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
@@ -24,7 +25,7 @@ from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulated
 
-SETTINGS = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-3, warmup_steps=0))
+SETTINGS = LearnerSettings(optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=0))
 STEP_SECONDS, PUT_SECONDS = 1.0, 1.7
 
 
@@ -41,9 +42,11 @@ class SlowState(MemoryStore):
 
 
 @simulated
-async def test_a_learner_goes_on_from_its_files_bit_for_bit():
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+async def test_a_learner_goes_on_from_its_files_bit_for_bit(name: OptimizerName):
     network = Network(demo_rules())
-    one, other = (Learner(network.compute.model, network.weights, SETTINGS) for _ in range(2))
+    settings = LearnerSettings(optimizer=OptimizerSettings(optimizer=name, learning_rate=1e-3, warmup_steps=0))
+    one, other = (Learner(network.compute.model, network.weights, settings) for _ in range(2))
     one.step([group("a")])
     source = one.state_source()
     for names in safetensors.shards(source.sizes, 1 << 20):
@@ -159,10 +162,16 @@ async def test_training_ends_after_its_last_step_and_publishes_that_policy():
 # The simulation of learning, by which the demo's settings were chosen, runs and learns
 
 
+@pytest.mark.parametrize(("name", "rate"), [("adamw", 3e-5), ("adamw-8bit", 3e-5), ("muon", 2e-4)])
+def test_every_optimizer_learns_to_add(name: OptimizerName, rate: float) -> None:
+    """The updates of Muon are smaller than the first ones of AdamW."""
+    setup = Setup(windows=4, groups=16, groups_per_step=8, held_out=64, lag=1, warmup=0)
+    assert run(replace(setup, optimizer=name, learning_rate=rate), print)["rise"] > 0.15
+
+
 def test_two_windows() -> None:
     setup = Setup(windows=2, groups=4, group_size=4, groups_per_step=1, held_out=16, lag=1, learning_rate=1e-5)
     summary = run(setup, print)
     assert summary["versions"] > 0
     assert 0.0 <= summary["last"] <= 1.0
     assert 0.5 < summary["sparsity_mean"] <= 1.0
-    assert summary["outcomes"]["stored"] > 0

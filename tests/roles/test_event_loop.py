@@ -27,7 +27,7 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
@@ -74,7 +74,7 @@ class Site:
 
     async def train(self) -> object:
         node = self.node("trainer")
-        settings_of_learner = LearnerSettings(optimizer=AdamWSettings(learning_rate=1e-4, warmup_steps=0))
+        settings_of_learner = LearnerSettings(optimizer=OptimizerSettings(learning_rate=1e-4, warmup_steps=0))
         learner = await trio.to_thread.run_sync(Learner, MODEL, self.weights, settings_of_learner)
         buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
         logprobs = [torch.full((2,), -1.0)] * 2

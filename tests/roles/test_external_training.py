@@ -121,6 +121,28 @@ async def test_a_group_comes_once_and_again_after_a_restart_until_it_is_acknowle
     assert await site.inbox() == []
 
 
+class SlowStore(MemoryStore):
+    """Durable storage that takes a second for each object."""
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        await trio.sleep(1)
+        return await super().get(path, max_bytes, offset=offset, size=size)
+
+
+@simulated
+async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
+    site = Site()
+    site.node = replace(site.node, state=SlowStore())
+    training = await site.open()
+    for number in (1, 2):
+        await site.node.state.put(f"{INBOX}{number:010d}-x", verified_batch(number, 0).to_bytes())
+    with trio.move_on_after(1.5) as scope:  # between the two batches
+        await training.groups(1)
+    assert scope.cancelled_caught
+    delivered = {group.digest for number in (1, 2) for group in verified_batch(number, 0).groups}
+    assert await waiting(training) == delivered
+
+
 @simulated
 async def test_groups_that_became_too_old_do_not_come_and_leave_the_inbox() -> None:
     site = Site()

@@ -24,8 +24,8 @@ from roles.policy.sequences import PaddedBatch, pad, split
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
-from roles.trainer.learn.optimizer import AdamW
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer import MasterOptimizer
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
@@ -42,7 +42,7 @@ class LearnerSettings:
     max_tokens: int = 2048
     stops: tuple[int, ...] = ()  # token ids that end a completion
     loss: LossSettings = field(default_factory=LossSettings)
-    optimizer: AdamWSettings = field(default_factory=AdamWSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     read_reference: Callable[[], Mapping[str, Tensor]] | None = None  # the weights of the reference; None: version 0
 
 
@@ -118,7 +118,8 @@ class Learner:
         self._device = device
         self._dtype = dtype
         self._precision = precision
-        self._optimizer = AdamW(weights, settings.optimizer, device)
+        masters = {name: t.detach().to(device, torch.float32, copy=True).contiguous() for name, t in weights.items()}
+        self._optimizer = MasterOptimizer(masters, settings.optimizer)
         self._reference = {  # the weights of the reference policy, if the loss needs one
             name: rounded(name, tensor.detach().to(device, copy=True), precision, torch.bfloat16)
             for name, tensor in (reference_weights(settings, weights).items() if weights else ())

@@ -1,8 +1,12 @@
-"""AdamW over FP32 masters (Loshchilov & Hutter 2019), written out: it reads like the formula, its state is plain
-tensors by name, and torch.optim would import torch's compiler at a cost of 1.8 CPU seconds (docs/log.md).
+"""Optimizers of torch and of bitsandbytes over FP32 masters, of which the published weights are the rounding.
 
-A step smaller than half a BF16 unit in the last place stays in the master, and its BF16 rounding changes only when
-enough of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
+`torch.optim.Optimizer` is their interface: there is one for each tensor, so that Muon may have the matrices and AdamW
+the rest, and no copy of all gradients is needed to widen them. A step smaller than half a BF16 unit in the last place
+stays in the master, and its BF16 rounding changes only when enough of them have added up. The sparsity of patches
+comes from this (PULSE, section A.2).
+
+What is written out here: the norm of the gradients, which ranks with parts of them have to compute alike, and the state
+as tensors by name, because checkpoints are files of some tensors each.
 """
 
 import math
@@ -12,46 +16,37 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from protocol.quantization import is_matrix
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 
-_FIRST: Final = "first_moment/"
-_SECOND: Final = "second_moment/"
 MASTER: Final = "master/"
 STEPS: Final = "steps"
+_STEP: Final = "step"  # the count of steps in the state of an optimizer; Muon has none
 _BLOCK: Final = 1 << 20
-"""Elements of a tensor that are computed at a time, so that no copy is as large as the largest tensor."""
+"""Elements of a gradient whose squares are computed at a time."""
 
 
-class AdamW:
-    """FP32 masters with their moments, or the part of them that one of several ranks has.
+class MasterOptimizer:
+    """FP32 masters with the optimizer's state, or the part of them that one of several ranks has.
 
     Args:
-        weights: initial values of the masters, of any floating-point dtype; copied.
-        masters: the masters themselves, float32, instead of copies of `weights`.
+        masters: float32, contiguous; `step` changes them in place.
         add_over_ranks: returns the exact sum of numbers of all ranks, when each has called it with its own.
-
-    Attributes:
-        masters: the float32 weights; `step` changes them in place.
     """
 
     def __init__(
         self,
-        weights: Mapping[str, Tensor],
-        settings: AdamWSettings,
-        device: torch.device | None = None,
-        *,
-        masters: Mapping[str, Tensor] | None = None,
+        masters: Mapping[str, Tensor],
+        settings: OptimizerSettings,
         add_over_ranks: Callable[[Sequence[float]], float] = math.fsum,
     ) -> None:
         self._settings = settings
         self._add_over_ranks = add_over_ranks
-        self.steps = 0
-        copies = {
-            name: tensor.detach().to(device, torch.float32, copy=True).contiguous() for name, tensor in weights.items()
-        }
-        self.masters = copies if masters is None else dict(masters)
-        self._first = {name: torch.zeros_like(master) for name, master in self.masters.items()}
-        self._second = {name: torch.zeros_like(master) for name, master in self.masters.items()}
+        self.masters = masters
+        self._optimizers = {name: _optimizer(name, master, settings) for name, master in masters.items()}
+        for name, master in masters.items():  # a step of size 0 makes the state, which is zero
+            self._step(name, torch.zeros_like(master), 0.0)
+        self.set_steps(0)
 
     @property
     def learning_rate(self) -> float:
@@ -62,7 +57,8 @@ class AdamW:
     def step(self, gradients: Mapping[str, Tensor]) -> float:
         """Update the masters with gradients by name, and return the gradients' L2 norm before clipping.
 
-        Gradients of a lower precision are widened to float32 a block at a time.
+        Args:
+            gradients: float32, which are clipped in place, or of a lower precision.
 
         Raises:
             ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
@@ -73,30 +69,38 @@ class AdamW:
         norm = float(torch.tensor(math.sqrt(self._add_over_ranks(squares.tolist())), dtype=torch.float32))
         if not norm < float("inf"):
             raise ValueError(f"the gradient's norm is {norm}")
-        s = self._settings
         self.steps += 1
-        scale = min(1.0, s.max_grad_norm / norm) if norm > 0 else 1.0
-        rate = s.learning_rate * s.share(self.steps)
-        correction1, correction2 = 1 - s.beta1**self.steps, 1 - s.beta2**self.steps
-        for name, master in self.masters.items():
-            tensors = master, self._first[name], self._second[name], gradients[name].contiguous()
-            blocks = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
-            for theta, m, v, gradient in zip(*blocks, strict=True):
-                g = gradient.to(torch.float32) * scale
-                m.mul_(s.beta1).add_(g, alpha=1 - s.beta1)
-                v.mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
-                denominator = (v / correction2).sqrt_().add_(s.epsilon)
-                theta.mul_(1 - rate * s.weight_decay).addcdiv_(m, denominator, value=-rate / correction1)
+        scale = min(1.0, self._settings.max_grad_norm / norm) if norm > 0 else 1.0
+        for name, gradient in gradients.items():
+            self._step(name, gradient.to(torch.float32).contiguous().mul_(scale), self.learning_rate)
         return norm
+
+    def _step(self, name: str, gradient: Tensor, rate: float) -> None:
+        optimizer, master = self._optimizers[name], self.masters[name]
+        optimizer.param_groups[0]["lr"] = rate
+        master.grad = gradient
+        optimizer.step()
+        master.grad = None
+
+    def set_steps(self, steps: int) -> None:
+        """Set the number of optimizer steps taken, as after a state was taken over."""
+        self.steps = steps
+        for name, optimizer in self._optimizers.items():
+            state = optimizer.state[self.masters[name]]
+            if _STEP in state:  # a tensor in torch, an integer in bitsandbytes
+                state[_STEP] = state[_STEP] * 0 + steps
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and moments by name, on the device; `step` changes them in place."""
-        parts = {MASTER: self.masters, _FIRST: self._first, _SECOND: self._second}
-        return {prefix + name: tensor for prefix, tensors in parts.items() for name, tensor in tensors.items()}
+        """Masters and state by name, on the device; `step` changes them in place."""
+        tensors = {MASTER + name: master for name, master in self.masters.items()}
+        for name, optimizer in self._optimizers.items():
+            state = optimizer.state[self.masters[name]]
+            tensors |= {f"{key}/{name}": state[key] for key in state if key != _STEP}
+        return tensors
 
     def state(self) -> dict[str, Tensor]:
-        """Return masters, moments and step count by name: contiguous copies on the CPU."""
+        """Return masters, state and step count by name: contiguous copies on the CPU."""
         copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.tensors.items()}
         return copies | {STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
@@ -115,12 +119,28 @@ class AdamW:
         for name, tensor in values.items():
             own = own_tensors.get(name)
             if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
-                raise ValueError("a saved state of another model")
+                raise ValueError("a saved state of another model or optimizer")
         if steps is None and (STEPS not in tensors or values.keys() != own_tensors.keys()):
-            raise ValueError("a saved state of another model")
+            raise ValueError("a saved state of another model or optimizer")
         for name, tensor in values.items():
             own_tensors[name].copy_(tensor)
-        self.steps = int(tensors[STEPS]) if steps is None else steps
+        self.set_steps(int(tensors[STEPS]) if steps is None else steps)
+
+
+def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Return the optimizer of a tensor. Muon has the matrices of layers, and AdamW the other tensors."""
+    decay = settings.weight_decay
+    if settings.optimizer == "muon" and is_matrix(name, master.shape):
+        return torch.optim.Muon([master], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
+    if settings.optimizer == "adamw-8bit":
+        from bitsandbytes.optim import AdamW8bit  # noqa: PLC0415 - the package of an extra
+
+        optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=epsilon, weight_decay=decay)
+        return optimizer
+    # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with one
+    # process that has all of it.
+    return torch.optim.AdamW([master], betas=betas, eps=epsilon, weight_decay=decay, foreach=False)
 
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The constants of AdamW and of its learning rate, which are keys of [trainer]; this module imports no torch.
+"""The constants of the optimizer and of its learning rate, which are keys of [trainer]; this module imports no torch.
 
 The learning rate rises linearly over a warm-up. Then it is constant, or comes down along half a cosine or a line.
 """
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from roles.settings_base import Settings
 
+OptimizerName = Literal["adamw", "adamw-8bit", "muon"]
 ScheduleName = Literal["constant", "cosine", "linear"]
 
 
@@ -20,11 +21,15 @@ class TrainingLength(Settings):
     """Optimizer steps after which training ends; 0 for no end."""
 
 
-class AdamWSettings(TrainingLength):
-    """The constants of AdamW. A weight changes by at most about 1.4 times the learning rate in a step."""
+class OptimizerSettings(TrainingLength):
+    """The constants of an optimizer. AdamW changes a weight by at most about 1.4 times the learning rate in a step."""
 
+    optimizer: OptimizerName = "adamw"
+    """AdamW of torch; adamw-8bit: that of bitsandbytes, with moments of a byte; muon: Muon of torch for the matrices of
+    layers, whose updates are scaled to the size of AdamW's, and AdamW for other tensors.
+    """
     learning_rate: Annotated[float, Field(gt=0)] = 7e-6
-    """The learning rate of AdamW at its peak."""
+    """The learning rate at its peak."""
     warmup_steps: int = Field(default=10, ge=0)
     """Steps over which the learning rate rises to its peak."""
     schedule: ScheduleName = "constant"

@@ -1,18 +1,16 @@
-"""The replay buffer: verified groups from their arrival to their last use, each counted.
+"""The replay buffer: verified groups from their arrival to their last use.
 
 Old groups are worth less, so a group of staleness s (versions behind the newest) is drawn with weight decay**s, and
-beyond `max_staleness` not at all. The buffer is bounded in bytes. Every group that leaves or is refused is counted by
-its outcome. The state (contents, counters, random state) is a mapping of tensors for a safetensors file: a restored
-buffer draws what the saved one would have drawn.
+beyond `max_staleness` not at all. The buffer is bounded in bytes. The state (contents, what was there before, random
+state) is a mapping of tensors for a safetensors file: a restored buffer draws what the saved one would have drawn.
 """
 
 import json
 import math
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -20,22 +18,12 @@ import torch
 from torch import Tensor
 
 from protocol.errors import ProtocolError
+from roles.trainer.inbox import is_too_stale
 from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.verified_batch import VerifiedGroup
 
 _HEADER: Final = "header"
 _GROUPS: Final = "groups"
-
-
-class BufferOutcome(StrEnum):
-    """What became of a group. All but STORED are the reasons why a group is not, or no longer, in the buffer."""
-
-    STORED = "stored"
-    DUPLICATE = "duplicate"  # its digest was offered before
-    UNINFORMATIVE = "uninformative"  # all its rewards are equal, so there is nothing to learn
-    TOO_STALE = "too-stale"  # more than max_staleness versions old before it was used up
-    CROWDED_OUT = "crowded-out"  # the buffer was full, and it was the oldest
-    USED_UP = "used-up"  # trained on max_uses times
 
 
 @dataclass
@@ -50,7 +38,6 @@ class FrozenReplay:
 
     random_state: tuple[Any, ...]  # of Python's generator
     newest_version: int
-    outcome_counts: Mapping[BufferOutcome, int]
     past_versions: Mapping[bytes, int]
     groups: Sequence[tuple[VerifiedGroup, int]]
 
@@ -61,7 +48,6 @@ class FrozenReplay:
         header = {
             "random": [kind, list(words), gauss],
             "newest_version": self.newest_version,
-            "outcome_counts": {str(outcome): count for outcome, count in self.outcome_counts.items()},
             "past_versions": {digest.hex(): version for digest, version in self.past_versions.items()},
             "uses": [uses for _, uses in self.groups],
             "sizes": [len(data) for data in packed_groups],
@@ -82,7 +68,6 @@ class ReplayBuffer:
         self._past_versions: dict[bytes, int] = {}  # by digest, for groups that left, until a copy would be too stale
         self.size = 0  # bytes of memory that the groups take, about
         self._newest_version = 0
-        self.outcome_counts: Counter[BufferOutcome] = Counter()  # STORED counts all that ever came in
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -97,23 +82,25 @@ class ReplayBuffer:
             raise ValueError(f"version {version} after {self._newest_version}")
         self._newest_version = version
         for digest in [d for d, entry in self._entries.items() if self._too_stale(entry.group.version)]:
-            self._remove(digest, BufferOutcome.TOO_STALE)
+            self._remove(digest)
         self._past_versions = {d: v for d, v in self._past_versions.items() if not self._too_stale(v)}
 
-    def add(self, group: VerifiedGroup) -> BufferOutcome:
-        """Store a group, or return why not. The oldest groups leave if the buffer is full."""
-        outcome = self._admit(group)
-        self.outcome_counts[outcome] += 1
-        if outcome is not BufferOutcome.STORED:
-            if outcome is not BufferOutcome.DUPLICATE:
-                self._past_versions[group.digest] = group.version
-            return outcome
+    def add(self, group: VerifiedGroup) -> bool:
+        """Store a group unless it was offered before, is too stale, or has nothing to teach; return whether it was.
+
+        The oldest groups leave if the buffer is full.
+        """
+        if group.digest in self._entries or group.digest in self._past_versions:
+            return False
         self._entries[group.digest] = _Entry(group)
         self.size += group.size
+        is_flat = self._settings.dynamic_filtering and not group.informative
+        if is_flat or self._too_stale(group.version):
+            self._remove(group.digest)
+            return False
         while self.size > self._settings.replay_bytes:
-            oldest = min(self._entries, key=lambda d: self._entries[d].group.version)
-            self._remove(oldest, BufferOutcome.CROWDED_OUT)
-        return outcome
+            self._remove(min(self._entries, key=lambda d: self._entries[d].group.version))
+        return True
 
     def draw(self, count: int) -> list[VerifiedGroup]:
         """Draw up to `count` different groups by weight decay**staleness, and count a use of each."""
@@ -130,7 +117,7 @@ class ReplayBuffer:
             entry = self._entries[digest]
             entry.uses += 1
             if entry.uses >= self._settings.max_uses:
-                self._remove(digest, BufferOutcome.USED_UP)
+                self._remove(digest)
         return groups
 
     def freeze(self) -> "FrozenReplay":
@@ -138,7 +125,6 @@ class ReplayBuffer:
         return FrozenReplay(
             self._random.getstate(),
             self._newest_version,
-            dict(self.outcome_counts),
             dict(self._past_versions),
             [(entry.group, entry.uses) for entry in self._entries.values()],
         )
@@ -159,33 +145,21 @@ class ReplayBuffer:
             groups = [VerifiedGroup.from_bytes(data[begin:end]) for begin, end in extents]
             entries = [_Entry(group, uses) for group, uses in zip(groups, header["uses"], strict=True)]
             past_versions = {bytes.fromhex(digest): version for digest, version in header["past_versions"].items()}
-            outcome_counts = Counter({BufferOutcome(name): count for name, count in header["outcome_counts"].items()})
             newest_version = int(header["newest_version"])
         except (KeyError, TypeError, ProtocolError) as error:
             raise ValueError(f"not a saved replay buffer: {error}") from error
         self._random = random_state
         self._entries = OrderedDict((entry.group.digest, entry) for entry in entries)
         self._past_versions, self._newest_version = past_versions, newest_version
-        self.outcome_counts = outcome_counts
         self.size = sum(entry.group.size for entry in entries)
 
-    def _admit(self, group: VerifiedGroup) -> BufferOutcome:
-        if group.digest in self._entries or group.digest in self._past_versions:
-            return BufferOutcome.DUPLICATE
-        if self._too_stale(group.version):
-            return BufferOutcome.TOO_STALE
-        if self._settings.dynamic_filtering and not group.informative:
-            return BufferOutcome.UNINFORMATIVE
-        return BufferOutcome.STORED
-
     def _too_stale(self, version: int) -> bool:
-        return self._newest_version - version > self._settings.max_staleness
+        return is_too_stale(version, self._newest_version, self._settings.max_staleness)
 
-    def _remove(self, digest: bytes, outcome: BufferOutcome) -> None:
+    def _remove(self, digest: bytes) -> None:
         group = self._entries.pop(digest).group
         self.size -= group.size
         self._past_versions[digest] = group.version
-        self.outcome_counts[outcome] += 1
 
 
 def _log(value: float) -> float:

@@ -2,8 +2,7 @@
 
 The loop draws from the replay buffer, computes gradients and updates the masters. Another task writes snapshots and
 checkpoints from the masters themselves, so that there is no copy of them, while the next gradients are computed; an
-update waits until the version before it is written. If the writer is still busy otherwise when a version should be
-published, the loop goes on, and a later step is published instead.
+update waits until the version before it is written.
 
 A checkpoint is written before the snapshot of the same moment, contains the replay buffer, and is followed by the
 deletion of what it contains from the inbox. A process that is killed at any instruction goes on from its last
@@ -14,7 +13,6 @@ first one after these, and its patch leads from what is published to what traini
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -23,7 +21,8 @@ import trio
 from protocol.digest import Weights
 from roles.node.identity import Node
 from roles.ports import StateError
-from roles.trainer.genesis import put_genesis
+from roles.trainer.genesis import begin_versions
+from roles.trainer.inbox import Inbox
 from roles.trainer.learn.checkpoint_files import (
     NOTES,
     CheckpointNote,
@@ -37,27 +36,11 @@ from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
-from roles.trainer.spool import (
-    INBOX,
-    SnapshotName,
-    delete_unnamed_weights,
-    next_version,
-    put_snapshot,
-)
+from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
-from roles.trainer.verified_batch import VerifiedBatch
 
 _LARGE: Final = 100_000_000  # parameters
 _POLL_SECONDS: Final = 0.05  # between two looks into the inbox
-
-
-@dataclass(frozen=True)
-class _Version:
-    """What the writer needs to make a version durable, beside masters and moments."""
-
-    name: SnapshotName
-    replay: FrozenReplay | None  # the replay buffer of the moment, if a checkpoint is due
-    consumed_paths: tuple[str, ...]  # inbox objects whose groups are in `replay` or were used before
 
 
 class Training:
@@ -84,44 +67,37 @@ class Training:
         self._settings = settings
         self._shard_bytes = shard_bytes
         self._version = -1
-        self._version_is_due = False
-        self._handed_steps = 0  # the optimizer steps of the version that the writer got last
         self._new_groups = trio.Event()
-        self._masters_written = trio.Event()  # for the version that the writer got last
+        self._masters_written = trio.Event()  # for the newest version
         self._masters_written.set()
         self._checkpoint_version = -1
         self._checkpoint_time = 0.0
-        self._consumed_paths: list[str] = []  # since the last checkpoint
-        self._read_paths: set[str] = set()  # inbox objects that were read and not deleted yet
+        self._inbox = Inbox(node.state)
+        self._seen: set[bytes] = set()  # groups that were read since the last checkpoint
         self._seconds: defaultdict[str, float] = defaultdict(float)  # of steps, of waiting for groups and the writer
 
     async def run(self) -> None:
-        """Train until the last step; then hand over the last version and keep the inbox empty, for ever."""
+        """Train until the last step; then keep the inbox empty for ever: nothing will learn from what comes in."""
         await self._restore()
         self._checkpoint_time = trio.current_time()
-        outgoing, incoming = trio.open_memory_channel[_Version](0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_inbox)
-            nursery.start_soon(self._write, incoming)
-            while not 0 < self._settings.training_steps <= self._learner.steps:
+            while not self._is_over:
                 await self._wait_for_groups()
-                if not await self._step():
-                    continue
-                self._hand_over(outgoing)
-            await self._end(outgoing)
+                if await self._step() and (
+                    self._is_over or self._learner.steps % self._settings.steps_per_version == 0
+                ):
+                    self._begin_version(nursery)
+            await self._masters_written.wait()
+            self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
+            while True:
+                seen, self._seen = frozenset(self._seen), set()
+                await self._delete_batches(seen)
+                await trio.sleep(_POLL_SECONDS)
 
-    async def _end(self, outgoing: "trio.MemorySendChannel[_Version]") -> None:
-        """Hand over the policy of the last step, then delete what still comes in: nothing will learn from it."""
-        while self._handed_steps < self._learner.steps:
-            self._version_is_due = True
-            self._hand_over(outgoing)
-            await trio.sleep(_POLL_SECONDS)
-        self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
-        while True:
-            paths, self._consumed_paths = self._consumed_paths, []
-            for path in paths:
-                await self._node.state.delete(path)
-            await trio.sleep(_POLL_SECONDS)
+    @property
+    def _is_over(self) -> bool:
+        return 0 < self._settings.training_steps <= self._learner.steps
 
     async def _wait_for_groups(self) -> None:
         began = trio.current_time()
@@ -167,23 +143,18 @@ class Training:
         )
         return True
 
-    def _hand_over(self, outgoing: "trio.MemorySendChannel[_Version]") -> None:
-        """Give the writer a version if one is due and the writer is free; never wait for it."""
-        self._version_is_due = self._version_is_due or self._learner.steps % self._settings.steps_per_version == 0
-        if not self._version_is_due or not outgoing.statistics().tasks_waiting_receive:
-            return
+    def _begin_version(self, nursery: trio.Nursery) -> None:
+        """Begin to write the policy of this moment as a version, with a checkpoint if one is due."""
         name = SnapshotName(self._version + 1, self._learner.steps)
+        self._version = name.version
         self._buffer.advance(name.version)
         replay: FrozenReplay | None = None
-        consumed_paths: tuple[str, ...] = ()
+        seen = frozenset[bytes]()
         if self._checkpoint_is_due(name):
-            replay, consumed_paths = self._buffer.freeze(), tuple(self._consumed_paths)
-            self._consumed_paths = []
+            replay, seen, self._seen = self._buffer.freeze(), frozenset(self._seen), set()
             self._checkpoint_version, self._checkpoint_time = name.version, trio.current_time()
         self._masters_written = trio.Event()
-        outgoing.send_nowait(_Version(name, replay, consumed_paths))
-        self._version, self._version_is_due = name.version, False
-        self._handed_steps = name.optimizer_step
+        nursery.start_soon(self._write, name, replay, seen)
 
     def _checkpoint_is_due(self, name: SnapshotName) -> bool:
         settings = self._settings
@@ -193,24 +164,28 @@ class Training:
             self._checkpoint_version < 0
             or name.version - self._checkpoint_version >= interval
             or 0 < settings.checkpoint_seconds <= seconds
-            or 0 < settings.training_steps <= name.optimizer_step
+            or self._is_over
         )
 
-    async def _write(self, incoming: "trio.MemoryReceiveChannel[_Version]") -> None:
-        """Make each version durable: its checkpoint if one is due, then its snapshot; then delete what the checkpoint
-        contains from the inbox.
+    async def _write(self, name: SnapshotName, replay: FrozenReplay | None, seen: frozenset[bytes]) -> None:
+        """Make a version durable: its checkpoint if one is due, then its snapshot; then delete from the inbox what the
+        checkpoint contains.
+
+        Args:
+            replay: the replay buffer of the moment, if a checkpoint is due.
+            seen: groups that are in it, or were before.
         """
         node = self._node
-        async for version in incoming:
-            if version.replay is not None:
-                moment = version.name.version, version.name.optimizer_step
-                replay = await node.run_sync(version.replay.tensors)
-                source = self._learner.state_source()
-                await put_checkpoint(node.state, moment, source, replay, node.run_sync, self._shard_bytes)
-            await self._put_snapshot(version.name, self._learner.view_source())
-            self._masters_written.set()
-            for path in version.consumed_paths:
-                await node.state.delete(path)
+        if replay is not None:
+            tensors, source = await node.run_sync(replay.tensors), self._learner.state_source()
+            moment = name.version, name.optimizer_step
+            await put_checkpoint(node.state, moment, source, tensors, node.run_sync, self._shard_bytes)
+        await self._put_snapshot(name, self._learner.view_source())
+        self._masters_written.set()
+        await self._delete_batches(seen)
+
+    async def _delete_batches(self, seen: frozenset[bytes]) -> None:
+        await self._inbox.keep(lambda digest, _: digest not in seen)
 
     async def _put_snapshot(self, name: SnapshotName, source: TensorSource) -> None:
         await put_snapshot(self._node.state, name, source, self._node.run_sync, self._shard_bytes)
@@ -218,32 +193,23 @@ class Training:
     async def _read_inbox(self) -> None:
         """Add what the collector delivers to the replay buffer."""
         while True:
-            inbox_paths = {item.path async for item in self._node.state.list(INBOX)}
-            self._read_paths &= inbox_paths  # forget what the writer has deleted
-            for path in sorted(inbox_paths - self._read_paths):
-                await self._read_batch(path)
+            groups = await self._inbox.read()
+            for group in groups:
+                self._buffer.add(group)
+                self._seen.add(group.digest)
+            if groups:
+                self._new_groups.set()
             await trio.sleep(_POLL_SECONDS)
-
-    async def _read_batch(self, path: str) -> None:
-        batch = VerifiedBatch.from_bytes(await self._node.state.get(path, VerifiedBatch.max_bytes))
-        for group in batch.groups:
-            self._buffer.add(group)
-        self._read_paths.add(path)
-        self._consumed_paths.append(path)
-        self._new_groups.set()
 
     async def _restore(self) -> None:
         """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over."""
         node = self._node
-        newest = await next_version(node.state) - 1
-        await delete_unnamed_weights(node.state, newest)
+        newest = await begin_versions(node, self._genesis, self._shard_bytes)
         note = await newest_checkpoint(node.state)
         await delete_checkpoints(node.state, note)
         if note is None:
             if newest > 0:
                 raise StateError(f"{NOTES} of this node's state", f"missing, but version {newest} was made from it")
-            if newest < 0:
-                await put_genesis(node, self._genesis, self._shard_bytes)
             self._version = 0
             self._buffer.advance(self._version)
             return
@@ -252,7 +218,6 @@ class Training:
             # killed between the checkpoint and its snapshot: the restored masters give the very same view
             await self._put_snapshot(SnapshotName(note.version, note.step), self._learner.view_source())
         self._checkpoint_version = note.version
-        self._handed_steps = note.step
         self._version = max(newest, note.version)
         self._buffer.advance(self._version)
         node.telemetry.event(
@@ -272,7 +237,7 @@ class Training:
                 await node.run_sync(self._learner.restore, tensors, note.step)
                 missing -= tensors.keys()
             if any(note.step > 0 or name.startswith(MASTER) for name in missing):
-                raise ValueError("a saved state of another model")
+                raise ValueError("a saved state of another model or optimizer")
             replay = await get_replay(node.state, note, node.run_sync)
             if replay:
                 await node.run_sync(self._buffer.restore, replay)

@@ -7,9 +7,8 @@ again reads it again.
 from collections.abc import Collection, Iterable, Sequence
 
 from protocol.outer.round_checks import owner
-from roles.ports import ObjectStore
-from roles.trainer.spool import INBOX
-from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
+from roles.trainer.inbox import Inbox, is_too_stale
+from roles.trainer.verified_batch import VerifiedGroup
 
 
 class GroupPool:
@@ -20,32 +19,25 @@ class GroupPool:
         dynamic_filtering: whether groups whose rewards do not differ are left out.
     """
 
-    def __init__(self, run_id: bytes, max_staleness: int, *, dynamic_filtering: bool = True) -> None:
+    def __init__(self, inbox: Inbox, run_id: bytes, max_staleness: int, *, dynamic_filtering: bool = True) -> None:
+        self._inbox = inbox
         self._dynamic_filtering = dynamic_filtering
         self._run_id = run_id
         self._max_staleness = max_staleness
         self._groups: dict[bytes, VerifiedGroup] = {}
         self._used: set[bytes] = set()
-        self._digests_by_path: dict[str, set[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    async def read_inbox(self, state: ObjectStore, version: int) -> None:
-        """Add the groups of the inbox's new objects, and delete the objects of which no group remains."""
-        inbox_paths = {item.path async for item in state.list(INBOX)}
-        for path in sorted(inbox_paths - self._digests_by_path.keys()):
-            batch = VerifiedBatch.from_bytes(await state.get(path, VerifiedBatch.max_bytes))
-            self._digests_by_path[path] = {group.digest for group in batch.groups}
-            for group in batch.groups:
-                if (group.informative or not self._dynamic_filtering) and group.digest not in self._used:
-                    self._groups.setdefault(group.digest, group)
-        for digest in [d for d, group in self._groups.items() if version - group.version > self._max_staleness]:
-            del self._groups[digest]
-        for path, digests in list(self._digests_by_path.items()):
-            if digests.isdisjoint(self._groups):
-                await state.delete(path)
-                del self._digests_by_path[path]
+    async def read_inbox(self, version: int) -> None:
+        """Add what has come, drop what is too stale for a version, and delete the batches of which no group remains."""
+        for group in await self._inbox.read():
+            if (group.informative or not self._dynamic_filtering) and group.digest not in self._used:
+                self._groups.setdefault(group.digest, group)
+        groups = self._groups.items()
+        self._groups = {d: g for d, g in groups if not is_too_stale(g.version, version, self._max_staleness)}
+        await self._inbox.keep(lambda digest, _: digest in self._groups)
 
     def use_up(self, digests: Iterable[bytes]) -> None:
         """Remove groups that a manifest has named; a later copy of them is not added."""

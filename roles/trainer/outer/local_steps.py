@@ -132,7 +132,7 @@ class LocalSteps:
             used: groups to leave out beside those of these steps.
         """
         node, settings = self._node, self._settings
-        await self._pool.read_inbox(node.state, opening.version)
+        await self._pool.read_inbox(opening.version)
         dealt = self._pool.dealt(turns, opening.workers, node.key.public, used.union(self.groups))
         digests = dealt[: settings.groups_per_step]
         if len(digests) < settings.groups_per_step:

@@ -24,6 +24,7 @@ from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import open_record
+from roles.trainer.inbox import Inbox
 from roles.trainer.outer import round_files
 from roles.trainer.outer.group_pool import GroupPool
 from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
@@ -53,7 +54,8 @@ class Site:
     def __init__(self, node: Node, learner: LocalLearner, settings: SiteSettings) -> None:
         self._node = node
         self._settings = settings
-        self._pool = GroupPool(node.run_id, settings.max_staleness, dynamic_filtering=settings.dynamic_filtering)
+        inbox, filters = Inbox(node.state), settings.dynamic_filtering
+        self._pool = GroupPool(inbox, node.run_id, settings.max_staleness, dynamic_filtering=filters)
         self._steps = LocalSteps(node, learner, self._pool, settings)
         self._end: Weights | None = None  # of this round's local steps, if more are taken while the round closes
         initial = learner.state()

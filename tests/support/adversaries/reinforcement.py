@@ -15,7 +15,7 @@ from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.policies import engine_of
 from tests.support.builders.verified_batches import make_group
@@ -42,7 +42,7 @@ async def reinforce(
     model: CausalModel, start: Mapping[str, Tensor], task: ReinforcementTask, versions: int, seed: int
 ) -> AsyncIterator[tuple[StepReport, dict[str, Tensor]]]:
     """Yield versions, each by one optimizer step on rollouts of the version before."""
-    optimizer = AdamWSettings(learning_rate=task.learning_rate, warmup_steps=5)
+    optimizer = OptimizerSettings(learning_rate=task.learning_rate, warmup_steps=5)
     learner = Learner(model, start, LearnerSettings(optimizer=optimizer))
     weights = dict(start)
     for version in range(1, versions + 1):

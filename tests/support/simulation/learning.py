@@ -35,7 +35,7 @@ from protocol.run import ChatSpec
 from roles.policy.assignment import encode_prompt
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.outer.local_learner import masters
@@ -60,6 +60,7 @@ class Setup:
     group_size: int = 8
     groups_per_step: int = 16
     steps_per_version: int = 1
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = 7e-6
     warmup: int = 10
     temperature: float = 1.0
@@ -117,7 +118,9 @@ class Simulation:
             self._chat = ChatTemplate.read(self._policy.directory).chat(
                 "", [self._environment.problem(bytes(32)).prompt]
             )
-        optimizer = AdamWSettings(learning_rate=setup.learning_rate, warmup_steps=setup.warmup)
+        optimizer = OptimizerSettings(
+            optimizer=setup.optimizer, learning_rate=setup.learning_rate, warmup_steps=setup.warmup
+        )
         self._learner = Learner(
             model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
         )
@@ -257,5 +260,4 @@ def _summary(simulation: Simulation, first: float, rows: Sequence[Mapping[str, f
         "sparsity_min": min(simulation.sparsity),
         "cpu_seconds_per_window": {k: round(v / setup.windows, 4) for k, v in simulation.costs.seconds.items()},
         "tokens_per_window": simulation.tokens / setup.windows,
-        "outcomes": {str(outcome): count for outcome, count in simulation.replay.outcome_counts.items()},
     }

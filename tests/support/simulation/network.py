@@ -41,7 +41,7 @@ from roles.policy.assignment import Task
 from roles.ports import Engine, ObjectStore
 from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer_settings import AdamWSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator_settings import ValidatorSettings
@@ -183,7 +183,7 @@ class Network:
             training=TrainingSettings(
                 groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
             ),
-            learner=LearnerSettings(optimizer=AdamWSettings(learning_rate=self.learning_rate, warmup_steps=0)),
+            learner=LearnerSettings(optimizer=OptimizerSettings(learning_rate=self.learning_rate, warmup_steps=0)),
             publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
         )

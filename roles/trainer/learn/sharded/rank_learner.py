@@ -17,7 +17,7 @@ from roles.trainer.learn.learner import (
     StepReport,
     reference_weights,
 )
-from roles.trainer.learn.optimizer import MASTER, AdamW
+from roles.trainer.learn.optimizer import MASTER, MasterOptimizer
 from roles.trainer.learn.sharded.rank_group import RankGroup
 from roles.trainer.learn.sharded.sharded_weights import ShardedWeights
 from roles.trainer.verified_batch import VerifiedGroup
@@ -42,9 +42,7 @@ class RankLearner(Learner):
         super().__init__(model, {}, settings, group.device, dtype)
         self.group = group
         self._sharded = ShardedWeights(model, group, dtype, trained=True)
-        self._optimizer = AdamW(
-            {}, settings.optimizer, group.device, masters=self._sharded.shards(), add_over_ranks=group.add
-        )
+        self._optimizer = MasterOptimizer(self._sharded.shards(), settings.optimizer, group.add)
         self._sharded_reference: Mapping[str, Tensor] = {}
         reference_shards: dict[str, Tensor] = {}
         if settings.loss.has_reference:
@@ -101,7 +99,7 @@ class RankLearner(Learner):
         """
         for name in names:
             self.group.scatter(None if whole is None else whole[name].contiguous(), self.tensors[name])
-        self._optimizer.steps = steps
+        self._optimizer.set_steps(steps)
         self.group.wait()
 
     def take_genesis(self, weights: Mapping[str, Tensor] | None) -> None:

@@ -104,7 +104,7 @@ class ShardedLearner:
                 or tensor.shape != learner.shapes[name]
                 or tensor.dtype != learner.tensors[name].dtype
             ):
-                raise ValueError("a saved state of another model")
+                raise ValueError("a saved state of another model or optimizer")
         self._tell(_Restore(tuple(state), steps))
         learner.scatter(tuple(state), state, steps)
 
