@@ -59,10 +59,11 @@ class Document:
     command: str
 
 
-def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "") -> Bucket:
+def parse_bucket(text: str, provider: Provider | None = None, region: str = "", url: str = "") -> Bucket:
     """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
 
     Args:
+        provider: None for the one whose address it is.
         region: empty for the provider's default.
         url: where everybody reads the bucket; empty for the service's own URL.
 
@@ -85,6 +86,7 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
         raise BucketError(
             f"{text}: not a bucket's name and prefix; give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME"
         )
+    provider = provider or _provider(urlsplit(endpoint).hostname)
     if provider != "aws" and not endpoint:
         example = "https://ACCOUNT.r2.cloudflarestorage.com" if provider == "r2" else "https://minio.example.org"
         raise BucketError(f"{text}: where is it? give the endpoint as well, such as {example}/{name}")
@@ -97,6 +99,13 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
     service_url = f"{endpoint}/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"
     base = url.rstrip("/") or service_url
     return Bucket(provider, name, endpoint, region, prefix + "/" if prefix else "", base + below)
+
+
+def _provider(host: str | None) -> Provider:
+    """Return whose service a host is: AWS without one, and a service like MinIO where its name tells nothing."""
+    if host is None or host.endswith(".amazonaws.com"):
+        return "aws"
+    return "r2" if host.endswith(".r2.cloudflarestorage.com") else "minio"
 
 
 @dataclass(frozen=True)

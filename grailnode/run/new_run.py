@@ -7,7 +7,7 @@ from typing import Final
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import creation, joining, key_files, run_toml, workspace
-from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, documents, parse_bucket
+from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, documents, parse_bucket
 from grailnode.run.files import NewFiles
 from grailnode.run.recipe import Recipe
 from grailnode.run.rules import Place
@@ -94,9 +94,8 @@ def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, 
     if not base:
         raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
     joining.check_base(base, f"--join {manifest}")
-    provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else place.provider
     region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
-    return replace(parse_bucket(meeting, provider, region[1] if region else place.region, base), url=base), run_id
+    return replace(parse_bucket(meeting, None, region[1] if region else place.region, base), url=base), run_id
 
 
 def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> tuple[Document, ...]:

@@ -21,10 +21,10 @@ BEACON = "ab" * 32
 R2 = "https://account.r2.cloudflarestorage.com/mine/runs-of-mine"
 MINIO = "https://minio.example.org/mine"
 BUCKETS = {
-    "aws": parse_bucket("mine", "aws"),
-    "aws below a prefix": parse_bucket("s3://mine/some/place", "aws", "eu-west-1"),
-    "minio": parse_bucket(MINIO, "minio"),
-    "r2": parse_bucket(R2, "r2", url="https://pub-1.r2.dev"),
+    "aws": parse_bucket("mine"),
+    "aws below a prefix": parse_bucket("s3://mine/some/place", region="eu-west-1"),
+    "minio": parse_bucket(MINIO),
+    "r2": parse_bucket(R2, url="https://pub-1.r2.dev"),
 }
 
 
