@@ -30,7 +30,7 @@ def with_repair_command(line: str, config: Config, name: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether starting again may help: storage or beacon failed, or this machine was short of something, and no more."""
+    """Whether starting again may help: storage or beacon failed, or this machine was short of something."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_transient(inner) for inner in error.exceptions)
     return isinstance(error, StoreError | BeaconError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)

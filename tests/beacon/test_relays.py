@@ -85,7 +85,7 @@ class TestRelays:
             "liar: false answer",
             "silent: no answer",
             "cut: ",
-            "empty: no such round, or no longer",
+            "empty: no such round",
         ):
             assert cause in str(error_info.value)
 

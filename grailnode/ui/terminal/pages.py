@@ -111,9 +111,7 @@ def _cells(row: WindowRow) -> list[Text]:
 def _bottleneck(state: NetworkState) -> list[Text]:
     """Write what the nodes of this machine wait for, what limits the trainer, and what validators had no time for."""
     lines = [Text(clean(item, 400), style="red") for item in state.troubles]
-    return lines + [
-        Text(item) for item in (*([f"trainer {state.bottleneck}"] if state.bottleneck else []), *state.unjudged)
-    ]
+    return lines + [Text(item) for item in (state.bottleneck, *state.unjudged) if item]
 
 
 def _strata(state: NetworkState) -> list[Text]:

@@ -42,8 +42,8 @@ SERVERS: Final = ("grailnode dashboard", "eval ")
 
 def commands_of(text: str) -> Iterator[str]:
     """Yield the commands of code blocks that name no other language, each in one line without its comment."""
-    for block in re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        for line in block.replace("\\\n", " ").splitlines():
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines() if not language else ():
             yield re.sub(r"\s+#.*", "", line)
 
 
