@@ -26,7 +26,7 @@ def with_local_knowledge(config: Config, node: Node, state: NetworkState) -> Net
     logs = config.at(config.node.logs)
     state = replace(state, unjudged=unjudged_cases(logs), troubles=troubles(logs, time.time()))
     trainer_time = read_trainer_time(logs)
-    if trainer_time is None:
+    if trainer_time is None or state.has_ended:
         return state
     audit_share = node.run.proof.audit_floor_ppm / 1_000_000
     line = bottleneck(trainer_time, state, config.trainer.steps_per_version, audit_share)
