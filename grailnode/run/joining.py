@@ -18,7 +18,8 @@ from grailnode.run.files import write_whole
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from protocol import limits
-from roles.ports import LineReporter
+from protocol.errors import error_context
+from roles.ports import LineReporter, NotFoundError
 
 _MAX_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
 _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
@@ -107,7 +108,8 @@ def localize(config: Config, trust: LineReporter | None = None) -> Config:
     if run_id and file.is_file():
         return _with_manifest(config, file, run_id)
     data = trio.run(_fetch, url)
-    manifest = creation.open_run(data, bytes.fromhex(run_id) if run_id else None)
+    with error_context(url):
+        manifest = creation.open_run(data, bytes.fromhex(run_id) if run_id else None)
     fetched_id = manifest.digest.hex()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = directory / f"{fetched_id}.manifest"
@@ -130,5 +132,7 @@ async def _fetch(url: str) -> bytes:
             rng = random.Random()  # noqa: S311 - jitter, nothing secret
             store = RetryingStore(HttpsStore(base, client, plain_http=plain), rng, _PATIENCE)
             return await store.get(name, _MAX_BYTES)
+    except NotFoundError as error:
+        raise NotFoundError(f"{url}: no run is there; its trainer publishes it, or the URL is wrong") from error
     except ValueError as error:
         raise ConfigError(f"{url}: {error}") from None
