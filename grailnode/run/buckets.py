@@ -59,16 +59,15 @@ class Document:
     command: str
 
 
-def parse_bucket(text: str, provider: Provider | None = None, region: str = "", url: str = "") -> Bucket:
+def parse_bucket(text: str, region: str = "", url: str = "") -> Bucket:
     """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
 
     Args:
-        provider: None for the one whose address it is.
         region: empty for the provider's default.
         url: where everybody reads the bucket; empty for the service's own URL.
 
     Raises:
-        BucketError: the text is none of these, or the URL to read from is unknown.
+        BucketError: the text is none of these.
     """
     if not _region.fullmatch(region):
         raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
@@ -86,12 +85,7 @@ def parse_bucket(text: str, provider: Provider | None = None, region: str = "", 
         raise BucketError(
             f"{text}: not a bucket's name and prefix; give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME"
         )
-    provider = provider or _provider(urlsplit(endpoint).hostname)
-    if provider != "aws" and not endpoint:
-        example = "https://ACCOUNT.r2.cloudflarestorage.com" if provider == "r2" else "https://minio.example.org"
-        raise BucketError(f"{text}: where is it? give the endpoint as well, such as {example}/{name}")
-    if provider == "r2" and not url:
-        raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
+    provider = _provider(urlsplit(endpoint).hostname)
     if url and not re.fullmatch(SPACE_FORM, url.rstrip("/")):
         raise BucketError("--url: give https://host[:port][/path], host in lower case, without user or query")
     region = region or ("auto" if provider == "r2" else "us-east-1")

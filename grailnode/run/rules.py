@@ -273,8 +273,6 @@ class Place(Settings):
 
     bucket: str | None = None
     """Keep the run in a bucket: NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX."""
-    provider: Literal["aws", "r2", "minio"] | None = None
-    """Whose service the bucket is in. Default: as its address shows; minio for services that are neither."""
     region: str = ""
     """Of the bucket. Default: us-east-1; auto on R2."""
     url: str = ""

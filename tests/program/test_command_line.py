@@ -43,7 +43,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("init /proc/grailnode", 1, "/proc/grailnode"),
         ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
         ("init x --join https://a.test/runs/ID --bucket mine --meeting met", 1, "https://a.test/runs/ID: which run?"),
-        ("init x --provider r2 --url https://a.test", 2, "--provider, --url: also give --bucket"),
+        ("init x --region eu --url https://a.test", 2, "--region, --url: also give --bucket"),
         ("init x --meeting s3://met", 2, "--meeting: also give --bucket"),
         ("init x --join https://a.test/runs/ID", 2, "--join: also give --bucket"),
         ("init x --bucket mine --meeting s3://met", 2, "--join and --meeting go together"),
