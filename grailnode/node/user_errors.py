@@ -16,9 +16,8 @@ class StateInUseError(UserError):
 
 
 _SHORTAGES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_ONE_LINE_ERRORS: Final = (
-    *(UserError, ProtocolError, RepairError, StateError, StoreError, BeaconError, SandboxError, FencedError),
-)
+_ROLE_ERRORS: Final = (RepairError, StateError, StoreError, BeaconError, FencedError)
+_ONE_LINE_ERRORS: Final = (UserError, ProtocolError, SandboxError, *_ROLE_ERRORS)
 """What rooms of this program call repairable, and the errors of protocol and roles, whose text is a line as well."""
 
 
