@@ -15,7 +15,7 @@ EXIT_FAILED: Final = 1
 
 
 VERBS: Final = {
-    "admit": "admit",
+    "admit": "keys",
     "backup": "state_verbs",
     "calibrate": "calibrate",
     "chat": "policies",
@@ -27,12 +27,12 @@ VERBS: Final = {
     "environments": "environments",
     "evaluate": "policies",
     "export": "results",
-    "follow": "versions",
+    "follow": "results",
     "init": "init",
     "inspect": "read",
     "keys": "keys",
     "mirror": "read",
-    "publish": "versions",
+    "publish": "results",
     "repair": "state_verbs",
     "restore": "state_verbs",
     "rollouts": "results",
