@@ -115,7 +115,7 @@ class RelayBeacon:
                 answers.append(open_round(self._chain, round_number, answer))
                 nursery.cancel_scope.cancel()
             except NotFoundError:
-                failures.setdefault(relay.name, "round not there yet")
+                failures.setdefault(relay.name, "no such round, or no longer")
             except StoreError as error:
                 failures[relay.name] = str(error)
             except trio.TooSlowError:

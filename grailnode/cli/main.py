@@ -9,10 +9,9 @@ from typing import Any, Final, cast
 
 import click
 
-from grailnode.cli.options import run_action, trust_option
+from grailnode.cli.options import EXIT_INTERRUPTED, run_action, trust_option
 
 EXIT_FAILED: Final = 1
-EXIT_INTERRUPTED: Final = 130
 
 
 VERBS: Final = {

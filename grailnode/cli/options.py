@@ -2,7 +2,9 @@
 
 import importlib
 import io
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +13,7 @@ from typing import Any, Final, TypedDict
 
 import click
 
+EXIT_INTERRUPTED: Final = 130
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -26,9 +29,15 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     """Run what a verb does: the function of its name in a module of grailnode/cli/actions.
 
     The module is imported here and no earlier: most of them import torch, which takes seconds, and neither the help of
-    a verb nor an error in its command line should wait for that.
+    a verb nor an error in its command line should wait for that. Ctrl-C ends the program at once meanwhile: numpy
+    cannot be imported again after an interruption, not even for what would report that.
     """
-    getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)(**parameters)
+    handler = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    try:
+        action = getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    action(**parameters)
 
 
 class RunOptions(TypedDict):

@@ -170,7 +170,7 @@ class Storage:
         """
         if "://" not in text:
             return self._place("--to", PlaceSection(kind="local", path=Path(text).absolute()), writes=True)
-        bucket = parse_bucket(text, "aws" if text.startswith("s3:") else "minio", region)
+        bucket = parse_bucket(text, region)
         place = PlaceSection(
             kind="s3",
             bucket=bucket.name,

@@ -7,7 +7,7 @@ from grailnode import UserError
 from grailnode.config import Config
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
-from roles.ports import RepairError, StateError, StoreError
+from roles.ports import BeaconError, RepairError, StateError, StoreError
 from roles.trainer.publish.fencing import FencedError
 
 
@@ -16,7 +16,8 @@ class StateInUseError(UserError):
 
 
 _SHORTAGES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_ONE_LINE_ERRORS: Final = (UserError, ProtocolError, RepairError, StateError, StoreError, SandboxError, FencedError)
+_ROLE_ERRORS: Final = (RepairError, StateError, StoreError, BeaconError, FencedError)
+_ONE_LINE_ERRORS: Final = (UserError, ProtocolError, SandboxError, *_ROLE_ERRORS)
 """What rooms of this program call repairable, and the errors of protocol and roles, whose text is a line as well."""
 
 
@@ -28,10 +29,10 @@ def with_repair_command(line: str, config: Config, name: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether starting again may help: the storage failed, or this machine was short of something, and nothing else."""
+    """Whether starting again may help: storage or beacon failed, or this machine was short of something."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_transient(inner) for inner in error.exceptions)
-    return isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
+    return isinstance(error, StoreError | BeaconError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
 
 
 def explain(error: BaseException) -> str | None:

@@ -1,11 +1,14 @@
 """What limits the nodes of this machine, by their own logs: the trainer's time, and what validators did not judge."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from grailnode.observe.node_logs import tail_events
+from grailnode.config import Config
+from grailnode.observe.node_logs import tail_events, troubles
 from grailnode.observe.state import NetworkState
+from roles.node.identity import Node
 
 _MUCH: Final = 0.5  # share of the time from which on a wait is the bottleneck
 _MOST_JUDGED: Final = 0.8  # share of the groups to judge below which the validators do not keep up
@@ -16,6 +19,18 @@ _REPUTATIONS: Final = {
     "stranger": "strangers",
     "rejected": "rejected miners",
 }
+
+
+def with_local_knowledge(config: Config, node: Node, state: NetworkState) -> NetworkState:
+    """Add to the state of a run what the logs of this machine say about its nodes here."""
+    logs = config.at(config.node.logs)
+    state = replace(state, unjudged=unjudged_cases(logs), troubles=troubles(logs, time.time()))
+    trainer_time = read_trainer_time(logs)
+    if trainer_time is None or state.has_ended:
+        return state
+    audit_share = node.run.proof.audit_floor_ppm / 1_000_000
+    line = bottleneck(trainer_time, state, config.trainer.steps_per_version, audit_share)
+    return replace(state, bottleneck=f"trainer {line}")
 
 
 @dataclass(frozen=True)
@@ -38,14 +53,14 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
     return None
 
 
-def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
+def bottleneck(shares: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
     """Return a line that says what limits a trainer, and what to add.
 
     Args:
         state: of the run, for the groups that its miners and validators deliver.
         audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
     """
-    if time.data >= _MUCH:
+    if shares.data >= _MUCH:
         # No rule asks anybody to judge more of a miner that has no reputation left.
         miners = [miner for miner in state.miners if miner.score > 0 or not miner.rejections]
         submitted, judged = sum(miner.submitted for miner in miners), sum(miner.judged for miner in miners)
@@ -53,16 +68,16 @@ def bottleneck(time: TrainerTime, state: NetworkState, steps_per_version: int, a
             what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
         else:
             what = "add miners, or let them deliver more groups"
-        return f"waits {time.data:.0%} of its time for verified groups; {what}"
+        return f"waits {shares.data:.0%} of its time for verified groups; {what}"
     steps = [row.optimizer_step for row in state.versions[-_RECENT_VERSIONS:]]
     if len(steps) > 1:
         interval = (steps[-1] - steps[0]) / (len(steps) - 1)
-        if time.hand_over >= _MUCH or interval > 1.5 * steps_per_version:
+        if shares.hand_over >= _MUCH or interval > 1.5 * steps_per_version:
             return (
                 f"publishes a version every {interval:.1f} steps instead of {steps_per_version}: storage is slower "
                 "than steps; raise steps_per_version, or write to faster disks and links"
             )
-    compute = max(0.0, 1.0 - time.data - time.hand_over)
+    compute = max(0.0, 1.0 - shares.data - shares.hand_over)
     return f"computes {compute:.0%} of its time; a faster device or fewer groups_per_step give more steps"
 
 

@@ -53,7 +53,7 @@ class Document:
     command: str
 
 
-def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "") -> Bucket:
+def parse_bucket(text: str, region: str = "", url: str = "") -> Bucket:
     """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
 
     Args:
@@ -61,7 +61,7 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
         url: where everybody reads the bucket; empty for the service's own URL.
 
     Raises:
-        BucketError: the text is none of these, or the URL to read from is unknown.
+        BucketError: the text is none of these.
     """
     if not _region.fullmatch(region):
         raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
@@ -79,11 +79,7 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
         raise BucketError(
             f"{text}: not a bucket's name and prefix; give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME"
         )
-    if provider != "aws" and not endpoint:
-        example = "https://ACCOUNT.r2.cloudflarestorage.com" if provider == "r2" else "https://minio.example.org"
-        raise BucketError(f"{text}: where is it? give the endpoint as well, such as {example}/{name}")
-    if provider == "r2" and not url:
-        raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
+    provider = _provider(urlsplit(endpoint).hostname)
     if url and not re.fullmatch(SPACE_FORM, url.rstrip("/")):
         raise BucketError("--url: give https://host[:port][/path], host in lower case, without user or query")
     region = region or ("auto" if provider == "r2" else "us-east-1")
@@ -91,6 +87,13 @@ def parse_bucket(text: str, provider: Provider, region: str = "", url: str = "")
     service_url = f"{endpoint}/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"
     base = url.rstrip("/") or service_url
     return Bucket(provider, name, endpoint, region, prefix + "/" if prefix else "", base + below)
+
+
+def _provider(host: str | None) -> Provider:
+    """Return whose service a host is: AWS without one, and a service like MinIO where its name tells nothing."""
+    if host is None or host.endswith(".amazonaws.com"):
+        return "aws"
+    return "r2" if host.endswith(".r2.cloudflarestorage.com") else "minio"
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,10 @@ def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
 def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
     api = f"aws s3api {{}} --bucket {bucket.name}"
     unblock = "" if use.readers else f"{api.format('delete-public-access-block')} && "
+    publish = f"{unblock}{api.format('put-bucket-policy')} --policy file://bucket-policy.json"
     texts = [
         _json("writer-policy.json", _writer(bucket, use), _iam(use.user, "writer-policy.json")),
-        _json(
-            "bucket-policy.json",
-            _reader(bucket, use.readers),
-            f"{unblock}{api.format('put-bucket-policy')} --policy file://bucket-policy.json",
-        ),
+        _json("bucket-policy.json", _reader(bucket, use.readers), publish),
         *_s3api_documents(bucket, use, api),
     ]
     if use.beacon:
@@ -151,13 +151,10 @@ def _s3api_documents(bucket: Bucket, use: BucketUse, api: str) -> list[Document]
         "MaxAgeSeconds": 3600,
     }
     put_cors, put_lifecycle = api.format("put-bucket-cors"), api.format("put-bucket-lifecycle-configuration")
+    expire = f"{put_lifecycle} --lifecycle-configuration file://lifecycle.json"
     return [
         _json("cors.json", {"CORSRules": [cors]}, f"{put_cors} --cors-configuration file://cors.json"),
-        _json(
-            "lifecycle.json",
-            _lifecycle(bucket, use, abort=True),
-            f"{put_lifecycle} --lifecycle-configuration file://lifecycle.json",
-        ),
+        _json("lifecycle.json", _lifecycle(bucket, use, abort=True), expire),
     ]
 
 
@@ -174,16 +171,9 @@ def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
     cloudflare = (
         'curl -H "Authorization: Bearer $CLOUDFLARE_API_TOKEN" --json @{} https://api.cloudflare.com/client/v4/{}'
     )
-    token = {
-        "name": use.user,
-        "policies": [
-            {
-                "effect": "allow",
-                "permission_groups": [_R2_WRITE],
-                "resources": {f"com.cloudflare.edge.r2.bucket.{account}_default_{bucket.name}": "*"},
-            }
-        ],
-    }
+    resources = {f"com.cloudflare.edge.r2.bucket.{account}_default_{bucket.name}": "*"}
+    policy = {"effect": "allow", "permission_groups": [_R2_WRITE], "resources": resources}
+    token = {"name": use.user, "policies": [policy]}
     texts = [
         _json("writer-token.json", token, cloudflare.format("writer-token.json", "user/tokens")),
         *_s3api_documents(bucket, use, api),
@@ -202,32 +192,20 @@ def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
 
 
 def _minio(bucket: Bucket, use: BucketUse) -> list[Document]:
+    place = f"ALIAS/{bucket.name}"
+    expiry = _lifecycle(bucket, use, abort=False)  # MinIO deletes stale uploads itself, after a day
     texts = [
-        _json("writer-policy.json", _writer(bucket, use), _mc_policy(use.user, "writer-policy.json")),
-        _json(
-            "bucket-policy.json",
-            _reader(bucket, use.readers),
-            f"mc anonymous set-json bucket-policy.json ALIAS/{bucket.name}",
-        ),
-        Document("cors.xml", _CORS_XML, f"mc cors set ALIAS/{bucket.name} cors.xml"),
-        _json(
-            "lifecycle.json",
-            _lifecycle(bucket, use, abort=False),  # MinIO deletes stale uploads itself, after a day
-            f"mc ilm rule import ALIAS/{bucket.name} < lifecycle.json",
-        ),
+        _mc_policy("writer-policy.json", _writer(bucket, use), use.user),
+        _json("bucket-policy.json", _reader(bucket, use.readers), f"mc anonymous set-json bucket-policy.json {place}"),
+        Document("cors.xml", _CORS_XML, f"mc cors set {place} cors.xml"),
+        _json("lifecycle.json", expiry, f"mc ilm rule import {place} < lifecycle.json"),
     ]
-    if use.beacon:
-        texts.append(
-            _json("guest-policy.json", _guest(bucket, use), _mc_policy("grailnode-guest", "guest-policy.json"))
-        )
-    return texts
+    return [*texts, _mc_policy("guest-policy.json", _guest(bucket, use), "grailnode-guest")] if use.beacon else texts
 
 
-def _mc_policy(user: str, file: str) -> str:
-    return (
-        f"mc admin user add ALIAS {user} SECRET && mc admin policy create ALIAS {user} {file} && "
-        f"mc admin policy attach ALIAS {user} --user {user}"
-    )
+def _mc_policy(name: str, content: Json, user: str) -> Document:
+    add = f"mc admin user add ALIAS {user} SECRET && mc admin policy create ALIAS {user} {name}"
+    return _json(name, content, f"{add} && mc admin policy attach ALIAS {user} --user {user}")
 
 
 def _json(name: str, content: Json, command: str) -> Document:
@@ -297,22 +275,12 @@ def _lifecycle(bucket: Bucket, use: BucketUse, *, abort: bool) -> Json:
     prefixes = {f"{kind}-{key.hex()[:8]}": f"{key.hex()}/{kind}/" for key in use.keys for kind in EXPIRING}
     if use.beacon:
         prefixes["participants"] = "participants/"
-    rules: list[Json] = [
-        {
-            "ID": f"expire-{name}",
-            "Status": "Enabled",
-            "Filter": {"Prefix": bucket.prefix + prefix},
-            "Expiration": {"Days": use.days},
-        }
-        for name, prefix in prefixes.items()
-    ]
+    actions = [(f"expire-{name}", prefix, {"Expiration": {"Days": use.days}}) for name, prefix in prefixes.items()]
     if abort:
-        rules.append(
-            {
-                "ID": "abort-incomplete-uploads",
-                "Status": "Enabled",
-                "Filter": {"Prefix": bucket.prefix},
-                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
-            }
-        )
-    return {"Rules": rules}
+        actions.append(("abort-incomplete-uploads", "", {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}))
+    return {
+        "Rules": [
+            {"ID": name, "Status": "Enabled", "Filter": {"Prefix": bucket.prefix + prefix}, **action}
+            for name, prefix, action in actions
+        ]
+    }

@@ -18,7 +18,8 @@ from grailnode.run.files import write_whole
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from protocol import limits
-from roles.ports import LineReporter
+from protocol.errors import error_context
+from roles.ports import LineReporter, NotFoundError
 
 _MAX_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
 _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
@@ -34,7 +35,8 @@ def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporte
     values: dict[str, Any] = {"run": {"manifest": run, "id": run_id}, "beacon": {"key": ""}}
     if base:
         place = {"kind": "https", "url": base}
-        values["store"] = {**place, "meeting": place}
+        own = base.startswith("http://")  # on this machine, as the user says; so are its participants' buckets
+        values["store"] = {**place, "meeting": place, "private_addresses": own}
     return localize(without_file(values, overrides, Path.cwd()), trust)
 
 
@@ -97,7 +99,8 @@ def localize(config: Config, trust: LineReporter | None = None) -> Config:
     if run_id and file.is_file():
         return _with_manifest(config, file, run_id)
     data = trio.run(_fetch, url)
-    manifest = creation.open_run(data, bytes.fromhex(run_id) if run_id else None)
+    with error_context(url):
+        manifest = creation.open_run(data, bytes.fromhex(run_id) if run_id else None)
     fetched_id = manifest.digest.hex()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = directory / f"{fetched_id}.manifest"
@@ -120,5 +123,7 @@ async def _fetch(url: str) -> bytes:
             rng = random.Random()  # noqa: S311 - jitter, nothing secret
             store = RetryingStore(HttpsStore(base, client, plain_http=plain), rng, _PATIENCE)
             return await store.get(name, _MAX_BYTES)
+    except NotFoundError as error:
+        raise NotFoundError(f"{url}: no run is there; its trainer publishes it, or the URL is wrong") from error
     except ValueError as error:
         raise ConfigError(f"{url}: {error}") from None

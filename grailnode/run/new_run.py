@@ -7,7 +7,7 @@ from typing import Final
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import creation, joining, key_files, run_toml, workspace
-from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, Provider, documents, parse_bucket
+from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, documents, parse_bucket
 from grailnode.run.files import NewFiles
 from grailnode.run.recipe import Recipe
 from grailnode.run.rules import Place
@@ -47,7 +47,7 @@ def create_run(
     """
     bucket = None
     if place.bucket is not None:
-        bucket = parse_bucket(place.bucket, place.provider, place.region, place.url)
+        bucket = _own_bucket(place.bucket, place)
     if recipe.trainer.outer is not None and not recipe.rules.sites:
         raise WorkspaceError("[trainer.outer] of the recipe is for several sites; say how many with --trainers")
     miners = MINERS if recipe.rules.admission == "open" else ()  # others would have to be admitted before they start
@@ -75,7 +75,7 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tupl
     Raises:
         ConfigError, BucketError: a URL or a bucket cannot be used, or there is a run already.
     """
-    own = parse_bucket(place.bucket or "", place.provider, place.region, place.url)
+    own = _own_bucket(place.bucket or "", place)
     meeting_bucket, run_id = _meeting_bucket(place, manifest, meeting)
     config = directory / "run.toml"
     if config.exists():
@@ -88,15 +88,22 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tupl
         return key, _write_documents(files, directory, own, use)
 
 
+def _own_bucket(text: str, place: Place) -> Bucket:
+    """Return the bucket in which a run or a node is stored, and which everybody reads."""
+    bucket = parse_bucket(text, place.region, place.url)
+    if bucket.provider == "r2" and not place.url:
+        raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
+    return bucket
+
+
 def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, str]:
     """Return the bucket where the participants of a run meet, and the run's id."""
     base, run_id = joining.split_manifest_url(manifest)
     if not base:
         raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
     joining.check_base(base, f"--join {manifest}")
-    provider: Provider = "aws" if "://" not in meeting or meeting.startswith("s3://") else place.provider
     region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
-    return replace(parse_bucket(meeting, provider, region[1] if region else place.region, base), url=base), run_id
+    return replace(parse_bucket(meeting, region[1] if region else place.region, base), url=base), run_id
 
 
 def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> tuple[Document, ...]:

@@ -273,8 +273,6 @@ class Place(Settings):
 
     bucket: str | None = None
     """Keep the run in a bucket: NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX."""
-    provider: Literal["aws", "r2", "minio"] = "aws"
-    """Whose service the bucket is in."""
     region: str = ""
     """Of the bucket. Default: us-east-1; auto on R2."""
     url: str = ""

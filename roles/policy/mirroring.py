@@ -79,7 +79,9 @@ class Mirror:
         try:
             data = await fetch_envelope(self._node, Head, paths.head(trainer))
         except NotFoundError:
-            return  # it has published nothing yet
+            if trainer in self._heads or len(self._node.authority.trainers) == 1:
+                raise
+            return  # one of several, which has published nothing yet
         if data != self._heads.get(trainer):
             await self._copy_chain(trainer, data)
 

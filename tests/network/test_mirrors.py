@@ -8,6 +8,7 @@ from protocol import paths
 from protocol.errors import ProtocolError
 from roles.policy.follower import Follower
 from roles.policy.mirroring import Mirror
+from roles.ports import NotFoundError
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes
 from tests.support.simulation.virtual_clock import simulated
@@ -42,6 +43,10 @@ async def test_a_copy_leads_to_the_trainers_weights_also_after_a_restart_of_the_
     names = {info.path async for info in copy.list(paths.writer_prefix(TRAINER))}
     assert unknown not in names
     assert paths.head(TRAINER) in names
+    await network.store.delete(paths.head(TRAINER))
+    for mirror in (restarted, Mirror(network.node("mirror"), MemoryStore())):
+        with pytest.raises(NotFoundError):  # an origin that is gone
+            await mirror.copy()
 
 
 @simulated

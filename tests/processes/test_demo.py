@@ -1,6 +1,7 @@
 """`grailnode demo` as a newcomer starts it: what it leaves, and how it ends."""
 
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from grailnode.ui.report import DemoReport
 from tests.support.processes import programs
-from tests.support.processes.deployment import follow_page, make_deployment
+from tests.support.processes.deployment import follow_first_run, follow_page, make_deployment
 from tests.support.processes.programs import Program, eventually, members, run_program
 
 NODES = {"trainer", "validator", "miner-1", "miner-2", "cheat"}
@@ -89,12 +90,24 @@ def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
     assert "Traceback" not in (tmp_path / "terminal").read_text()
 
 
-# docs/guide/deploy.md: its commands lead to a verified window of strangers
+# The first hour: the commands of docs/guide lead to a verified window, on one machine and between strangers
 
 
 @pytest.mark.slow
-def test_the_page_leads_to_a_verified_window(tmp_path: Path) -> None:
-    stages: list[str] = []
-    with make_deployment(tmp_path) as deployment:
-        follow_page(deployment, stages.append)
-    assert stages[-1] == "roots changed"
+@pytest.mark.parametrize("page", ["first-run.md", "deploy.md"])
+def test_the_commands_of_a_page_lead_to_a_verified_window(
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, stages = time.monotonic(), list[str]()
+
+    def note(stage: str) -> None:
+        stages.append(stage)
+        with capsys.disabled():
+            print(f"\n{page}: {stage[:60]} after {time.monotonic() - start:.0f} s", end="")
+
+    if page == "first-run.md":
+        follow_first_run(tmp_path, note)
+    else:
+        with make_deployment(tmp_path) as deployment:
+            follow_page(deployment, note)
+    assert "first verified window" in stages[:-1]

@@ -43,7 +43,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("init /proc/grailnode", 1, "/proc/grailnode"),
         ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
         ("init x --join https://a.test/runs/ID --bucket mine --meeting met", 1, "https://a.test/runs/ID: which run?"),
-        ("init x --provider r2 --url https://a.test", 2, "--provider, --url: also give --bucket"),
+        ("init x --region eu --url https://a.test", 2, "--region, --url: also give --bucket"),
         ("init x --meeting s3://met", 2, "--meeting: also give --bucket"),
         ("init x --join https://a.test/runs/ID", 2, "--join: also give --bucket"),
         ("init x --bucket mine --meeting s3://met", 2, "--join and --meeting go together"),
@@ -230,3 +230,13 @@ def test_a_bad_url_to_join_is_reported_as_the_option_that_gave_it(tmp_path: Path
     error = fail("init", str(tmp_path / "member"), "--join", URL, *bucket)
     assert error.startswith(f"grailnode: --join {URL}: a url is https://host")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interruption_while_modules_are_imported_ends_the_program_without_a_word():
+    interrupted = (
+        "import importlib, os, signal; from grailnode.cli import options; "
+        "importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT); "
+        "options.run_action('demo_run', 'demo', {})"
+    )
+    result = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")

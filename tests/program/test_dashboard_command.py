@@ -1,5 +1,6 @@
 """`grailnode dashboard` as a process: it says where the page is, serves it, and ends with Ctrl-C."""
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.support.processes.programs import PATIENCE, Program
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("run")
     succeed("init", str(directory))
+    wait = {"time": time.time(), "event": "beacon-late", "waits_for": "beacon", "error": "none", "until": "it answers"}
+    (directory / "logs").mkdir()
+    (directory / "logs" / "miner-1.jsonl").write_text(f"{json.dumps(wait)}\n")
     return str(directory / "run.toml")
 
 
@@ -27,24 +31,27 @@ def test_a_port_in_use_is_reported_in_one_line(run_file: str):
     assert f"--host 127.0.0.1 --port {port}: cannot be used" in error
 
 
-def test_it_serves_a_run_that_has_not_begun_and_warns_who_can_see_it(run_file: str, tmp_path: Path):
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_it_serves_a_run_that_has_not_begun_and_warns_who_can_see_it(host: str, run_file: str, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    program = Program(
-        "dashboard", "--run", run_file, "--host", "0.0.0.0", "--port", str(port), log=tmp_path / "dashboard.log"
-    )
+    program = Program("dashboard", "--run", run_file, "--host", host, "--port", str(port), log=tmp_path / "log")
+    address, is_public = f"http://127.0.0.1:{port}/", host == "0.0.0.0"
     try:
         deadline = time.monotonic() + PATIENCE
         while "http://" not in (log := program.log.read_text()):
             assert program.process.poll() is None, log
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert log.startswith(f"0.0.0.0: whoever reaches port {port} of this machine sees the page\n")
-        while "No window was judged yet." not in (page := httpx.get(f"http://127.0.0.1:{port}/").text):
+        assert log.startswith(f"0.0.0.0: whoever reaches port {port} of this machine sees the page\n") == is_public
+        while "No window was judged yet." not in (page := httpx.get(address).text):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert "The run has published no version that could be read." in page
-        assert httpx.get(f"http://127.0.0.1:{port}/", headers={"Host": "any.example"}).status_code == 200
+        # for what nodes of this machine wait is for its owner alone
+        assert ("miner-1 waits for beacon since" in page) != is_public
+        answer = httpx.get(address, headers={"Host": "any.example"})
+        assert (answer.status_code == 200) == is_public
         program.interrupt()
         assert program.wait() == 130
     finally:

@@ -159,11 +159,14 @@ def test_a_node_that_comes_before_the_first_publication_waits(
     config = node_start.wait_for_run(run=host.url + path, overrides=(), trust=None)
     assert config.run.id == run.run_id.hex()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "until the founder's trainer publishes it" in line
+    assert "no run is there; its trainer publishes it, or the URL is wrong; waiting since" in line
 
 
 def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="no run is there; its trainer publishes it, or the URL is wrong"):
         open_config(f"{host.url}/run/{paths.run(b'x' * 32)}")
+    host.files.objects[f"/run/{paths.run(b'y' * 32)}"] = b"a page"
+    with pytest.raises(ProtocolError, match=f"^{host.url}/run/runs/7979"):
+        open_config(f"{host.url}/run/{paths.run(b'y' * 32)}")
     with pytest.raises(ConfigError, match="not a base URL"):
         open_config("http://example.org/latest", trust=print)

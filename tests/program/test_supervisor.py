@@ -13,7 +13,7 @@ from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, ProcessErr
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 from protocol.errors import MalformedError
-from roles.ports import StoreError
+from roles.ports import BeaconError, StoreError
 from tests.support.processes.programs import exit_with
 
 
@@ -82,6 +82,7 @@ def os_error(code: int) -> OSError:
         "grailnode.store.credentials.CredentialsError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
+        "roles.ports.BeaconError",
         "roles.ports.StoreError",
         "roles.trainer.publish.fencing.FencedError",
     ],
@@ -100,7 +101,7 @@ def test_a_fault_of_the_program_is_not_explained(error: Exception) -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE])
 def test_a_shortage_of_the_machine_is_transient(code: int) -> None:
     assert is_transient(os_error(code))
-    assert is_transient(ExceptionGroup("nursery", [os_error(code), StoreError("down")]))
+    assert is_transient(ExceptionGroup("nursery", [os_error(code), StoreError("down"), BeaconError("late")]))
     assert (explain(os_error(code)) or "").startswith("state/lock: ")
 
 

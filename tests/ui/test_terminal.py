@@ -91,7 +91,7 @@ def test_plain_lines_name_the_newest_round():
 
 
 def test_status_shows_how_fast_validators_check_and_what_limits_the_trainer():
-    state = replace(runs.network(), check_rate=12_431.2, bottleneck="waits for groups; add miners")
+    state = replace(runs.network(), check_rate=12_431.2, bottleneck="trainer waits for groups; add miners")
     text = " ".join(render(render_status(state), 80))
     assert "12,431 tokens in a second of a validator's time" in text
     assert "trainer waits for groups; add miners" in text

@@ -37,8 +37,6 @@ def wait_for_run(**run_options: Unpack[RunOptions]) -> Config:
             return open_config(**run_options)
         except NotFoundError as error:
             if tries % _TRIES_PER_REPORT == 0:
-                report_line(
-                    f"{error}: waiting since {since} until the founder's trainer publishes it (Ctrl-C ends this)"
-                )
+                report_line(f"{error}; waiting since {since} (Ctrl-C ends this)")
         tries += 1
         time.sleep(_POLL_SECONDS)

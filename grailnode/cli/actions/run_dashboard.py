@@ -13,12 +13,13 @@ import click
 import trio
 
 from grailnode.cli.options import RunOptions
-from grailnode.config import ConfigError
+from grailnode.config import Config, ConfigError
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.supervisor import run_until_interrupted
+from grailnode.observe.bottleneck import with_local_knowledge
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, ReadingLimits, read_rollouts
 from grailnode.observe.state import NetworkState
@@ -41,10 +42,10 @@ _LIMITS: Final = ReadingLimits(rollouts=400, characters=8_000_000, seconds=10.0)
 
 def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode dashboard`."""
-    node = make_auditor(open_config_to_read(**run_options))
+    config = open_config_to_read(**run_options)
     if not _is_loopback(host):
         click.echo(f"{host}: whoever reaches port {port} of this machine sees the page", err=True)
-    run_until_interrupted(partial(_serve, node, host, port))
+    run_until_interrupted(partial(_serve, config, make_auditor(config), host, port))
     raise click.exceptions.Abort
 
 
@@ -70,11 +71,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _serve(node: Node, host: str, port: int) -> None:
+async def _serve(config: Config, node: Node, host: str, port: int) -> None:
     period = node.run.schedule.rounds * node.run.beacon.period_ms / 1000
     pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
-        reader = RunReader(node, Path(directory))
+        reader = RunReader(node, Path(directory), config if _is_loopback(host) else None)
         page = Dashboard(node.run.name, reader.read, pace, node.clock.now)
         serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
@@ -94,10 +95,12 @@ class RunReader:
 
     Args:
         directory: for the run's model files, of which the tokenizer is needed.
+        config: whose logs say for what this machine's nodes wait; None where others than its owner see the page.
     """
 
-    def __init__(self, node: Node, directory: Path) -> None:
+    def __init__(self, node: Node, directory: Path, config: Config | None = None) -> None:
         self._node = node
+        self._config = config
         self._directory = directory
         self._observer: Observer | None = None
         self._first = 0  # window that the observer reads
@@ -115,6 +118,8 @@ class RunReader:
         await observer.refresh()
         await observer.read_back(_WINDOWS_BACK)
         self._state = observer.state()
+        if self._config is not None:
+            self._state = await trio.to_thread.run_sync(with_local_knowledge, self._config, self._node, self._state)
         self._has_ended = self._state.has_ended
         self._state_is_new.set()
         return View(self._state, self._rollouts)

@@ -3,9 +3,8 @@
 import json
 import sys
 import tempfile
-import time
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -21,13 +20,11 @@ from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.bodies import fetch_task
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.wiring import MINER_VERSIONS
-from grailnode.observe.bottleneck import bottleneck, read_trainer_time, unjudged_cases
+from grailnode.observe.bottleneck import with_local_knowledge
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger
-from grailnode.observe.node_logs import troubles
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
-from grailnode.observe.state import NetworkState
 from grailnode.run import requirements
 from grailnode.run.joining import open_config_to_read
 from grailnode.ui.terminal import patch_table, recheck_table, render_status
@@ -53,7 +50,7 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
     is_live = watch and console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
         while True:
-            state = _with_local_knowledge(config, node, observer.state())
+            state = with_local_knowledge(config, node, observer.state())
             if as_json:
                 click.echo(json.dumps(asdict(state), indent=None if watch else 2))
             elif live is not None:
@@ -66,18 +63,6 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
             with suppress(StoreError, ProtocolError):
                 observer.last_window = await newest_summarized(node)
             await observer.refresh()
-
-
-def _with_local_knowledge(config: Config, node: Node, state: NetworkState) -> NetworkState:
-    """Add what the logs of this machine say about a run."""
-    logs = config.at(config.node.logs)
-    state = replace(state, unjudged=unjudged_cases(logs), troubles=troubles(logs, time.time()))
-    trainer_time = read_trainer_time(logs)
-    if trainer_time is not None:
-        audit_share = node.run.proof.audit_floor_ppm / 1_000_000
-        line = bottleneck(trainer_time, state, config.trainer.steps_per_version, audit_share)
-        state = replace(state, bottleneck=line)
-    return state
 
 
 async def _observe(node: Node) -> Observer:

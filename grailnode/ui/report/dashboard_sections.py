@@ -125,8 +125,9 @@ def _head(state: NetworkState) -> Markup:
         entries.append(("window", text(f"{state.window:,}, each of {state.window_seconds:g} s")))
     failing = [line for line in state.alarms if line.startswith(STORAGE_ALARM)]
     silent = [f"No sign of {', '.join(state.silent)}."] if state.silent else []
-    lines = [element("p", clean(line, 400), class_="alert") for line in (*silent, *failing)]
-    return join([fact_list(entries), *lines])
+    lines = [element("p", clean(line, 400), class_="alert") for line in (*silent, *failing, *state.troubles)]
+    notes = [element("p", clean(line, 400), class_="aside") for line in (state.bottleneck, *state.unjudged) if line]
+    return join([fact_list(entries), *lines, *notes])
 
 
 def _tiles(state: NetworkState, findings: Findings) -> Markup:

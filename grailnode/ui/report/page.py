@@ -65,8 +65,8 @@ def lead(report: DemoReport, findings: Findings) -> str:
     sentences = []
     span = f"{_number(report.windows, 'window')} and {duration_words(report.seconds)}"
     if (change := findings.pass_at_1) is not None:
-        verb = "rose" if change.gain > 0 else "fell" if change.gain < 0 else "stayed"
-        sentences.append(f"In {span}, held-out pass@1 {verb} from {change.first:.2f} to {change.last:.2f}.")
+        way = f"{'rose' if change.gain > 0 else 'fell'} from {change.first:.2f} to" if change.gain else "stayed at"
+        sentences.append(f"In {span}, held-out pass@1 {way} {change.last:.2f}.")
     else:
         sentences.append(f"The run lasted {span}; held-out pass@1 was not measured.")
     sentences.append(judgement_text(report, findings))

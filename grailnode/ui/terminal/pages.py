@@ -70,18 +70,17 @@ class _Status:
 
 
 def _head(state: NetworkState) -> list[Text]:
-    """Write a line on the newest version, and one on the anchor from which newcomers start."""
+    """Write a line on the newest version, one on who is silent, and one on the anchor from which newcomers start."""
+    silent = [Text(f"silent  {', '.join(state.silent)}", style="red")] if state.silent else []
     if not state.versions:
-        return [line(("no version has been published yet", "dim"))]
+        return [line(("no version has been published yet", "dim")), *silent]
     newest = state.versions[-1]
     age = "" if state.head_age is None else f", renewed {duration_words(state.head_age)} ago"
     parts = [f"head    v{newest.version}{age}, optimizer step {newest.optimizer_step}"]
     if newest.patch_bytes is not None and newest.sparsity is not None:
         parts.append(f"patch {byte_part_text(newest.patch_bytes, state.full_bytes)}")
         parts.append(f"sparsity {share_text(newest.sparsity)}")
-    lines = [line(", ".join(parts))]
-    if state.silent:
-        lines.append(Text(f"silent  {', '.join(state.silent)}", style="red"))
+    lines = [line(", ".join(parts)), *silent]
     anchor = next((row for row in reversed(state.versions) if row.anchor_bytes is not None), None)
     if anchor is not None and anchor.anchor_bytes is not None:
         lines.append(line(f"anchor  v{anchor.version}, {byte_text(anchor.anchor_bytes)}"))
@@ -111,9 +110,7 @@ def _cells(row: WindowRow) -> list[Text]:
 def _bottleneck(state: NetworkState) -> list[Text]:
     """Write what the nodes of this machine wait for, what limits the trainer, and what validators had no time for."""
     lines = [Text(clean(item, 400), style="red") for item in state.troubles]
-    return lines + [
-        Text(item) for item in (*([f"trainer {state.bottleneck}"] if state.bottleneck else []), *state.unjudged)
-    ]
+    return lines + [Text(item) for item in (state.bottleneck, *state.unjudged) if item]
 
 
 def _strata(state: NetworkState) -> list[Text]:

@@ -1,181 +1,246 @@
-"""docs/guide/deploy.md, carried out: its commands, in order, for a founder, a validator and a miner with a home each.
+"""The commands of first-run.md and deploy.md in docs/guide, carried out by a shell word for word, in their order.
 
-The buckets of the three are served by a real S3 server on loopback. What differs from the page is in `replaced` alone:
-the addresses of buckets, directories, the public beacon (there is no internet here), and the length of a window.
+On deploy.md a founder, a validator, a miner and anybody else have a directory each, and buckets of a real S3 server.
+`Deployment.replaced` has all that differs from the page: addresses of buckets and of a USB stick, and the public
+beacon, which needs the internet, with its windows of a minute. `editor` writes credentials, as the reader does.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.support.processes.command_line import run_command
-from tests.support.processes.programs import ROOT, Program, eventually, logged_events
+from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT, Program, eventually, logged_events
 from tests.support.processes.separate_buckets import AUTH_OPTIONS, PUBLIC_OPTIONS, write_credentials
 from tests.support.servers.rclone import serving
 
 Moments = Callable[[str], None]
-"""Is told the name of each stage of the page when it is reached."""
+"""Is told the name of each stage of a page when it is reached."""
 
-PAGE: Final = (ROOT / "docs" / "guide" / "deploy.md").read_text(encoding="utf-8")
-OWNERS: Final = {"founder": "", "judge": "2", "mine": "3"}
+GUIDE: Final = ROOT / "docs" / "guide"
+BUCKETS: Final = {"founder": "", "judge": "2", "mine": "3"}
 """The bucket of each party, and the digit of its account on the page."""
+STRANGERS_WINDOWS: Final = "--beacon own --window 5"
 
+INSTALLATION: Final = ("apt-get ", "git clone ", "python3 -m venv ", "export PATH=")
+DOCKER: Final = ("chown -R 10001:10001 run", "RUN=")
 NOT_CARRIED_OUT: Final = (
-    "grailnode calibrate --policy /srv/policy",
     "grailnode engine install",
     "grailnode calibrate --policy DIR --miner vllm-bfloat16 --validator vllm-bfloat16 --device cuda",
     "grailnode engine flags POLICY",
 )
-"""For a policy of one's own, and for a machine with a GPU."""
+"""Commands of deploy.md for a machine with a GPU."""
+SERVERS: Final = ("grailnode dashboard", "eval ")
+"""Commands of first-run.md that serve a page until Ctrl-C, or change the reader's shell."""
 
 
-def commands_of(page: str) -> list[str]:
-    """Return the `grailnode` commands of a page's code blocks in order, each in one line without its comment."""
-    blocks = re.findall(r"^```\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s+#.*", "", line) for line in lines if line.startswith("grailnode ")]
+def commands_of(text: str) -> Iterator[str]:
+    """Yield the commands of code blocks that name no other language, each in one line without its comment."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines() if not language else ():
+            yield re.sub(r"\s+#.*", "", line)
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the text below each heading of a page of the guide."""
+    text = (GUIDE / page).read_text(encoding="utf-8")
+    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 @dataclass
-class Deployment:
-    """What the page's reader has: three homes, and a service with a bucket for each party.
+class Shell:
+    """What a reader of a page has: a directory, in which a shell carries out commands and nodes run.
 
     Attributes:
-        endpoint: where buckets are written with credentials; public: where everybody reads them.
-        values: what the page's words in capitals stand for.
-        open_commands: the commands of the page that were not carried out yet.
+        variables: of its environment, beside those of this process.
     """
 
     directory: Path
-    endpoint: str
-    public: str
-    values: dict[str, str] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
-    open_commands: list[str] = field(default_factory=lambda: commands_of(PAGE))
+
+    def __post_init__(self) -> None:
+        tools = self.directory / "bin"
+        tools.mkdir(parents=True)
+        credentials = tools / "credentials"
+        write_credentials(credentials)
+        for name, line in {
+            "grailnode": f'exec {shlex.quote(sys.executable)} -m grailnode "$@"',
+            "editor": f'cat {shlex.quote(str(credentials))} > "$1"',
+        }.items():
+            (tools / name).write_text(f"#!/bin/sh\n{line}\n")
+            (tools / name).chmod(0o755)
+
+    def run(self, line: str) -> str:
+        """Carry out a line, and return what it prints."""
+        environment = ENVIRONMENT | {
+            "PATH": f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(self.directory / ".cache"),
+        }
+        result = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+        )
+        assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+        return result.stdout
+
+    def start(self, line: str) -> None:
+        """Start a node in the background."""
+        log = self.directory / f"terminal-{len(self.programs)}"
+        self.programs.append(Program(*shlex.split(line)[1:], log=log, cwd=self.directory))
+
+    def end(self) -> None:
+        for program in self.programs:
+            program.end()
+
+
+# docs/guide/first-run.md: a network of separate programs
+
+
+def follow_first_run(directory: Path, moments: Moments) -> None:
+    """Carry out "The same network as separate programs" in an empty directory."""
+    shell, store = Shell(directory), directory / "my-run" / "store"
+    try:
+        for line in commands_of(sections("first-run.md")["The same network as separate programs"]):
+            if line.startswith("grailnode --role"):
+                shell.start(line)
+                continue
+            if line.startswith("grailnode status"):
+                eventually(lambda: bool(verified_group(directory / "my-run", store)), "a verified window")
+                moments("first verified window")
+            if line.startswith(SERVERS):
+                continue
+            output = shell.run(line.replace("MINER/WINDOW/GROUP", verified_group(directory / "my-run", store)))
+            assert output or line.startswith("grailnode chat"), line
+            moments(line)
+    finally:
+        shell.end()
+
+
+def verified_group(home: Path, store: Path) -> str:
+    """Return MINER/WINDOW/GROUP of a group that a validator has accepted and revealed; empty if there is none."""
+    for log in (home / "logs").glob("validator*.jsonl"):
+        for verdict in reversed(logged_events(log, "verdict")):
+            if verdict["accepted"] and list(store.glob(f"**/summaries/{verdict['window']:010d}")):
+                return f"{verdict['miner']}/{verdict['window']}/0"
+    return ""
+
+
+# docs/guide/deploy.md: a founder, a validator and a miner on machines of their own
+
+
+def party(section: str, line: str) -> str:
+    """Return who carries out a command of a section, as the page says."""
+    if line.startswith(("grailnode admit", "grailnode keys grant", "grailnode keys quorum")):
+        return "founder"
+    if line.startswith("grailnode keys new"):
+        return "judge"
+    return {"2": "founder", "3": "founder", "4": "judge", "5": "mine"}.get(section[0], "anybody")
+
+
+class Deployment:
+    """The machines of all parties, and a service with a bucket for each.
+
+    Args:
+        endpoint: where buckets are written with credentials; public: where everybody reads them.
+
+    Attributes:
+        values: what the page's words in capitals stand for.
+    """
+
+    def __init__(self, directory: Path, endpoint: str, public: str) -> None:
+        self.directory, self._endpoint, self._public = directory, endpoint, public
+        self.shells = {name: Shell(directory / name) for name in (*BUCKETS, "anybody")}
+        self.values: dict[str, str] = {}
 
     def home(self, owner: str) -> Path:
-        return self.directory / owner
+        return self.directory / owner / "run"
 
-    def command(self, owner: str, beginning: str) -> list[str]:
-        """Return the arguments of the page's first open command that begins so, for a party and its machine."""
-        line = next(line for line in self.open_commands if line.startswith(beginning))
-        self.open_commands.remove(line)
-        return shlex.split(self.replaced(owner, line))[1:]
-
-    def replaced(self, owner: str, line: str) -> str:
-        """Return a line of the page with the addresses, directories and keys of this test."""
-        reads = "--run https://pub" in line
-        for bucket, digit in OWNERS.items():
+    def replaced(self, line: str) -> str:
+        """Return a line of the page with the addresses of this machine, and a beacon of the run's own."""
+        for bucket, digit in BUCKETS.items():
             line = line.replace(
-                f"https://ACCOUNT{digit}.r2.cloudflarestorage.com/{bucket}", f"{self.endpoint}/{bucket}"
+                f"https://ACCOUNT{digit}.r2.cloudflarestorage.com/{bucket}", f"{self._endpoint}/{bucket}"
             )
-            line = line.replace(f"https://pub-{bucket.upper()}.r2.dev", f"{self.public}/{bucket}")
-        line = line.replace("--provider r2", "--provider minio").replace("--beacon quicknet", "--beacon own")
-        line = line.replace("--window 60", "--window 5").replace("/srv/run", str(self.home(owner)))
-        line = line.replace("/media/stick", str(self.directory / "stick"))
-        if reads:
-            line += " --set store.private_addresses=true"  # the buckets are served on this machine
+            line = line.replace(f"https://pub-{bucket.upper()}.r2.dev", f"{self._public}/{bucket}")
+        line = line.replace("--beacon quicknet", STRANGERS_WINDOWS).replace("/media/stick", str(self.directory))
         for name, value in self.values.items():
             line = re.sub(rf"\b{name}\b", value, line)
         return line
 
-    def run(self, owner: str, beginning: str) -> str:
-        """Carry out a command of the page, and return what it prints."""
-        result = run_command(*self.command(owner, beginning))
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    def start(self, owner: str, beginning: str) -> Program:
-        """Start a node as the page says."""
-        log = self.home(owner) / "terminal"
-        program = Program(*self.command(owner, beginning), log=log)
-        self.programs.append(program)
-        return program
-
-    def store_credentials(self, owner: str, *names: str) -> None:
-        for name in names:
-            write_credentials(self.home(owner) / name)
+    def accepted(self) -> str:
+        """Return a group of the miner that the validator has accepted and revealed, or an empty text."""
+        return verified_group(self.home("judge"), self.directory / "buckets" / "judge")
 
 
 @contextmanager
 def make_deployment(directory: Path) -> Iterator[Deployment]:
     """Serve three empty buckets under a directory, and end all programs of the deployment afterwards."""
     buckets = directory / "buckets"
-    for name in OWNERS:
+    for name in BUCKETS:
         (buckets / name).mkdir(parents=True)
-        (directory / name / "keys").mkdir(parents=True)
     with serving(buckets, *AUTH_OPTIONS) as endpoint, serving(buckets, *PUBLIC_OPTIONS) as public:
         site = Deployment(directory, endpoint, public)
         try:
             yield site
         finally:
-            for program in site.programs:
-                program.end()
+            for shell in site.shells.values():
+                shell.end()
 
 
 def follow_page(site: Deployment, moments: Moments) -> None:
-    """Carry out the whole page, up to a window of a stranger that is verified and checked."""
-    founder, judge, mine = site.home("founder"), site.home("judge"), site.home("mine")
-
-    validator = site.run("judge", "grailnode keys new").split()[-1]
-    site.values["PUBLICKEY"] = validator
-    (founder / "keys").rmdir()
-    init_output = site.run("founder", "grailnode init /srv/run --bucket https://ACCOUNT.")
-    url = re.search(r"others join by (\S+)", init_output)
-    assert url is not None
-    site.values["ID"] = url[1].rpartition("/")[2]
-    site.store_credentials("founder", "s3.credentials")
-    stick = site.directory / "stick"
-    stick.mkdir()
-    for key in sorted((founder / "keys").glob("root-*.key")):
-        key.rename(stick / key.name)
-    moments("run created")
-
-    site.start("founder", "grailnode --role trainer")
-    rules = site.directory / "buckets" / "founder" / "runs" / site.values["ID"]
-    eventually(rules.is_file, "the trainer publishes the rules")
-    moments("trainer publishes the rules")
-    site.run("founder", "grailnode status")
-
-    site.run("judge", "grailnode init /srv/run --bucket https://ACCOUNT2.")
-    site.store_credentials("judge", "s3.credentials", "meeting.credentials")
-    site.start("judge", "grailnode --role validator --run /srv/run/run.toml --name validator-2")
-    moments("validator joined and started")
-
-    init_output = site.run("mine", "grailnode init /srv/run --bucket https://ACCOUNT3.")
-    site.values["PUBLICKEY"] = init_output.splitlines()[0].rpartition(" ")[2]
-    result = run_command(*site.command("founder", "grailnode admit"))
-    assert result.returncode == 0, result.stderr
-    (mine / "keys" / "miner-1.invite").write_text(result.stdout)
-    site.store_credentials("mine", "s3.credentials", "meeting.credentials")
-    site.start("mine", "grailnode --role miner")
-    moments("miner admitted and started")
-
-    eventually(lambda: bool(accepted_windows(judge)), "the validator accepts groups of the miner")
-    window = accepted_windows(judge)[0]
-    revealed = site.directory / "buckets" / "judge" / validator / "summaries" / f"{window:010d}"
-    eventually(revealed.is_file, "the validator reveals that window")
-    moments("first verified window")
-    assert "my-run" in site.run("mine", "grailnode status")
-    assert "holds: weights" in site.run("mine", "grailnode verify")
-    site.run("mine", "grailnode verify")
-    site.values["MINER/WINDOW/GROUP"] = f"{site.values['PUBLICKEY']}/{window}/0"
-    site.run("mine", "grailnode verify")
+    """Carry out deploy.md, up to a window of a stranger that is verified and checked."""
+    left_out = list(NOT_CARRIED_OUT)
+    for section, text in sections("deploy.md").items():
+        if section.startswith("6"):
+            eventually(lambda: bool(site.accepted()), "the validator accepts and reveals groups of the miner")
+            site.values["MINER/WINDOW/GROUP"] = site.accepted()
+            moments("first verified window")
+        for line in commands_of(text):
+            if line in left_out:
+                left_out.remove(line)
+            elif not line.startswith(INSTALLATION + DOCKER):
+                _carry_out(site, party(section, line), line, moments)
+    assert not left_out
     moments("a stranger has verified it")
 
-    later = site.directory / "later.key"
-    site.values["PUBLICKEY"] = run_command("keys", "new", str(later)).stdout.split()[-1]
-    site.run("founder", "grailnode keys grant")
-    site.run("founder", "grailnode keys quorum")
-    assert site.open_commands == list(NOT_CARRIED_OUT)
-    moments("roots changed")
 
-
-def accepted_windows(home: Path) -> list[int]:
-    """Return the windows in which a validator accepted groups of a miner, by its log."""
-    verdicts = logged_events(home / "logs" / "validator-2.jsonl", "verdict")
-    return [verdict["window"] for verdict in verdicts if verdict["accepted"]]
+def _carry_out(site: Deployment, owner: str, line: str, moments: Moments) -> None:
+    """Carry out a command, and what the page says that follows it."""
+    shell, home = site.shells[owner], site.home(owner)
+    if line.startswith("grailnode --role"):
+        shell.start(site.replaced(line))
+        if owner == "founder":
+            rules = site.directory / "buckets" / "founder" / "runs" / site.values["ID"]
+            eventually(rules.is_file, "the trainer publishes the rules")
+        moments(f"{owner} started")
+        return
+    if line.startswith("grailnode keys grant"):  # another validator, which joins later
+        site.values["PUBLICKEY"] = shell.run("grailnode keys new later.key").split()[-1]
+    output = shell.run(site.replaced(line))
+    if line.startswith("grailnode keys new"):
+        site.values["PUBLICKEY"] = output.split()[-1]
+    elif line.startswith("grailnode init") and owner == "founder":
+        (site.values["ID"],) = re.findall(r"others join by \S+/(\w+)", output)
+        for key in (home / "keys").glob("root-*.key"):
+            key.rename(site.directory / key.name)
+    elif line.startswith("grailnode init") and owner == "mine":
+        site.values["PUBLICKEY"] = output.splitlines()[0].rpartition(" ")[2]
+    elif line.startswith("grailnode admit"):
+        (site.home("mine") / "keys" / "miner-1.invite").write_text(output)
+        for name in ("s3", "meeting"):  # "as in step 4"
+            file = f"run/{name}.credentials"
+            site.shells["mine"].run(f"install -m 600 /dev/null {file} && editor {file}")

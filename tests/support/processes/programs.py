@@ -25,9 +25,10 @@ class Program:
 
     Args:
         within: a command that starts it in another environment, and becomes it.
+        cwd: its working directory; the current one without it.
     """
 
-    def __init__(self, *arguments: str, log: Path, within: tuple[str, ...] = ()) -> None:
+    def __init__(self, *arguments: str, log: Path, within: tuple[str, ...] = (), cwd: Path | None = None) -> None:
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -36,7 +37,8 @@ class Program:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env=ENVIRONMENT,
+                env=_environment(cwd),
+                cwd=cwd,
             )
 
     @property
@@ -78,6 +80,11 @@ def members(session: int) -> list[int]:
     return [pid for _, pid in sorted(start_times_and_ids)]
 
 
+def _environment(cwd: Path | None) -> dict[str, str]:
+    """Return the environment of a program: one in another directory finds this repository, too."""
+    return ENVIRONMENT | ({"PYTHONPATH": str(ROOT)} if cwd else {})
+
+
 def eventually(condition: Callable[[], bool], description: str, *, seconds: float = PATIENCE) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
@@ -101,7 +108,7 @@ def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,
-        env=ENVIRONMENT | ({"PYTHONPATH": str(ROOT)} if cwd else {}),
+        env=_environment(cwd),
         check=False,
         cwd=cwd,
     )
