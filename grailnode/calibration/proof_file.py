@@ -72,7 +72,6 @@ class MeasuredAdapters(_Part):
     """The adapters with which both sides computed.
 
     Attributes:
-        rank, alpha, targets: of a LoRA run (protocol/lora.py).
         share: of the length of each matrix, by which its adapter changes it.
     """
 
@@ -90,14 +89,7 @@ class MeasuredAdapters(_Part):
 
 
 class RowMeasurement(_Part):
-    """The measurement behind a row.
-
-    Attributes:
-        seed: of prompts, noise and projections.
-        level, headroom, odds, window: thresholds.ThresholdDemands.
-        torch: its version; processor: name of the machine's processor.
-        pairs: the honest distributions; copies: what the thresholds refuse.
-    """
+    """The measurement behind a row: honest distributions, what the thresholds refuse, versions and the demands."""
 
     seed: Count
     level: Annotated[float, Field(gt=0.0, le=0.1)]
@@ -125,6 +117,7 @@ class Subject(_Part):
         prompts: name of the environment or of the file of the prompts.
         chat: whether they were put into the policy's chat template.
         lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
+        turns: most of an episode, for all of whose turns `max_tokens` is the limit.
     """
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -135,6 +128,7 @@ class Subject(_Part):
     group_size: Annotated[int, Field(ge=1)]
     sketch: SketchKind
     lora: MeasuredAdapters | None = None
+    turns: Annotated[int, Field(ge=1)] = 1
 
 
 class ProofFile(_Part):
@@ -154,7 +148,7 @@ class ProofFile(_Part):
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), indent=2) + "\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

@@ -114,20 +114,15 @@ def _margins(group: GroupMeasurement) -> np.ndarray:
 
 
 def stop_margins(group: GroupMeasurement) -> np.ndarray:
-    """Return the largest margin of each rollout where a stop token is taken or drawn, in whole units: int64 [R]."""
-    begins = np.cumsum([0, *group.lengths[:-1]])
+    """Return the largest margin of each turn where a stop token is taken or drawn, in whole units: int64 [turns]."""
+    begins = np.cumsum([0, *group.ends[:-1]])
     largest: np.ndarray = np.maximum.reduceat(np.where(group.stops, _margins(group), 0), begins)
     return largest
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """The values of one statistic in all trials.
-
-    Attributes:
-        pairs: of each honest pair, group behind group; trials: how many each group has.
-        copies: of each measurement of a copy.
-    """
+    """The values of one statistic in all trials: of each honest pair, group behind group, and of each copy."""
 
     pairs: list[np.ndarray]
     trials: list[np.ndarray]

@@ -9,6 +9,7 @@ import torch
 import trio
 
 from grailnode.calibration.padding import Padded, Side
+from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
@@ -36,8 +37,6 @@ class Variant:
     """One way to compute a policy.
 
     Attributes:
-        implementation: the Qwen3 of this repository, or transformers' code of the architecture.
-        dtype: the BF16 weights are converted to it.
         batch_tokens: padded tokens of one batch.
         side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
         attention: torch's fused attention or the formula.
@@ -109,9 +108,7 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
 
 @dataclass(frozen=True)
 class VllmVariant:
-    """The settings with which vLLM computes a policy, by the interpreter of its environment. It computes `sequences`
-    at a time.
-    """
+    """The settings with which vLLM computes `sequences` at a time, by the interpreter of its environment."""
 
     python: Path
     directory: Path
@@ -161,7 +158,6 @@ class VllmServers:
         return engine
 
     async def close(self) -> None:
-        """Stop all servers."""
         for engine in self._engines.values():
             await engine.close()
         self._engines.clear()
@@ -176,12 +172,7 @@ class Pair(NamedTuple):
 
 
 def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that occur in a run with one way to generate and one to check: other batch shapes, padding,
-    attention, threads, implementations.
-
-    Args:
-        generating, checking: the default ways of a miner and a validator.
-    """
+    """Return the pairs of a run with one way to generate and one to check, by batches, padding, attention, threads."""
     pairs = [Pair("same", generating, checking)]
     if isinstance(generating, VllmVariant):
         pairs.append(Pair("small-batches", replace(generating, sequences=FEW_SEQUENCES), checking))
@@ -221,12 +212,12 @@ def _pairs_of_torch(generating: AnyVariant, checking: AnyVariant, policy: Policy
 
 
 def select(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that the command line names: "run" for all, or names separated by commas. A ValueError for an
-    unknown name lists all names.
+    """Return the pairs that the command line names: "run" for all, or names separated by commas. A CalibrationError for
+    an unknown name lists all names.
     """
     by_name = {pair.name: pair for pair in run_pairs(generating, checking, policy)}
     requested: Sequence[str] = list(by_name) if names == "run" else list(dict.fromkeys(names.split(",")))
     unknown = [name for name in requested if name not in by_name]
     if unknown:
-        raise ValueError(f"no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
+        raise CalibrationError(f"--pairs: no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
     return tuple(by_name[name] for name in requested)

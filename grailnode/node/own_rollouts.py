@@ -14,8 +14,8 @@ import torch
 import trio
 
 from grailnode import UserError
-from grailnode.calibration import prompts
 from grailnode.calibration.pairs import CalibrationTask, check_groups, generate_groups
+from grailnode.calibration.prompts import Prompts
 from grailnode.calibration.proof_file import calibration_command
 from grailnode.calibration.variants import ALONE, DType, Pair, Variant
 from grailnode.config import Config
@@ -104,11 +104,7 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
 
 
 def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
-    """Skip what would take more than the time, or than the memory that is free.
-
-    Raises:
-        SkippedError: a group would take too much.
-    """
+    """Skip what would take more than the time, or than the memory that is free."""
     count = parameters(work.policy)
     sides = [[side for side in (pair.generating, pair.checking) if isinstance(side, Variant)] for pair in pairs]
     needed = count * max(2 + sum(_BYTES[side.dtype] for side in both if side.device == "cpu") for both in sides)
@@ -123,9 +119,7 @@ def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
 
 
 def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
-    """Return about how many seconds this machine takes for each parameter to generate a group on the CPU; a check takes
-    less.
-    """
+    """Return about how many seconds each parameter takes to generate a group on the CPU; a check takes less."""
     if generating.device != "cpu":
         return 0.0
     is_alone = generating.batch_tokens == ALONE
@@ -142,14 +136,14 @@ def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
         torch.set_num_threads(before)
 
 
-def _prompts(config: Config, run: RunManifest) -> prompts.Prompts:
+def _prompts(config: Config, run: RunManifest) -> Prompts:
     """Return the run's prompts."""
     data = config.trainer.data
     if run.data is not None and (data is None or not config.at(data).is_file()):
         raise SkippedError("the run's problems are not on this machine: --set trainer.data=FILE names them")
     sources = [_source(spec, None if data is None else config.at(data)) for spec in run.tasks]
     shares = [member.ppm for member in run.environment]
-    return prompts.of_problems(lambda seed: sources[drawn_member(shares, seed)].problem(seed))
+    return lambda seed: sources[drawn_member(shares, seed)].problem(seed).prompt
 
 
 def _source(spec: EnvironmentSpec, data: Path | None) -> Environment | Dataset:
