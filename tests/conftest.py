@@ -5,7 +5,7 @@ time), the long tests first, and `--allowed-skips FILE`.
 import os
 import sys
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported, also by what tests start
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # for torch and numpy, also in what tests start
 # Images of containers forbid Python to keep compiled modules. Every worker and every process of a test would compile
 # the tests and the program again, which takes longer than many tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import torch
 from hypothesis import settings
 
 from tests.support.pytest_options.skip_guard import pytest_addoption, pytest_configure
@@ -34,8 +33,7 @@ LONGEST: Final = (
 test would keep all but one worker waiting."""
 
 sys.dont_write_bytecode = False
-torch.set_num_threads(1)
-settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ, max_examples=40)
+settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ, max_examples=20)
 settings.load_profile("grailnode")
 settings.register_profile("thorough", max_examples=100)  # as .ci/run has it
 

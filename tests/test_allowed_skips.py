@@ -19,17 +19,12 @@ def test_snow():
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
-    ("reasons", "code", "message"),
+    ("workers", "reasons", "code", "message"),
     [
-        ("no rain today\ntoo warm\n", 0, "2 skipped"),
-        (
-            "too warm\n",
-            1,
-            "SKIPPED for a reason that --allowed-skips does not list: test_weather.py::test_rain: no rain",
-        ),
-        ("", 1, "test_snow: too warm"),
+        ("0", "no rain today\ntoo warm\n", 0, "2 skipped"),
+        ("1", "too warm\n", 1, "--allowed-skips does not list: test_weather.py::test_rain: no rain"),
+        ("0", "", 1, "test_snow: too warm"),
     ],
 )
 def test_a_skip_for_a_reason_that_is_not_listed_fails_the_run(
@@ -37,11 +32,11 @@ def test_a_skip_for_a_reason_that_is_not_listed_fails_the_run(
 ) -> None:
     (tmp_path / "test_weather.py").write_text(SKIPPED)
     (tmp_path / "reasons.txt").write_text(reasons)
-    plugins = ["-p", "no:cacheprovider", "-p", "tests.support.pytest_options.skip_guard"]
+    plugins = ["-p", "xdist", "-p", "no:cacheprovider", "-p", "tests.support.pytest_options.skip_guard"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", workers, *plugins, "--allowed-skips", "reasons.txt"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("protocol", "roles", "grailnode")
 TESTS_AND_BENCHES = sorted(path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py"))
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-IDS = [str(path.relative_to(ROOT)) for path in FILES]
+PURE = [path for path in FILES if path.is_relative_to(ROOT / "protocol")]
 
 FORBIDDEN_IMPORTS = {  # importer (a prefix of the module's name): what it may not import
     "protocol": ("roles", "grailnode"),
@@ -126,34 +126,36 @@ def test_there_is_something_to_look_at() -> None:
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(PACKAGES)
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_imports_run_one_way(path: Path) -> None:
-    name = module_name(path)
-    forbidden_rooms = [outer for inner, outers in FORBIDDEN_IMPORTS.items() if within(name, inner) for outer in outers]
-    wrong = [target for target, _ in imports(path) if any(within(target, outer) for outer in forbidden_rooms)]
-    assert not wrong
+def all_imports(files: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
+    """(module, what it imports, level) for each import of some files."""
+    return ((module_name(path), target, level) for path in files for target, level in imports(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_imports_are_absolute(path: Path) -> None:
-    assert not [target for target, level in imports(path) if level]
+def test_imports_run_one_way() -> None:
+    assert not [
+        (name, target)
+        for name, target, _ in all_imports(FILES)
+        for inner, outers in FORBIDDEN_IMPORTS.items()
+        if within(name, inner) and any(within(target, outer) for outer in outers)
+    ]
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if module_name(path).startswith("protocol")], ids=module_name)
-def test_protocol_is_pure(path: Path) -> None:
-    assert not [target for target, _ in imports(path) if target.split(".")[0] in WORLD]
+def test_imports_are_absolute() -> None:
+    assert not [(name, target) for name, target, level in all_imports(FILES) if level]
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if module_name(path).startswith("protocol")], ids=module_name)
-def test_protocol_opens_no_file(path: Path) -> None:
-    calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
-    names = {call.id for call in calls if isinstance(call, ast.Name)}
-    assert not names & {"open", "input", "print", "exec", "eval"}
+def test_protocol_is_pure() -> None:
+    assert not [(name, target) for name, target, _ in all_imports(PURE) if target.split(".")[0] in WORLD]
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_names_say_what_a_module_does(path: Path) -> None:
-    assert not VAGUE & set(module_name(path).split("."))
+def test_protocol_opens_no_file() -> None:
+    calls = [(path, node.func) for path in PURE for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    names = {(module_name(path), call.id) for path, call in calls if isinstance(call, ast.Name)}
+    assert not [(name, call) for name, call in names if call in {"open", "input", "print", "exec", "eval"}]
+
+
+def test_names_say_what_a_module_does() -> None:
+    assert not [name for name in map(module_name, FILES) if VAGUE & set(name.split("."))]
 
 
 def room(name: str, package: str) -> str:
@@ -218,9 +220,8 @@ def test_two_rooms_never_share_a_file_name() -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_the_product_imports_no_test(path: Path) -> None:
-    assert not [target for target, _ in imports(path) if target.split(".")[0] in ("tests", "bench")]
+def test_the_product_imports_no_test() -> None:
+    assert not [(name, target) for name, target, _ in all_imports(FILES) if target.split(".")[0] in ("tests", "bench")]
 
 
 OPENERS = {"open_signed", "open_announced"}
@@ -294,11 +295,9 @@ def import_error(importer: str, target: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("path", TESTS_AND_BENCHES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_and_benches_share_code_through_support_only(path: Path) -> None:
-    importer = module_name(path)
-    errors = {target: import_error(importer, target) for target, _ in imports(path)}
-    assert not {target: error for target, error in errors.items() if error}
+def test_tests_and_benches_share_code_through_support_only() -> None:
+    errors = {(name, target): import_error(name, target) for name, target, _ in all_imports(TESTS_AND_BENCHES)}
+    assert not {place: error for place, error in errors.items() if error}
 
 
 @pytest.mark.parametrize(

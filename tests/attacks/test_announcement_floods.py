@@ -98,13 +98,13 @@ async def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(
 async def test_many_miners_that_change_their_keys_leave_the_ledger_readable():
     testbed, state, rng = AttackedTrainer(), MemoryStore(), random.Random(1)
     ledger = await Ledger.open(state, testbed.run)
-    for window in range(3):
+    for window in range(2):
         keys = sorted(rng.randbytes(32) for _ in range(limits.MAX_PARTICIPANTS // 2))
         rows = tuple(LedgerRow.undelivered(miner, 1) for miner in keys)
         summary = testbed.summary(FIRST, window=window).model_copy(update={"rows": rows, "previous": ledger.tip})
         entry = await ledger.record(summary)
         assert open_signed(sign(entry, FIRST), Summary, [FIRST.public]).record == entry
-    assert (await Ledger.open(state, testbed.run)).newest == 2
+    assert (await Ledger.open(state, testbed.run)).newest == 1
 
 
 # Crowds of keys, ground so that they win the lottery for a reader's places: honest miners are seen all the same

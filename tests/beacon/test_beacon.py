@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from py_ecc.bls.hash_to_curve import hash_to_G1
 from py_ecc.bls.point_compression import decompress_G1, decompress_G2
@@ -180,7 +180,6 @@ class TestRefusals:
         with pytest.raises(ProtocolError):
             open_round(quicknet, ROUND, data)
 
-    @settings(max_examples=50)
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=10), st.lists, max_leaves=5))
     def test_any_json_in_a_field_raises_a_protocol_error(self, value):
         for field in ("round", "signature"):

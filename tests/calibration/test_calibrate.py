@@ -42,6 +42,7 @@ from tests.support.builders.policies import PARAMS, requests_of_many_lengths, wr
 from tests.support.builders.proofs import FLOAT32
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.builders.tasks import MATH
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import inline
 
 OPTIONS = Options(
@@ -78,7 +79,7 @@ def invoke(*arguments: object) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("sketch", ["projection", "topk"])
+@pytest.mark.parametrize("sketch", few_daily(["projection", "topk"], 2))
 def test_the_packaged_policy_is_calibrated(tmp_path: Path, sketch: str) -> None:
     out = tmp_path / "proof.json"
     quick = ("--rollouts", 400, "--pairs", "same,small-batches,eager-checked")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -150,7 +150,6 @@ def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> Non
 
 
 @given(st.integers(0, 1000), st.floats(0.0, 1.0))
-@settings(max_examples=40)
 def test_a_patch_is_committed_and_undone_bit_by_bit(seed: int, share: float) -> None:
     weights, other = weights_of(seed), weights_of(seed + 1)
     generator = torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.environments.wheels import closure
-from tests.support.builders.plugins import files_of, install
+from tests.support.builders.plugins import install_module
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 
 FOLDER = ROOT / "examples" / "reasoning_gym"
@@ -61,9 +61,9 @@ def test_a_refused_task_says_why(gym: types.ModuleType, task: str) -> None:
 
 
 def test_a_plug_in_does_without_what_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = files_of("light", "", ("numpy", "pytest"))
-    files["pyproject.toml"] += '[project.entry-points."grailnode.replacements"]\npytest = "light:Pytest"\n'
-    monkeypatch.syspath_prepend(install(files, tmp_path))
+    site = install_module("light", "", tmp_path, ("numpy", "pytest"))
+    (site / "light-1.0.dist-info" / "entry_points.txt").write_text("[grailnode.replacements]\npytest = light:Pytest\n")
+    monkeypatch.syspath_prepend(site)
     assert [part.metadata["Name"] for part in closure("light")] == ["light", "numpy"]
 
 

@@ -71,7 +71,7 @@ def test_a_seed_determines_the_problem(name: str, seed: bytes) -> None:
 @every
 def test_held_out_is_disjoint_from_training(name: str) -> None:
     environment = make(name)
-    training = {environment.problem(index.to_bytes(16, "little")) for index in range(3000)}
+    training = {environment.problem(index.to_bytes(16, "little")) for index in range(1000)}
     held_out = {environment.held_out_problem(index) for index in range(500)}
     assert not training & held_out
     least = 300 if name in environments.names else 2

@@ -10,7 +10,7 @@ from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import unpack
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import SandboxError
-from tests.support.builders.plugins import files_of, install
+from tests.support.builders.plugins import install, install_module
 from tests.support.builders.tasks import open_sandbox
 from tests.support.processes.programs import ROOT
 
@@ -87,7 +87,7 @@ def open_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PluginE
     adapter = {path.name: path.read_text() for path in (ROOT / "examples" / "verifiers").iterdir() if path.is_file()}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(install(adapter, directory / "adapter"))
-        patch.syspath_prepend(install(files_of("reverse", SOURCE, ("grailnode-verifiers",)), directory / "taskset"))
+        patch.syspath_prepend(install_module("reverse", SOURCE, directory / "taskset", ("grailnode-verifiers",)))
         plugin = registry.open_plugin("reverse", "{}", directory / "wheels")
         plugin.environment.close()
     folders = [unpack(wheel, directory / "wheels") for wheel in plugin.wheels]

@@ -26,7 +26,7 @@ from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
 from roles.policy.assignment import Task
 from roles.ports import StoreError
-from tests.support.builders.plugins import files_of, install
+from tests.support.builders.plugins import install_module
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN, open_sandbox
@@ -293,7 +293,7 @@ class Task:
 async def test_a_plugin_that_hangs_breaks_the_judging_of_its_group_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = install(files_of("hanging", HANGING), tmp_path)
+    site = install_module("hanging", HANGING, tmp_path)
     limits = PluginLimits(call_seconds=0.5)
     plugin = PluginEnvironment("hanging", PluginSandbox(open_sandbox(), [site], "hanging", b"{}", limits))
     monkeypatch.setitem(environments._GENERATED, "hanging", plugin)

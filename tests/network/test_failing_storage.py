@@ -206,11 +206,11 @@ async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() ->
         for prefix in (paths.participants(), "runs/", "revisions/"):
             for info in [info async for info in network.store.list(prefix)]:
                 await network.store.delete(info.path)
-        await network.until_window(FIRST + 30)
+        await network.until_window(FIRST + 18)
         keys = {info.path async for info in network.store.list(paths.participants())}
         for name in ("miner-1", "miner-2", "validator-0", "trainer"):
             assert paths.participant(key(name).public) in keys, f"{name} did not announce itself again"
-        recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 20]
+        recent = [event for event in network.events("validator-0", "verdict") if event["window"] > FIRST + 13]
         assert any(event["accepted"] for event in recent)
     check_no_contradiction(network)
 

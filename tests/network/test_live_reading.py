@@ -8,6 +8,7 @@ import trio
 
 from grailnode.cli.actions.run_dashboard import RunReader
 from grailnode.node.dashboard_server import View
+from grailnode.observe import window_history
 from grailnode.observe.observer import Observer
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.observe.window_history import WindowHistory
@@ -115,18 +116,20 @@ def test_closing_windows_changes_nothing_that_is_shown(close: Sequence[int]) -> 
     assert one.tokens()["generated"] > 0
 
 
-def test_a_history_keeps_the_newest_of_what_could_grow() -> None:
-    long = history(10_300, range(0, 10_300, 50))
+def test_a_history_keeps_the_newest_of_what_could_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_history, "MOST_WINDOWS", 300)
+    monkeypatch.setattr(window_history, "_MOST_MINERS", 200)
+    long = history(600, range(0, 600, 50))
     rows = long.window_rows()
-    assert 10_000 <= len(rows) <= 10_060
-    assert rows[-1].window == 10_299
+    assert 300 <= len(rows) <= 360
+    assert rows[-1].window == 599
     assert len(long.miner_rows({}, {})[1].popitem()[1]) == 40
     miners = WindowHistory(pass_at=1)
-    for number in range(4_300):  # keys that are used once
+    for number in range(400):  # keys that are used once
         miner = number.to_bytes(32, "big")
         miners.add_verdict(samples.verdict(samples.judgement(0), window=number, miner=miner))
         miners.add_summary(samples.summary(window=number))
         if number % 100 == 0:
             miners.close(number)
-    miners.close(4_300)
-    assert len(miners.miner_rows({}, {})[0]) <= 4_097
+    miners.close(400)
+    assert len(miners.miner_rows({}, {})[0]) <= 201

@@ -17,6 +17,7 @@ from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.measuring.store_listing import copy_objects
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation import small_policy
 from tests.support.simulation.faulty_network import RULES as OPERATION_CHOICES
 from tests.support.simulation.network import Network, key
@@ -26,7 +27,7 @@ from tests.support.simulation.trainer_events import trained_groups
 from tests.support.simulation.virtual_clock import run_seeded, running, simulated
 
 
-@pytest.mark.parametrize(("seed", "checkpoint_versions"), [(0, 1), (1, 1), (2, 3), (3, 100)])
+@pytest.mark.parametrize(("seed", "checkpoint_versions"), few_daily([(0, 1), (1, 1), (2, 3), (3, 100)], 2))
 @simulated
 async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
     """With a checkpoint for each version it goes on where it was, otherwise behind what is published."""
@@ -79,7 +80,8 @@ async def test_of_two_trainers_with_one_key_one_stops():
     assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
 
-# A trainer whose process is killed before or after any one operation on its stores makes the same weights
+# A trainer whose process is killed before or after any one operation on its stores makes the same weights. What a kill
+# after an operation leaves is mostly what a kill before the next one leaves, so those run with the slow tests.
 
 
 BATCHES = 2
@@ -155,7 +157,7 @@ def weights_without_crash() -> dict[int, str]:
     return dict(weights)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("after", few_daily([False, True], 2), ids=["before", "after"])
 @pytest.mark.parametrize("process", ["/training", "/upload"])
 def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
     assert len(set(weights_without_crash().values())) == BATCHES + 1

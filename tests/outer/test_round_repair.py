@@ -158,8 +158,8 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))
 
 
-# A site or the coordinator is killed at each kind of operation; `-m slow` kills it before every third operation, and
-# after every third one behind it
+# A site or the coordinator is killed at the last operation of each kind, and at every third one: before one and after
+# the next in turn
 
 
 VICTIMS = ("site-0", "coordinator")
@@ -173,15 +173,5 @@ def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victi
         (operation, re.sub(r"[0-9a-f]{16,}|\d+", "#", path)): place
         for place, (operation, path) in enumerate(places[: len(places) * 2 // 3])
     }
-    for count, place in enumerate(kinds.values()):
+    for count, place in enumerate(sorted({*kinds.values(), *range(0, len(places), 3)})):
         kill(victim, place, after=count % 2 == 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "after"), [(0, False), (1, True)], ids=["before", "after"])
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_process_that_is_killed_at_every_third_operation_loses_no_update(
-    victim: str, first: int, after: bool
-) -> None:
-    for place in range(first, len(operations_of(victim)), 3):
-        kill(victim, place, after=after)

@@ -40,7 +40,7 @@ def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: boo
 
 
 @given(pairs(), st.sampled_from(ANY_SIZE))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 def test_any_elements_in_any_mode(pair: tuple[torch.Tensor, torch.Tensor], mode: Mode) -> None:
     old, new = pair
     if old.numel():

@@ -41,7 +41,7 @@ def test_keys_agree_and_round_trip(dtype):
     assert from_keys(keys, layout).tolist() == bits.tolist()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pairs(), st.booleans())
 def test_kernels_write_the_reference_words(pair, fast):
     layout, shape = layout_of(pair[0].dtype), tuple(pair[0].shape)

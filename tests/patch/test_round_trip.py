@@ -11,7 +11,9 @@ from protocol import patch
 from protocol.digest import digest_weights, tensor_digest
 from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
-ALL_ORDERS = settings(max_examples=150, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+ALL_ORDERS = settings(
+    max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
 
 
 @ALL_ORDERS

@@ -68,7 +68,7 @@ def site(trained: Site, tmp_path: Path) -> Site:
     return Site(shutil.copytree(trained.directory, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("path", ["training/*", "checkpoints/*/0*", "chain/epoch", "weights/*/*"])
+@pytest.mark.parametrize("path", ["training/*", "weights/*/*"])
 def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: Site, path: str):
     file = max(site.objects.glob(path))  # a kill may leave the weights of an older version beside the newest
     bend(0)(file)

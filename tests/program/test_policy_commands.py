@@ -14,8 +14,9 @@ import pytest
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.observe.pass_rate import pass_rate
-from tests.support.builders.plugins import files_of, install
+from tests.support.builders.plugins import install_module
 from tests.support.processes.command_line import fail, run_command, succeed
+from tests.support.pytest_options.few_daily import few_daily
 
 GENESIS = str(PACKAGED_POLICY)
 YES = """
@@ -59,7 +60,7 @@ def test_episodes_are_played_to_their_ends() -> None:
 
 
 def test_a_plug_in_is_asked_in_its_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(install(files_of("always-yes", YES), tmp_path))
+    monkeypatch.syspath_prepend(install_module("always-yes", YES, tmp_path))
     kinds = rates("--environment", "always-yes", "--max-tokens", "2")
     assert [kind for kind, _ in kinds] == ["", "kind 0", "kind 1", "kind 2"]
     assert {value for value, _, _ in kinds.values()} == {1.0}
@@ -123,7 +124,7 @@ def test_lines_are_answered_until_the_end_of_the_input() -> None:
     assert b"Ctrl-D ends" in result.stderr
 
 
-@pytest.mark.parametrize("key", ["Ctrl-C", "Ctrl-D"])
+@pytest.mark.parametrize("key", few_daily(["Ctrl-C", "Ctrl-D"], 2))
 def test_a_terminal_ends_it(key: str) -> None:
     terminal, own = pty.openpty()
     command = [sys.executable, "-m", "grailnode", "chat", GENESIS, "--greedy"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.encoding import REWARD_UNIT
@@ -77,7 +77,6 @@ def test_no_miss_of_any_share_grows_at_the_full_odds(row: Thresholds) -> None:
             assert share * row.luck.rates[step] / RATE_UNIT * gain <= math.expm1(growth) * (1 + 1e-9)
 
 
-@settings(max_examples=50)
 @given(st.data())
 def test_no_alternative_grows_under_any_honest_distribution(data: st.DataObject) -> None:
     """The worst of all distributions whose tails are within the rates is that of the rates themselves."""

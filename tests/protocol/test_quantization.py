@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -44,7 +44,6 @@ def codes_of(row: list[float], precision: Precision) -> tuple[torch.Tensor, torc
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@settings(max_examples=60)
 @given(row=rows)
 def test_codes_are_those_of_exact_fractions(precision: Precision, row: list[float]) -> None:
     codes, scales = codes_of(row, precision)
@@ -60,7 +59,6 @@ def test_codes_are_those_of_exact_fractions(precision: Precision, row: list[floa
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@settings(max_examples=60)
 @given(row=rows)
 def test_rounded_weights_are_rounded_to_themselves(precision: Precision, row: list[float]) -> None:
     once = q.round_matrix(torch.tensor([row], dtype=torch.float32), precision, torch.float32)

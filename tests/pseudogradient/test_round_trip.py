@@ -119,7 +119,7 @@ def test_contributions_of_large_tensors(coding: Coding) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-12, 4), st.sampled_from(CODINGS), st.integers(1, 300), st.integers(1, 300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 def test_any_weights_and_any_update(seed: int, size: float, coding: Coding, rows: int, columns: int) -> None:
     random = np.random.default_rng(seed)
     scales = np.exp2(random.uniform(-60, 5, (rows, columns)))

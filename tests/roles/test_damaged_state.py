@@ -112,12 +112,11 @@ def test_a_repaired_state_is_gone_on_with(
 
 
 def test_whole_states_are_gone_on_with(networks: list[DiskNetwork], tmp_path: Path):
-    async def go_on(network: DiskNetwork, copy: Path, name: str) -> Outcome:
-        return await outcome(network.copy(copy), name)
+    async def go_on(network: DiskNetwork, copy: Path) -> Outcome:
+        return await outcome(network.copy(copy), "trainer")  # an error of another node is raised
 
     for number, network in enumerate(networks):
-        for name in ("trainer", "validator-0", "miner-1"):
-            assert simulate(go_on, network, tmp_path / f"{number}-{name}", name) == Outcome()
+        assert simulate(go_on, network, tmp_path / str(number)) == Outcome()
 
 
 # Objects of a state that only a repair or an incident leaves behind are noticed when they are damaged, and repaired
@@ -161,7 +160,7 @@ def puts_of_seal(network: DiskNetwork, window: int) -> int:
     return len({put.data for put in network.store.under(path)})
 
 
-@pytest.mark.parametrize("damage", SOME_DAMAGES.values(), ids=SOME_DAMAGES)
+@pytest.mark.parametrize("damage", few_daily(SOME_DAMAGES.values(), 3), ids=SOME_DAMAGES)
 @simulated
 async def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
     network: DiskNetwork, tmp_path: Path, damage: Damage
@@ -185,7 +184,7 @@ async def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals
     assert max(windows) > WINDOWS, "it seals later windows"
 
 
-@pytest.mark.parametrize("damage", SOME_DAMAGES.values(), ids=SOME_DAMAGES)
+@pytest.mark.parametrize("damage", few_daily(SOME_DAMAGES.values(), 3), ids=SOME_DAMAGES)
 @simulated
 async def test_a_validator_stays_distrusted_when_the_reason_is_damaged(
     network: DiskNetwork, tmp_path: Path, damage: Damage
@@ -262,7 +261,7 @@ def check_no_contradiction(network: DiskNetwork) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize("copy", few_daily([None, *range(COPIES)], 4))
+@pytest.mark.parametrize("copy", few_daily([None, *range(COPIES)], 6))
 @simulated
 async def test_an_old_copy_of_a_state_contradicts_nothing(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
@@ -276,7 +275,7 @@ async def test_an_old_copy_of_a_state_contradicts_nothing(
 
 
 @pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize("copy", few_daily([None, *range(0, COPIES, 3)], 4))
+@pytest.mark.parametrize("copy", few_daily([*range(0, COPIES, 3), None], 5))
 @simulated
 async def test_a_repaired_old_copy_continues_what_was_published(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grailnode.store.memory import MemoryStore
@@ -158,7 +158,6 @@ async def test_groups_that_became_too_old_do_not_come_and_leave_the_inbox() -> N
     assert await site.inbox() == [f"{INBOX}{2:010d}-x"]
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["deliver", "deliver again", "take", "acknowledge", "kill"]), max_size=30))
 def test_every_group_comes_until_it_is_acknowledged_and_never_after_it(steps: list[str]) -> None:
     async def play() -> None:

@@ -26,6 +26,7 @@ from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, Pub
 from tests.support.builders.chains import TRAINER, small_weights, version_weights
 from tests.support.measuring import store_listing
 from tests.support.measuring.store_listing import copy_objects, names_below
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulated
 
@@ -283,7 +284,7 @@ class RotatedKeyTestbed(PublisherTestbed):
         await self.snapshot(4)
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", few_daily([False, True], 2))
 @simulated
 async def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
     before = RotatedKeyTestbed()

@@ -26,6 +26,7 @@ from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.measuring.store_listing import copy_objects, names_below
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.virtual_clock import simulated
 
 LAST_EPOCH = (1 << 53) - 1
@@ -119,7 +120,7 @@ async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep
     assert await names_below(testbed.state, "chain/anchors/") == await names_below(testbed.state, "chain/manifests/")
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", few_daily([False, True], 2))
 @simulated
 async def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(after: bool):
     settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, takeover_seconds=0.1, poll_seconds=0.5)

@@ -174,11 +174,11 @@ async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
     interval: int, patches: int, anchors: int
 ) -> None:
     settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
-    testbed = LongRunTestbed(40)
-    await testbed.publish(*range(40), seconds=2000, settings=settings)
+    testbed = LongRunTestbed(26)
+    await testbed.publish(*range(26), seconds=1300, settings=settings)
     assert testbed.store.violations == []
-    assert (await testbed.head()).version == 39
-    await testbed.assert_followed(39)
+    assert (await testbed.head()).version == 25
+    await testbed.assert_followed(25)
 
 
 async def run_schedule(seed: int) -> None:
@@ -211,7 +211,7 @@ async def run_schedule(seed: int) -> None:
     await testbed.assert_followed(29)
 
 
-@pytest.mark.parametrize("seed", few_daily(range(25), 3))
+@pytest.mark.parametrize("seed", few_daily(range(25), 6))
 def test_no_schedule_of_kills_and_settings_makes_a_head_name_a_missing_object(seed: int) -> None:
     simulate(run_schedule, seed)
 

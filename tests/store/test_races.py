@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grailnode.store import disk, local
@@ -165,7 +165,6 @@ def test_a_memory_store_answers_like_a_dictionary(history: list[Step]):
     trio.run(replay, MemoryStore(), history)
 
 
-@settings(max_examples=40, deadline=None)
 @given(steps)
 def test_a_local_store_answers_like_a_dictionary(history: list[Step]):
     with tempfile.TemporaryDirectory() as root:

@@ -16,6 +16,7 @@ from grailnode.store.state.name_list import NAME
 from grailnode.store.state.state_store import IntactStateError, StateStore
 from roles.ports import NotFoundError, StateError
 from tests.support.measuring.store_listing import paths
+from tests.support.pytest_options.few_daily import few_daily
 
 RUN, OTHER_RUN = bytes(32), bytes(31) + b"\x01"
 DATA = random.Random(0).randbytes(300)
@@ -45,9 +46,10 @@ def refusal(root: Path, path: str = "ledger/5") -> str:
     return line
 
 
-def test_every_bent_bit_is_refused(file: Path, tmp_path: Path):
+@pytest.mark.parametrize("every", few_daily([7, 1], 2))  # by sevens, every byte has a bent bit
+def test_every_bent_bit_is_refused(file: Path, tmp_path: Path, every: int):
     whole = file.read_bytes()
-    for place in range(8 * len(whole)):
+    for place in range(0, 8 * len(whole), every):
         damage = bytearray(whole)
         damage[place // 8] ^= 1 << place % 8
         file.write_bytes(damage)

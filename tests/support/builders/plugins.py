@@ -1,27 +1,17 @@
-"""Plug-ins for tests: built as wheels by pip without an index, and installed in a folder."""
+"""Plug-ins for tests, installed in a folder: by pip without an index, or as pip would."""
 
 import re
+import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from tests.support.processes.programs import ROOT
 
 PAGE: Final = ROOT / "docs" / "guide" / "own-task.md"
-_PROJECT: Final = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "{name}"
-version = "1.0"
-dependencies = {requires}
-[project.entry-points."grailnode.environments"]
-{name} = "{module}:Task"
-[tool.setuptools]
-py-modules = ["{module}"]
-"""
 
 
 def files_of_page() -> dict[str, str]:
@@ -30,23 +20,47 @@ def files_of_page() -> dict[str, str]:
     return dict(blocks)
 
 
-def files_of(name: str, source: str, requires: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the files of a plug-in whose class is called Task."""
-    module = name.replace("-", "_")
-    project = _PROJECT.format(name=name, module=module, requires=list(requires))
-    return {"pyproject.toml": project, f"{module}.py": source}
-
-
 def install(files: dict[str, str], directory: Path) -> Path:
-    """Build a wheel of these files, install it in a folder of its own, and return the folder."""
-    source, site = directory / "source", directory / "site"
-    source.mkdir(parents=True)
-    for name, text in files.items():
+    """Install the wheel that pip builds of these files in a folder of its own, and return the folder."""
+    return Path(shutil.copytree(Path(_installed(frozenset(files.items())).name) / "site", directory / "site"))
+
+
+@cache
+def _installed(files: frozenset[tuple[str, str]]) -> TemporaryDirectory[str]:
+    """Return a directory in whose folder `site` pip has installed these files: once, since it takes seconds."""
+    temporary = TemporaryDirectory()
+    directory = Path(temporary.name)
+    source = directory / "source"
+    source.mkdir()
+    for name, text in files:
         (source / name).write_text(text)
     pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
     options = ("--no-index", "--no-deps")
     wheel = (*pip, "wheel", "--no-build-isolation", *options, "-w", str(directory / "dist"), str(source))
     subprocess.run(wheel, check=True, capture_output=True, text=True)
     (built,) = (directory / "dist").glob("*.whl")
-    subprocess.run((*pip, "install", *options, "--target", str(site), str(built)), check=True, capture_output=True)
+    site = ("--target", str(directory / "site"))
+    subprocess.run((*pip, "install", *options, *site, str(built)), check=True, capture_output=True)
+    return temporary
+
+
+def install_module(name: str, source: str, directory: Path, requires: tuple[str, ...] = ()) -> Path:
+    """Write what pip would install of a plug-in of one module, whose class is called Task, and return the folder."""
+    module, site = name.replace("-", "_"), directory / "site"
+    metadata = (
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        "Version: 1.0",
+        *(f"Requires-Dist: {one}" for one in requires),
+    )
+    files = {
+        f"{module}.py": source,
+        f"{module}-1.0.dist-info/METADATA": "\n".join((*metadata, "")),
+        f"{module}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{module}-1.0.dist-info/entry_points.txt": f"[grailnode.environments]\n{name} = {module}:Task\n",
+    }
+    files[f"{module}-1.0.dist-info/RECORD"] = "".join(f"{path},,\n" for path in files)
+    (site / f"{module}-1.0.dist-info").mkdir(parents=True)
+    for path, text in files.items():
+        (site / path).write_text(text)
     return site

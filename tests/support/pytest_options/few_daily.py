@@ -7,5 +7,10 @@ import pytest
 
 
 def few_daily(cases: Iterable[Any], every: int) -> list[Any]:
-    """Return cases for `parametrize`: the first and each `every`-th behind it run daily, the others with `-m slow`."""
-    return [pytest.param(case, marks=pytest.mark.slow) if number % every else case for number, case in enumerate(cases)]
+    """Return cases for `parametrize`: the first and each `every`-th behind it run daily, the others with `-m slow`.
+
+    A tuple is a case of several parameters.
+    """
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    slow = pytest.mark.slow
+    return [pytest.param(*case, marks=slow if number % every else ()) for number, case in enumerate(values)]
