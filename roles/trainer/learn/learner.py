@@ -21,6 +21,7 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
+from roles.trainer.learn.dithering import dither
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
@@ -119,6 +120,8 @@ class Learner:
         self._dtype = dtype
         self._precision = precision
         masters = {name: t.detach().to(device, torch.float32, copy=True).contiguous() for name, t in weights.items()}
+        if settings.optimizer.dither and precision == "bf16":
+            masters = {name: dither(name, master) for name, master in masters.items()}
         self._optimizer = MasterOptimizer(masters, settings.optimizer)
         self._reference = {  # the weights of the reference policy, if the loss needs one
             name: rounded(name, tensor.detach().to(device, copy=True), precision, torch.bfloat16)

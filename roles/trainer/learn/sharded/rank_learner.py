@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from roles.policy.causal_model import CausalModel
+from roles.trainer.learn.dithering import dither
 from roles.trainer.learn.learner import (
     Gradients,
     Learner,
@@ -108,4 +109,9 @@ class RankLearner(Learner):
         for prefix, whole in ((MASTER, weights), (REFERENCE, reference)):
             for name in [name for name in self.tensors if name.startswith(prefix)]:
                 own, weight = self.tensors[name], name.removeprefix(prefix)
-                self.scatter([name], None if whole is None else {name: whole[weight].to(own.dtype)}, 0)
+                if whole is None:
+                    self.scatter([name], None, 0)
+                    continue
+                value = whole[weight].to(own.dtype, copy=True).contiguous()
+                is_dithered = prefix == MASTER and self._settings.optimizer.dither
+                self.scatter([name], {name: dither(weight, value) if is_dithered else value}, 0)

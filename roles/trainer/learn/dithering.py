@@ -1,0 +1,40 @@
+"""FP32 masters that begin anywhere in the interval that is rounded to a BF16 weight, and not in its middle.
+
+All weights of a checkpoint in BF16 are in the middle of these intervals. A step of 3e-6 then moves none of them out but
+the smallest: of a pretrained model almost nothing of the first steps is published, and the policy learns only after as
+many steps as it takes to add up to half a unit in the last place. Dithering (Roberts 1962) spreads the masters evenly,
+as they are after long training. From the first step on, the published weights change by as much as the masters, in the
+mean. Those of version 0 stay the same, bit for bit.
+"""
+
+import hashlib
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_HALF: Final = 0x7FFF
+"""The bits of a float32 whose lower half is 0 may change by this much, and are still rounded to the same BF16."""
+
+_EXPONENT: Final = 0x7F80_0000
+_BLOCK: Final = 1 << 20
+"""Elements of a master that are moved at a time, so that no copy is as large as it."""
+
+
+def dither(name: str, master: Tensor) -> Tensor:
+    """Move the elements of a master within what is rounded to their BF16 weights, and return it.
+
+    Elements that are no BF16 numbers stay, and so do zeros, subnormal numbers, infinities and NaN.
+
+    Args:
+        name: of the tensor; the moves are a function of it, the same in each process.
+        master: float32, contiguous; changed in place.
+    """
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    generator = torch.Generator().manual_seed(seed >> 1)
+    for bits in master.view(torch.int32).view(-1).split(_BLOCK):  # type: ignore[no-untyped-call]
+        moves = torch.randint(-_HALF, _HALF + 1, bits.shape, dtype=torch.int32, generator=generator).to(bits.device)
+        exponents = bits & _EXPONENT
+        # 0 minus a bit would be a NaN, and a NaN plus one another NaN
+        bits += moves * ((exponents != 0) & (exponents != _EXPONENT) & (bits & 0xFFFF == 0))
+    return master
