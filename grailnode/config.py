@@ -296,11 +296,7 @@ class Config(Settings):
 
     @property
     def vllm_python(self) -> Path | None:
-        """The interpreter with which a node starts vLLM; None for a server that somebody else runs.
-
-        Raises:
-            InstallationError: this file names none, and vLLM is not installed in the default directory.
-        """
+        """The interpreter with which a node starts vLLM; None for a server that somebody else runs."""
         if self.engine.url:
             return None
         return find_python("engine.python") if self.engine.python is None else self.at(self.engine.python)
@@ -324,14 +320,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def without_file(values: dict[str, Any], overrides: Sequence[str], directory: Path) -> Config:
-    """Return a configuration from values alone, for a run that is named by its URL.
-
-    Args:
-        values: by section, as in the file; they are valid, so a fault is reported as one of the overrides'.
-
-    Raises:
-        ConfigError: as `load`.
-    """
+    """Return a configuration from valid values by section alone, for a run that is named by its URL."""
     return _config(values, overrides, "--set", directory.absolute())
 
 

@@ -49,13 +49,7 @@ class Stratum(Record):
 
 
 class DifficultySpec(Record):
-    """How the tables of a run are computed.
-
-    Attributes:
-        strata: of the task's problems, ascending by name.
-        floor_ppm: what every stratum keeps of its own share, in millionths.
-        decay: what remains of a count after each window, in millionths.
-    """
+    """How the tables of a run are computed (fields: docs/spec/difficulty.md)."""
 
     kind: ClassVar[str] = "difficulty-rule"
     strata: Annotated[tuple[Stratum, ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
@@ -113,13 +107,7 @@ class DifficultySpec(Record):
 
 
 class DifficultyTable(Record):
-    """The shares by which the groups of one version draw their strata.
-
-    Attributes:
-        window: of the summaries from whose counts the shares follow; 0 without any.
-        summaries: (validator, SHA-256 of the body of its summary of the window), ascending.
-        shares: of each stratum, in millionths.
-    """
+    """The shares by which the groups of one version draw their strata (fields: docs/spec/difficulty.md)."""
 
     kind: ClassVar[str] = "difficulty"
     window: Window
@@ -140,11 +128,7 @@ class DifficultyTable(Record):
     def of(
         cls, rule: DifficultySpec, window: int = 0, ledgers: Mapping[bytes, tuple[bytes, Counts]] | None = None
     ) -> "DifficultyTable":
-        """Return the table that follows from summaries of a window; without any, the own shares of the strata.
-
-        Args:
-            ledgers: by validator, the digest of its summary and the counts in it.
-        """
+        """Return the table that follows from a window's summaries (digest, counts), or from the strata's own shares."""
         inputs = sorted((ledgers or {}).items())
         shares = rule.shares([counts for _, (_, counts) in inputs])
         summaries = tuple((validator, digest) for validator, (digest, _) in inputs)
@@ -152,11 +136,7 @@ class DifficultyTable(Record):
 
 
 def table_refusal(rule: DifficultySpec | None, table: DifficultyTable | None, first_window: int) -> str:
-    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is.
-
-    Args:
-        first_window: the first window that the version serves.
-    """
+    """Return what is wrong with a version's table as far as one sees without summaries; empty if nothing is."""
     if rule is None or table is None:
         is_right = rule is None and table is None
         return "" if is_right else "a difficulty table in a run without them, or none in a run with them"

@@ -67,12 +67,7 @@ def outline(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> Weights
 
 
 def weights_digest(tensor_digests: Mapping[str, bytes], weights: Weights) -> bytes:
-    """Return the BLAKE3 of the canonical table of the weights (32 bytes).
-
-    Args:
-        tensor_digests: each tensor's BLAKE3; the keys must be those of `weights`.
-        weights: only their dtypes and shapes are read.
-    """
+    """Return the BLAKE3 (32 bytes) of the canonical table of the weights, whose tensors have these digests."""
     if tensor_digests.keys() != weights.keys():
         raise ValueError("tensor_digests must have one digest for each tensor")
     table = tuple(

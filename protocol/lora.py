@@ -26,14 +26,7 @@ _ITEM_BYTES: Final = 2
 
 
 class LoraSpec(Record):
-    """The base of a run, and where its adapters are.
-
-    Attributes:
-        alpha: an adapter's product is multiplied by alpha / rank.
-        targets: the last parts of the names of the modules that have adapters, ascending.
-        base: weight digest of the base (protocol/digest.py).
-        shards: the safetensors files that have the base's tensors.
-    """
+    """The base of a run, and where its adapters are (fields: docs/spec/lora.md)."""
 
     kind: ClassVar[str] = "lora"
     rank: Annotated[int, Field(ge=1, le=limits.MAX_LORA_RANK)]

@@ -64,11 +64,7 @@ def verdicts(validator: bytes, window: int) -> str:
 
 
 def probe(writer: bytes, name: str) -> str:
-    """Return the path of an object that a node writes, reads and deletes at its start, to see that it can.
-
-    Args:
-        name: hexadecimal digits, new at each start, so that no cache knows the object.
-    """
+    """Return the path of a probe, new at each start, that a node writes, reads and deletes to see that it can."""
     return f"{kind_prefix(writer, 'probes')}{name}"
 
 

@@ -108,18 +108,9 @@ class Table(Record):
 
 
 class Thresholds(Record):
-    """The row of thresholds for groups that miners generate in one arithmetic and validators check in another, as
-    measured by `grailnode calibrate` and applied by protocol/judging/evidence.py.
+    """The row of thresholds for groups that miners generate in one arithmetic and validators check in another.
 
-    Attributes:
-        sketch, margin, stop, luck: the table of each statistic.
-        threshold: the evidence that honest work exceeds within N groups with a probability of at most N times the level
-            of the run, in micro-decades.
-        logprob_tolerance: largest mean absolute difference of the log-probabilities that two honest nodes, one in each
-            arithmetic, compute for a group's tokens, in millionths.
-        logprob_bias: largest mean of the differences themselves over many groups, in millionths.
-        confidence_ppm: confidence of each rate as an upper bound, in millionths.
-        positions: honest positions on which the rates were measured; 0 if they were not measured.
+    `grailnode calibrate` measures it, and protocol/judging/evidence.py applies it (fields: docs/spec/run.md).
     """
 
     kind: ClassVar[str] = "thresholds"
@@ -147,16 +138,7 @@ class Thresholds(Record):
 
 
 class ProofSpec(Record):
-    """The rules of the check.
-
-    Attributes:
-        miners: the arithmetics of miners that the run admits, ascending.
-        table: thresholds, ascending by pair, one for each arithmetic of a miner or a validator beside each arithmetic
-            of a validator. Those of two validators' arithmetics bound how far the two differ.
-        audit_ppm: audited share of a newcomer's groups, in millionths.
-        audit_floor_ppm: smallest audited share of any miner's groups, in millionths.
-        audit_halving: clean windows after which the audited share halves.
-    """
+    """The rules of the check (fields: docs/spec/run.md)."""
 
     kind: ClassVar[str] = "proof"
     sketch: Literal["projection", "topk"]

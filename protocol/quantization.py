@@ -35,13 +35,7 @@ _ROUTER: Final = ".gate.weight"
 
 @dataclass(frozen=True)
 class _Codes:
-    """The 8-bit codes of a precision.
-
-    Attributes:
-        dtype: of torch.
-        fraction, exponent: the largest value is fraction * 2^exponent, with a fraction from 0.5 to 1.
-        values: float32 [256], of each bit pattern; NaN for those that are no codes.
-    """
+    """The 8-bit codes of a precision, of which the largest is fraction * 2^exponent; no codes have the value NaN."""
 
     dtype: torch.dtype
     fraction: float

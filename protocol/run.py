@@ -65,16 +65,9 @@ class ModelSpec(Record):
 
 
 class ChatSpec(Record):
-    """How a problem's text becomes a conversation: by the text around it. `grailnode init` renders the chat template of
-    the policy's tokenizer once; no node of a run executes a template.
+    """How a problem's text becomes a conversation: by the text around it (fields: docs/spec/run.md).
 
-    Attributes:
-        template: SHA-256 of the template's text.
-        system: the system prompt; empty for none.
-        before, after: the text of the conversation up to the problem, and from its end to where the completion begins.
-        trim: whether white space at both ends of the problem's text is removed.
-        turn_before, turn_after: the text between a turn of the policy and the reply to it, and from the reply's end to
-            where the next turn begins; empty in a run without episodes.
+    `grailnode init` renders the chat template of the policy's tokenizer once; no node of a run executes a template.
     """
 
     kind: ClassVar[str] = "chat"
@@ -109,13 +102,9 @@ class SamplingSpec(Record):
 
 
 class EpisodeSpec(Record):
-    """How long episodes may be. `max_tokens` of the sampling bounds the policy tokens of all turns together.
+    """How long episodes may be (fields: docs/spec/run.md).
 
-    Attributes:
-        turns: most turns.
-        turn_tokens: most policy tokens of one turn.
-        reply_tokens: most tokens of one reply, with the text around it.
-        tokens: most tokens behind the prompt, of policy and replies together.
+    `max_tokens` of the sampling bounds the policy tokens of all turns together.
     """
 
     kind: ClassVar[str] = "episode"
@@ -130,13 +119,7 @@ class EpisodeSpec(Record):
 
 
 class EvaluationSpec(Record):
-    """How validators evaluate the policy on held-out problems.
-
-    Attributes:
-        problems: held-out problems, as many as there are at most; 0 for no evaluation.
-        samples: completions of each; 0 for the most likely one alone.
-        pass_at: k of pass@k; at most `samples`, and 1 without samples.
-    """
+    """How validators evaluate the policy on held-out problems (fields: docs/spec/run.md)."""
 
     kind: ClassVar[str] = "evaluation-rule"
     problems: Annotated[int, Field(ge=0, le=limits.MAX_EVALUATION_PROBLEMS)]
@@ -156,16 +139,7 @@ class EvaluationSpec(Record):
 
 
 class ScoringSpec(Record):
-    """How verdicts become scores.
-
-    Attributes:
-        penalty: what one rejected group costs; shortfall: what one costs that was pledged and not delivered;
-            miss_price: what one miss costs beyond those that honest work may have; deposit: balance that a key must
-            exceed before it earns anything, the cost of abandoning a key. In millionths of an accepted group.
-        cap: the largest share of a miner, in billionths.
-        windows: how many of the newest windows count.
-        decay: what remains of a group's value after each window, in billionths.
-    """
+    """How verdicts become scores (fields: docs/spec/run.md)."""
 
     kind: ClassVar[str] = "scoring"
     penalty: Annotated[int, Field(ge=1_000_000, le=10**12)]
@@ -178,24 +152,7 @@ class ScoringSpec(Record):
 
 
 class RunManifest(Record):
-    """The rules of a run.
-
-    Attributes:
-        authority: the keys that may act, until a revision replaces them; its roots sign this manifest.
-        lora: the base whose adapters the run trains; None for a run that trains all weights.
-        precision: what the matrices of all versions consist of.
-        environment: the task; `tasks` are its environments.
-        data: the file of problems; None for a task that reads none.
-        chat: how a problem becomes a conversation; None where its text is the prompt.
-        episode: how long episodes may be; None for a run whose rollouts are single completions.
-        numerics: "exact" if all miners and validators compute the same bits, so that nothing is tolerated.
-        group_size: rollouts of a group.
-        groups: maximum number of groups of a miner in a window.
-        spares: to how many validators beyond the quorum a group is dealt; at least as many as there are validators for
-            a run in which all of them judge every group.
-        difficulty: how the tables of versions are computed by which groups draw their strata; None for no tables.
-        head_ttl: seconds after which a head that was not renewed is refused.
-    """
+    """The rules of a run (fields: docs/spec/run.md)."""
 
     kind: ClassVar[str] = "run"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES

@@ -14,18 +14,7 @@ Round = Annotated[int, Field(ge=1, lt=1 << 53)]
 
 
 class Schedule(Record):
-    """The schedule of windows in beacon rounds.
-
-    Attributes:
-        first_round: the round that opens window 0.
-        rounds: beacon rounds in a window.
-        commit_rounds: rounds from the opening to the deadline of commitments.
-        audit_rounds: rounds from the opening to R1; later than the deadline.
-        seal_rounds: rounds from the opening to the one after which no seal on verdicts counts.
-        verdict_rounds: rounds from the opening to the one after which nobody waits for verdicts.
-        lead: windows from the one in which a version is made to the first one that it serves.
-        max_lag: how many versions a miner may be behind the version that serves the window.
-    """
+    """The schedule of windows in beacon rounds (fields: docs/spec/window.md)."""
 
     kind: ClassVar[str] = "schedule"
     first_round: Round

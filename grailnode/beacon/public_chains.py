@@ -20,9 +20,7 @@ RELAYS: Final[Mapping[bytes, tuple[str, ...]]] = {
         "https://api3.drand.sh",
     )
 }
-"""Relays of several operators by chain hash, in the order in which they are asked (docs.drand.love,
-developer/http-api).
-"""
+"""Relays of several operators by chain hash, in the order in which they are asked (docs.drand.love)."""
 
 MIN_WINDOW_ROUNDS: Final = 3
 """Rounds of a window (protocol/window.py)."""

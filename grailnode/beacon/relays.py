@@ -41,7 +41,6 @@ class RelayTimeouts:
 
     Attributes:
         deadline: a call fails after this time, counted from when the round is due or, if later, from the call.
-        answer: for the answer of one relay.
         head_start: before the next relay is asked as well.
         pause: before all relays are asked again.
     """
@@ -106,9 +105,6 @@ class RelayBeacon:
         """Ask every relay once, and return the first valid answer; None when there is none.
 
         A relay is asked when the relays before it have failed, or after the head start.
-
-        Args:
-            failures: receives the cause for each relay that fails, by the relay's name.
         """
         answers: list[bytes] = []
 

@@ -48,8 +48,6 @@ def random_adapters(
     """Return BF16 adapters by PEFT's names, with A as in version 0 and a random B.
 
     Args:
-        base: the matrices that they change.
-        shapes: of the model with its adapters, by the names of its modules.
         scale: alpha / rank.
         share: by how much an adapter changes its matrix: |alpha / rank B A| / |W|, Frobenius norms.
     """

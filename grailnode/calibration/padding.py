@@ -46,7 +46,6 @@ class Padded(WrappedModel):
     """A model that is computed with pads at other places.
 
     Args:
-        side: the side of the pads; those of prompts that are continued are always on the left.
         multiple: the width of every call is rounded up to a multiple of this, except for single tokens.
     """
 

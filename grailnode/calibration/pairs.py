@@ -133,8 +133,7 @@ async def generate_groups(
 ) -> AsyncIterator[list[Submission]]:
     """Generate groups, and yield what a miner submits of them, as many at a time as are computed together.
 
-    Args:
-        first: number of the first group; the same numbers have the same prompts, noise and projections.
+    Groups of the same numbers, of which `first` is the first, have the same prompts, noise and projections.
     """
     randomness, size = work.seed.to_bytes(32, "little"), work.group_size
     for begin in range(first, first + groups, work.chunk):

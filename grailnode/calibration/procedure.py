@@ -41,8 +41,6 @@ class CalibrationJob:
     """The inputs of a calibration.
 
     Attributes:
-        work: policy, prompts and sampling; prompts: name of the source of the prompts.
-        arithmetics: those of miners and validators whose row is measured.
         pairs: the pairs of honest nodes of these arithmetics that will occur in a run.
         rollouts: of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because
             rollouts of one prompt share most of their states.
@@ -74,11 +72,7 @@ class _Part:
 
 
 async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Sequence[PairRow]], None]) -> ProofFile:
-    """Measure, choose the thresholds of a row, and test them on copies; return a file with this row.
-
-    Args:
-        show: receives the honest distribution before the thresholds are tested.
-    """
+    """Measure, choose the thresholds of a row, and test them on copies; return a file with this row."""
     grouped, single = job.groups
     thresholds.check_groups(grouped + single)
     base, lora = policies.load_weights(job.work.policy.directory), job.work.lora
@@ -142,11 +136,7 @@ class _Measurer:
     async def measure(
         self, pairs: Iterable[Pair], parts: Sequence[_Part], *, copy: Weights | None = None, name: str = ""
     ) -> dict[str, list[GroupMeasurement]]:
-        """Measure pairs, by their names. Those that generate in one way check the same rollouts.
-
-        Args:
-            copy: other weights without adapters for the generating sides; name: what begins the names of progress.
-        """
+        """Measure pairs, by their names. Those that generate in one way check the same rollouts."""
         measurements = {}
         by_side: dict[AnyVariant, list[Pair]] = {}
         for pair in pairs:

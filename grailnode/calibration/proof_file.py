@@ -72,7 +72,6 @@ class MeasuredAdapters(_Part):
     """The adapters with which both sides computed.
 
     Attributes:
-        rank, alpha, targets: of a LoRA run (protocol/lora.py).
         share: of the length of each matrix, by which its adapter changes it.
     """
 
@@ -90,14 +89,7 @@ class MeasuredAdapters(_Part):
 
 
 class RowMeasurement(_Part):
-    """The measurement behind a row.
-
-    Attributes:
-        seed: of prompts, noise and projections.
-        level, headroom, odds, window: thresholds.ThresholdDemands.
-        torch: its version; processor: name of the machine's processor.
-        pairs: the honest distributions; copies: what the thresholds refuse.
-    """
+    """The measurement behind a row: honest distributions, what the thresholds refuse, versions and the demands."""
 
     seed: Count
     level: Annotated[float, Field(gt=0.0, le=0.1)]

@@ -23,12 +23,7 @@ class TooWideError(CalibrationError):
 
 
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
-    """Return the shares of a copy that the thresholds refuse; windows are random selections of groups.
-
-    Args:
-        groups: measurements of the copy's groups.
-        window: audited groups of a window.
-    """
+    """Return the shares of a copy's groups that the thresholds refuse; windows are random selections of groups."""
     counts = [group.counts(spec) for group in groups]
     selections = np.random.default_rng(0).integers(0, len(counts), (_WINDOWS, window)).tolist()
     return CopyRow(

@@ -122,12 +122,7 @@ def stop_margins(group: GroupMeasurement) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The values of one statistic in all trials.
-
-    Attributes:
-        pairs: of each honest pair, group behind group; trials: how many each group has.
-        copies: of each measurement of a copy.
-    """
+    """The values of one statistic in all trials: of each honest pair, group behind group, and of each copy."""
 
     pairs: list[np.ndarray]
     trials: list[np.ndarray]

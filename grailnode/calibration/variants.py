@@ -36,8 +36,6 @@ class Variant:
     """One way to compute a policy.
 
     Attributes:
-        implementation: the Qwen3 of this repository, or transformers' code of the architecture.
-        dtype: the BF16 weights are converted to it.
         batch_tokens: padded tokens of one batch.
         side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
         attention: torch's fused attention or the formula.
@@ -109,9 +107,7 @@ def _inline(threads: int) -> Callable[..., Awaitable[Any]]:
 
 @dataclass(frozen=True)
 class VllmVariant:
-    """The settings with which vLLM computes a policy, by the interpreter of its environment. It computes `sequences`
-    at a time.
-    """
+    """The settings with which vLLM computes `sequences` at a time, by the interpreter of its environment."""
 
     python: Path
     directory: Path
@@ -161,7 +157,6 @@ class VllmServers:
         return engine
 
     async def close(self) -> None:
-        """Stop all servers."""
         for engine in self._engines.values():
             await engine.close()
         self._engines.clear()
@@ -176,12 +171,7 @@ class Pair(NamedTuple):
 
 
 def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that occur in a run with one way to generate and one to check: other batch shapes, padding,
-    attention, threads, implementations.
-
-    Args:
-        generating, checking: the default ways of a miner and a validator.
-    """
+    """Return the pairs of a run with one way to generate and one to check, by batches, padding, attention, threads."""
     pairs = [Pair("same", generating, checking)]
     if isinstance(generating, VllmVariant):
         pairs.append(Pair("small-batches", replace(generating, sequences=FEW_SEQUENCES), checking))

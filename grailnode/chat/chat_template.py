@@ -34,13 +34,7 @@ class ChatTemplateError(UserError):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The template of a tokenizer.
-
-    Attributes:
-        source: where it stands, for errors.
-        text: in the language of jinja2.
-        variables: the names of the tokenizer's special tokens, such as `bos_token`, and their texts.
-    """
+    """A tokenizer's template in the language of jinja2, with the texts of its special tokens such as `bos_token`."""
 
     source: Path
     text: str
@@ -68,14 +62,7 @@ class ChatTemplate:
         return cls(source, text, {name: token for name, token in tokens.items() if token is not None})
 
     def chat(self, system: str, prompts: Sequence[str]) -> ChatSpec:
-        """Render the template to the text around a prompt, and check that it gives that text around some prompts.
-
-        Args:
-            system: the system prompt; empty for none.
-
-        Raises:
-            ChatTemplateError: the template fails, takes too long, or does more than to put text around a prompt.
-        """
+        """Render the template to the text around a prompt, and check that it gives that text around some prompts."""
         checked = _some(prompts)
         texts = self._render(system, *[(prompt,) for prompt in (_MARKER, f" \n{_MARKER}\t\n ", *checked)])
         before, marker, after = texts[0].partition(_MARKER)
@@ -102,12 +89,7 @@ class ChatTemplate:
         """Render a conversation of two turns, and return the chat with the text around a reply; and whether the
         template changes what was said before, which no episode does.
 
-        Args:
-            chat: as `chat` returns it.
-            stops: the texts of the tokens that end a turn; the text around a reply does not repeat them.
-
-        Raises:
-            ChatTemplateError: the template fails, or does not write each message exactly once.
+        The text around a reply does not repeat the tokens that end a turn.
         """
         answers = (_ANSWER, f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}")
         text, with_thought = self._render(chat.system, *[(_MARKER, answer, _REPLY) for answer in answers])

@@ -47,4 +47,4 @@ def verify(**parameters: Any) -> None:
     The node of this name, which runs on this machine, reads all tensors back while vLLM serves. If some differ, it
     starts vLLM again with the right ones, and this names them.
     """
-    run_action("engine_verification", "verify", parameters)
+    run_action("engine_environment", "verify", parameters)

@@ -22,12 +22,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def options(
     model: type[BaseModel], names: Collection[str], repeated: Mapping[str, str] | None = None, **metavars: str
 ) -> Decorator:
-    """Return a decorator that adds an option to a command for each of some fields, in their order.
-
-    Args:
-        repeated: fields of several values whose option is given once for each value, with the option's name.
-        metavars: what the help shows in place of a value, by field.
-    """
+    """Return a decorator that adds an option to a command for each of some fields, in their order."""
     repeated = repeated or {}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +35,6 @@ def options(
 
 
 def _option(name: str, field: FieldInfo, repeated: str | None, metavar: str | None) -> Decorator:
-    """Return the option of a field."""
     kind, words = value_type(field), f"--{name.replace('_', '-')}"
     if kind is bool:
         return click.option(f"{words}/--no-{words[2:]}", name, default=None, help=help_text(field))

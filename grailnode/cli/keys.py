@@ -1,4 +1,4 @@
-"""`grailnode keys`: make, show, grant, replace and revoke keys."""
+"""`grailnode keys` and `grailnode admit`: who may act in a run."""
 
 from typing import Any
 
@@ -90,3 +90,18 @@ def sign(**parameters: Any) -> None:
 def publish(**parameters: Any) -> None:
     """Publish DRAFT, which enough root keys have signed."""
     run_action("key_changes", "publish", parameters)
+
+
+@click.command()
+@click.argument("key")
+@authority_option
+@shown_option("--days", type=click.IntRange(1, 3650), default=30, help="Days for which an invitation is valid.")
+@click.option(
+    "--key",
+    "inviter",
+    type=FILE,
+    help="Key file that signs an invitation. Default: a root or inviter key in the run's keys/.",
+)
+def admit(**parameters: Any) -> None:
+    """Let KEY (64 hexadecimal digits) mine: list it, or print an invitation, as the run's admission policy asks."""
+    run_action("key_changes", "admit", parameters)

@@ -16,7 +16,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 VERBS: Final = {
-    "admit": "admit",
+    "admit": "keys",
     "backup": "state_verbs",
     "calibrate": "calibrate",
     "chat": "policies",
@@ -28,12 +28,12 @@ VERBS: Final = {
     "environments": "environments",
     "evaluate": "policies",
     "export": "results",
-    "follow": "versions",
+    "follow": "results",
     "init": "init",
     "inspect": "read",
     "keys": "keys",
     "mirror": "read",
-    "publish": "versions",
+    "publish": "results",
     "repair": "state_verbs",
     "restore": "state_verbs",
     "rollouts": "results",

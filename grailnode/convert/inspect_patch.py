@@ -23,7 +23,6 @@ class InspectedTensor:
         codec: mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame.
         changed: elements that change; without the base weights, the frame's, and 0 if it is joined.
         density: share of the elements that change, of all tensors of the frame.
-        sections: bytes of a sparse frame by part and section.
         bound: least bits for a change if only exponents are known; None without the base weights.
     """
 

@@ -23,11 +23,6 @@ MAX_INDEX: Final = 2**31 - 1
 
 
 def _metadata(version: int, total: int, changes: Mapping[str, int], *, is_sparse: bool) -> dict[str, str]:
-    """Return the metadata of a file.
-
-    Args:
-        total: elements of all tensors; changes: elements in the file of each tensor.
-    """
     count = sum(changes.values())
     return {
         "format": FORMAT,

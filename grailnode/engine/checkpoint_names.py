@@ -15,12 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Experts:
-    """How the files of a family name the experts of a layer.
-
-    Attributes:
-        block: the name of the layer's part that has router and experts; the modules call it "mlp".
-        gate, up, down: the names of an expert's three matrices.
-    """
+    """How a family's files name a layer's router and experts, which the modules call "mlp", and its matrices."""
 
     block: str
     gate: str
@@ -42,12 +37,7 @@ _fused: Final = re.compile(r"(?P<block>.*\.mlp\.)experts\.(?P<part>gate_up_proj|
 
 
 class CheckpointNames:
-    """The names of one model.
-
-    Args:
-        family: `model_type` of config.json.
-        shapes: of the modules' parameters, by name.
-    """
+    """The names of one model."""
 
     def __init__(self, family: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._experts = _EXPERTS.get(family)
@@ -107,9 +97,7 @@ class CheckpointNames:
 
 
 def _module_tensor(name: str, tensors: list[Tensor]) -> Tensor:
-    """Return a parameter from its files' tensors: itself, [E, D, F] from E matrices, or [E, 2F, D] from E gates [F, D]
-    and E ups [F, D].
-    """
+    """Return a parameter from its tensors: itself, [E, D, F] from E matrices, or [E, 2F, D] from E gates and E ups."""
     if len(tensors) == 1 and "experts." not in name:
         return tensors[0]
     if not name.endswith("gate_up_proj"):

@@ -19,16 +19,13 @@ from roles.ports import Engine
 
 @dataclass(frozen=True)
 class Compute:
-    """The settings with which a node computes.
+    """The settings with which a node computes; the fields `policy` and `directory` are for vLLM alone.
 
     Attributes:
-        model: the policy's architecture.
-        device: of torch, or of vLLM; dtype: the BF16 weights are widened to this for computing.
+        dtype: the BF16 weights are widened to this for computing.
         max_batch_tokens: padded tokens of one batch of torch.
         drafts: whether an 8-bit copy of the policy drafts tokens for torch.
-        vllm: how vLLM computes; None to compute with torch. The other two are for vLLM.
-        policy: the policy directory.
-        directory: for the server's log, and the checkpoint and patches of the served version.
+        vllm: how vLLM computes; None to compute with torch.
     """
 
     model: CausalModel
@@ -74,9 +71,6 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
     """Yield the engine that a node's settings name; servers that belong to it end with the context.
 
     An engine of vLLM is also verified when `grailnode engine verify` asks for it.
-
-    Args:
-        report: `report(event, **fields)`, as Telemetry.event.
     """
     device = torch.device(compute.device)
     if compute.vllm is None:

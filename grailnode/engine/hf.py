@@ -1,6 +1,4 @@
-"""Any causal language model of transformers as pure functions of its weights: `models.build` uses it for every
-architecture but Qwen3.
-"""
+"""Any causal language model of transformers as pure functions of its weights, for architectures other than Qwen3."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -205,12 +203,6 @@ class _Replacement(torch.nn.Module):
 class _TableLookup(_Replacement):
     """An embedding whose table a trainer's weights look up themselves: it is never rounded as a whole, and has no
     gradient of the whole table (roles/policy/layer_weights.py). The parameter keeps its name.
-
-    Args:
-        name: of the table in the files.
-
-    Attributes:
-        weights: set while a model computes with weights that look up a table themselves; None for the parameter.
     """
 
     def __init__(self, embedding: torch.nn.Embedding, name: str) -> None:
@@ -248,12 +240,6 @@ class _RecomputedLayer(_Replacement):
 
     It reads its weights when it computes, so that they can be rounded or gathered for it, and once more for the
     backward pass. The parameters keep their names, since the children are the layer's own.
-
-    Args:
-        prefix: with which the names of the layer's parameters begin, in the whole model.
-
-    Attributes:
-        weights: from which it reads, by the files' names; None where `functional_call` gives it its parameters.
     """
 
     def __init__(self, layer: torch.nn.Module, names: CheckpointNames, prefix: str) -> None:

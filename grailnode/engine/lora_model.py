@@ -35,16 +35,7 @@ _LISTED: Final = 8
 
 
 class LoraModel:
-    """A CausalModel (roles/policy/causal_model.py) whose weights are the adapters, by PEFT's names.
-
-    Args:
-        model: computes base and adapters, all of them by the names of its modules.
-        base: the weights of the base.
-        device, dtype: in which it computes. A base that has them already is not copied.
-
-    Raises:
-        PolicyError: the base has other tensors than the model.
-    """
+    """A CausalModel (roles/policy/causal_model.py) whose weights are the adapters, by PEFT's names."""
 
     def __init__(
         self,
@@ -132,9 +123,7 @@ class LowRankLinear(nn.Module):
 
 
 def add_adapter(result: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return a module's output with its adapter: [..., out] from result [..., out], x [..., in], A [rank, in] and B
-    [out, rank].
-    """
+    """Return a module's output with its adapter: [..., out] from x [..., in], A [rank, in] and B [out, rank]."""
     # Two thin products instead of B A, which would be as large as the matrix.
     return result + functional.linear(functional.linear(x, down), up) * scale
 

@@ -23,11 +23,6 @@ _LISTED: Final = 3
 
 
 def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
-    """Check that weights are those of a model.
-
-    Raises:
-        EngineError: a tensor is missing, unknown or of another shape.
-    """
     shapes = model.shapes
     if weights.keys() != shapes.keys():
         name = min(weights.keys() ^ shapes.keys())
@@ -40,11 +35,7 @@ def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
 def build(
     policy: Policy, device: torch.device | None = None, *, recompute: bool = False, lora: LoraSpec | None = None
 ) -> CausalModel:
-    """Return the model of a policy's config.json. No weights are read.
-
-    Args:
-        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
-        lora: where the weights have adapters beside a base (lora_model.py makes the base a part of the model).
+    """Return the model of a policy's config.json, without reading weights; `recompute` saves the memory of activations.
 
     transformers is imported only if the Qwen3 of this repository does not cover the config: the import takes seconds.
     """

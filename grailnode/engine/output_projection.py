@@ -45,7 +45,6 @@ class _Float32Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Compute the product."""
         ctx.save_for_backward(hidden, weight)
         # The GPU's kernel takes BF16 factors and adds in float32.
         if weight.is_cuda:

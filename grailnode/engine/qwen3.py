@@ -46,9 +46,7 @@ class Qwen3Config:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """Return the config of a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization); None for any
-        other.
-        """
+        """Return the config of a plain Qwen3 (no scaled RoPE, sliding window, bias or quantization), or None."""
         # Newer configs have `rope_parameters`, older ones `rope_scaling` and `rope_theta` beside it.
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = rope.get("rope_theta", config.get("rope_theta", 0.0))

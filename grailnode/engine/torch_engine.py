@@ -46,11 +46,7 @@ DEFAULT_BATCH_TOKENS: Final = 8192
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy version with its weights in the dtype and on the device of the engine.
-
-    Attributes:
-        is_quantized: whether the version has codes, which are not in `weights`.
-    """
+    """A policy version with its weights in the dtype and on the device of the engine, except quantized codes."""
 
     version: int
     weights: dict[str, Tensor]
@@ -63,8 +59,7 @@ class Forward:
 
     Attributes:
         hidden: float32 [T, D], the final hidden state from which each token is drawn.
-        project: computes the logits float32 [n, V] of any such states [n, D] by the policy that computed these; the
-            same function for all completions of a call. Raises EngineError.
+        project: computes logits float32 [n, V] from such states [n, D]; the same for all completions of a call.
     """
 
     hidden: Tensor
@@ -374,9 +369,6 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
     This saves work: a row has pads only in its last pass, and attends to masked positions only within a pass. A pass
     has about _PASS_TOKENS tokens, and ends with the shortest row if possible.
-
-    Args:
-        lengths: of the rows, the shortest first.
     """
     first_row = begin = 0
     while first_row < len(lengths):

@@ -50,11 +50,7 @@ class PluginEnvironment:
         *,
         strict: bool = False,
     ) -> "PluginEnvironment":
-        """Load the environment in a process of the sandbox.
-
-        Raises:
-            SandboxError: it does not load.
-        """
+        """Load the environment in a process of the sandbox."""
         return cls(name, PluginSandbox(base, folders, name, config, hash_seed=hash_seed), strict=strict)
 
     def problem(self, seed: bytes) -> Problem:

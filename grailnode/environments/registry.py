@@ -76,11 +76,7 @@ def reader_of(data_set: str) -> str:
 
 
 def requirements(name: str, config: str = "{}") -> Requirements:
-    """Return what an environment requires; a plug-in is opened once for each configuration, since it says its turns.
-
-    Raises:
-        PluginError, SandboxError: there is none of this name (lists all names), or it does not load.
-    """
+    """Return what an environment requires; a plug-in is opened once for each configuration, since it says its turns."""
     if is_built_in(name):
         return environments.requirements(name)
     turns = _turns(name, config, str(_distribution(name).locate_file("")))

@@ -21,8 +21,7 @@ _WORK_MS: Final = limits.MAX_WORK_MS // 2
 def make_credential_source(invitation_file: Path) -> Callable[[Node], Awaitable[bytes]]:
     """Return a function that computes the credential which the run's current admission policy asks for.
 
-    Args:
-        invitation_file: holds the token that `grailnode admit` printed; read only where the policy asks for it.
+    The invitation, the token that `grailnode admit` printed, is read only where the policy asks for it.
     """
 
     async def credential(node: Node) -> bytes:

@@ -31,13 +31,7 @@ _HEADERS: Final = {"Content-Type": "application/json"}
 
 
 class AlarmSender:
-    """Sends messages from a thread of its own: nobody waits for the address, and a process that ends still sends.
-
-    Args:
-        url: receives a POST of JSON: time, node, kind, meaning, count and the event's fields.
-        name: of the process.
-        now: never goes back.
-    """
+    """Sends messages from a thread of its own: nobody waits for the address, and a process that ends still sends."""
 
     def __init__(self, url: str, name: str, now: Callable[[], float] = time.monotonic) -> None:
         self._url = url

@@ -106,11 +106,7 @@ async def fetch_task(
 
 
 async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) -> dict[str, Environment]:
-    """Return the run's environments that are no built-in ones, by name, from the wheels that the run names.
-
-    Raises:
-        PluginError: one is none that the run describes.
-    """
+    """Return the run's environments that are no built-in ones, by name, from the wheels that the run names."""
     plugins: dict[str, Environment] = {}
     for spec in node.run.tasks:
         if not spec.is_plugin:

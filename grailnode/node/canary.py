@@ -39,8 +39,6 @@ class Edit:
     """A token that could be replaced by the one with the second-best score.
 
     Attributes:
-        rollout, position: its place in the group.
-        token: the one with the second-best score.
         shortfall: of its score, in units of logits / temperature.
         evidence: that it gives at least by itself, by the row of any validator, in micro-decades.
         noise_change: its noise minus that of the right token.
@@ -230,11 +228,6 @@ async def note_logprobs(
 ) -> None:
     """Note the log-probabilities of a group that an engine accepts as a validator's would: another one may be by other
     weights of the same number. Nothing is noted if the run has no bounds for what the engine computes.
-
-    Args:
-        arithmetic: of the group's miner.
-        randomness: of the round that opened the group's window.
-        shares_of: by which the groups of a version draw their strata.
     """
     rows, version = task.run.proof.table, engine.version
     own = engine.arithmetic

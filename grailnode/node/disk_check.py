@@ -33,9 +33,7 @@ class DiskError(UserError):
 
 
 def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
-    """Return the bytes that a trainer's state takes at most, without the groups of its replay buffer; in a LoRA run it
-    has only adapters.
-    """
+    """Return the most bytes of a trainer's state, without its replay buffer; in a LoRA run it has only adapters."""
     return _SMALL_BYTES + _TRAINER_BYTES * parameters(policy, lora)
 
 

@@ -213,11 +213,7 @@ def _check_memory(checks: RoleChecks) -> str:
 
 
 def _policy_at_hand(config: Config, checks: RoleChecks) -> Policy:
-    """Return the run's policy, if its files are on this machine: as a founder has them, or as a node has fetched them.
-
-    Raises:
-        SkippedError: they are not.
-    """
+    """Return the run's policy, if its files are on this machine: a founder's, or those that a node has fetched."""
     for directory in (policy_directory(config), checks.state / "model"):
         files = {file.name: file for file in checks.node.run.model.files}
         if all((directory / name).is_file() and (directory / name).stat().st_size == file.size

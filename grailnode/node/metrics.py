@@ -28,12 +28,9 @@ _disable_created_metrics()
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """A metric, which has the label `node` and others.
+    """A metric, which has the label `node` and others, and the event and field of the log that set it or add to it.
 
-    Attributes:
-        name: as Prometheus' conventions want it: the unit at the end, and `_total` behind that of a counter.
-        event, field: the event of the log that sets it, or adds to it, and which of its numbers; empty for the metrics
-            of events and stores.
+    The name follows Prometheus' conventions. The event is empty for the metrics of events and stores.
     """
 
     name: str

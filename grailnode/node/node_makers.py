@@ -28,11 +28,7 @@ from roles.ports import ObjectStore
 
 
 def make_node(config: Config, name: str, telemetry: NodeTelemetry, *, repairing: bool = False) -> Node:
-    """Return a node of this machine, with the key and the state of its name.
-
-    Args:
-        repairing: whether its state is a draft of what it will be after a repair.
-    """
+    """Return a node of this machine, with the key and the state of its name; a repair works on a draft of the state."""
     open_state = partial(_open_state, state_directory(config, name) / "objects", repairing=repairing)
     return _node(config, name, read_key(config, name), open_state, Storage(config, telemetry), telemetry)
 
@@ -40,7 +36,7 @@ def make_node(config: Config, name: str, telemetry: NodeTelemetry, *, repairing:
 def make_canary(config: Config, name: str, telemetry: NodeTelemetry, *, repairing: bool = False) -> Node:
     """Return the node of a trainer's newest canary: a miner's node, with a key that only this trainer can recognize.
 
-    When the run invites its miners, the canary's invitation is the file NAME-canary-NUMBER.invite beside the keys.
+    Its invitation, where the run invites its miners, is the file NAME-canary-NUMBER.invite beside the keys.
     """
     number = config.trainer.canaries - 1
     key = canary_key(read_key(config, name), number)
@@ -89,7 +85,6 @@ def _stateless_node(
 
 
 def run_id_of(config: Config) -> bytes:
-    """Return the id of the run of a configuration."""
     return _open_run(config).digest
 
 
@@ -133,12 +128,7 @@ def _node(
     telemetry: NodeTelemetry,
     invitation_name: str = "",
 ) -> Node:
-    """Return a node.
-
-    Args:
-        open_state: takes the run's id.
-        invitation_name: of the file of the node's invitation, when it needs one; empty for `name`.
-    """
+    """Return a node, whose invitation's file has the node's name if no other is given."""
     signed = _open_run(config)
     clock, state = SystemClock(), open_state(signed.digest)
     invitation = config.at(config.node.keys) / f"{invitation_name or name}{admission_credential.SUFFIX}"

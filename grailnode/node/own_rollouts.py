@@ -104,11 +104,7 @@ def _pairs(config: Config, run: RunManifest, *, checks: bool) -> Sequence[tuple[
 
 
 def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
-    """Skip what would take more than the time, or than the memory that is free.
-
-    Raises:
-        SkippedError: a group would take too much.
-    """
+    """Skip what would take more than the time, or than the memory that is free."""
     count = parameters(work.policy)
     sides = [[side for side in (pair.generating, pair.checking) if isinstance(side, Variant)] for pair in pairs]
     needed = count * max(2 + sum(_BYTES[side.dtype] for side in both if side.device == "cpu") for both in sides)
@@ -123,9 +119,7 @@ def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
 
 
 def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
-    """Return about how many seconds this machine takes for each parameter to generate a group on the CPU; a check takes
-    less.
-    """
+    """Return about how many seconds each parameter takes to generate a group on the CPU; a check takes less."""
     if generating.device != "cpu":
         return 0.0
     is_alone = generating.batch_tokens == ALONE

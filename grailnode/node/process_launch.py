@@ -22,12 +22,7 @@ TRAINER_KINDS: Final[tuple[Kind, ...]] = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What a process needs to start; picklable.
-
-    Attributes:
-        name: the node's name, which names its key and its state directory.
-        echo: whether events also go to the terminal.
-    """
+    """What a process needs to start; picklable. `echo` shows events on the terminal, too."""
 
     config: Config
     kind: Kind
@@ -37,13 +32,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of a process in its group.
-
-    Attributes:
-        rank: 0 for the process that leads; count: of all processes.
-        meeting: the URL by which torch.distributed brings them together: of a file that all of them reach, or
-            tcp://HOST:PORT on rank 0's host.
-    """
+    """The place of a process in its group, whose processes torch.distributed brings together at the URL `meeting`."""
 
     rank: int
     count: int

@@ -45,11 +45,7 @@ class SkippedError(UserError):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: what it is about in a word, and a function that returns what holds or raises what does not.
-
-    Attributes:
-        needs: name of an earlier check; if that one fails, this one says nothing.
-    """
+    """A check: what it is about, a function that returns what holds or raises what does not, and the check it needs."""
 
     name: str
     find: Callable[[], str]
@@ -61,7 +57,6 @@ class RoleChecks:
     """The checks of a node before its start.
 
     Attributes:
-        report: takes a line about a new key.
         waits: whether a wrong clock, or a beacon that does not answer, is waited for; else it is a failure.
     """
 
@@ -275,11 +270,7 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
 def _arithmetic_refusal(
     who: str, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
 ) -> str:
-    """Return why a node cannot take part, and the commands that measure the missing pairs of arithmetics.
-
-    Args:
-        who: "miners" or "validators", of whom the run admits some arithmetics.
-    """
+    """Return why a node cannot take part, and the commands that measure the missing pairs of arithmetics."""
     own = missing[0][who == "validators"]
     commands = " and ".join(f"`{proof_file.calibration_command(*pair)}`" for pair in missing)
     return (

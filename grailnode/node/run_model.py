@@ -102,9 +102,7 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
 
 
 def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callable[[], Weights]:
-    """Return what reads the weights of version 0, before they are quantized: those of the policy, or the first
-    adapters.
-    """
+    """Return what reads the weights of version 0, not yet quantized: the policy's, or the first adapters."""
     check_run_settings(config, run, trains=True)
     if config.trainer.adapters is None or run.lora is None:
         return partial(load_weights, directory)

@@ -81,11 +81,6 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
 
 
 def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
-    """Return a coordinator's settings.
-
-    Raises:
-        ConfigError: run.toml has no [trainer.outer].
-    """
     section = config.trainer.outer
     if section is None:
         raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
@@ -99,9 +94,7 @@ def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSetting
 
 
 def _poll_seconds(config: Config, section: OuterSection, run: RunManifest) -> float:
-    """Return how often storage is asked for contributions and manifests: some dozens of times in a round, since each
-    question may cost money.
-    """
+    """Return how often storage is asked in a round: some dozens of times, since each question may cost money."""
     round_seconds = section.round_windows * run.schedule.rounds * run.beacon.period_ms / 1000
     return max(config.trainer.poll_seconds, round_seconds / _POLLS)
 

@@ -123,10 +123,6 @@ async def _repair_trust(node: Node, used_version: int, used_weights: bytes | Non
     """Rebuild the trust of a node that follows a chain, from the trainer's signed head; return a line about it.
 
     The trust is never behind what the node has used.
-
-    Args:
-        used_version: the newest version that this node is known to have used; -1 for none.
-        used_weights: the digest of its weights, if that is known.
     """
     follower = await Follower.open(node)
     await follower.refresh()

@@ -105,7 +105,6 @@ class Storage:
     """Opens the stores of one node.
 
     Args:
-        telemetry: its metrics count the operations of the stores.
         writes: whether the node writes. A node that does not, and has no credentials, reads its bucket by URL.
         caches: whether objects are kept on this machine. Who audits storage must read what is there now.
     """
@@ -122,12 +121,7 @@ class Storage:
     def routed(
         self, run: RunManifest, revisions: Revisions, key: bytes, state: ObjectStore, clock: Clock
     ) -> ObjectStore:
-        """Open the store of a node: the shared one, or one that routes each path to its writer's store.
-
-        Args:
-            key: the node's public key.
-            state: the node's own durable storage.
-        """
+        """Open the store of a node: the shared one, or one that routes each path to its writer's store."""
         section = self._config.store
         own = self.own()
         if section.meeting is None:

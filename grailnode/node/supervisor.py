@@ -54,11 +54,9 @@ class ProcessSpec:
     """A process to keep running.
 
     Attributes:
-        name: shown to people.
-        target: a module-level function that runs until the process is stopped.
-        arguments: of `target`; picklable.
-        ranks: 1, or the number of processes that are started together with a `Seat` as another argument. When one of
-            them ends, the others are killed, and all are started again.
+        target: a module-level function that runs until the process is stopped; its arguments are picklable.
+        ranks: processes that are started together, each with a `Seat` as another argument. When one of them ends, the
+            others are killed, and all are started again.
     """
 
     name: str
@@ -116,11 +114,7 @@ class Supervisor:
             await trio.sleep(delay)
 
     async def _run_once(self, spec: ProcessSpec) -> int | None:
-        """Start a spec's processes, wait until one of them ends, and kill the others: together they are one process.
-
-        Returns:
-            The exit code of the one that ended; EXIT_PERMANENT if several did, and one of them with that code.
-        """
+        """Start a spec's processes, wait until one ends, kill the others, and return its exit code."""
         with tempfile.TemporaryDirectory(prefix="grailnode-ranks-") if spec.ranks > 1 else nullcontext("") as directory:
             seats = [(Seat(rank, spec.ranks, f"file://{directory}/meeting"),) for rank in range(spec.ranks)]
             processes = [

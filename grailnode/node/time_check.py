@@ -98,11 +98,7 @@ async def wait_for_time(
 async def find_problem(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError
 ) -> tuple[str, str] | None:
-    """Return why the node cannot start now; None if it can.
-
-    Returns:
-        A kind, which is the same for as long as the operator sees nothing new, and what is wrong and what to do.
-    """
+    """Return why the node cannot start now, None if it can: a kind for reports, and what is wrong and what to do."""
     if make_beacon is None:
         error = await read_clock_error()
         wrong = error is not None and abs(error.seconds) > TOLERANCE_SECONDS

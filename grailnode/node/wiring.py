@@ -60,11 +60,7 @@ def make_task(
     sandbox: Sandbox | None = None,
     plugins: Mapping[str, Environment] = MappingProxyType({}),
 ) -> Task:
-    """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox.
-
-    Args:
-        plugins: the run's environments that are no built-in ones, by name.
-    """
+    """Return the task that the run sets its miners and validators; some environments need a data file or a sandbox."""
     environment = make_environment(node.run.environment, data, sandbox, plugins)
     rule, strata = node.run.difficulty, None
     if rule is not None:
@@ -79,11 +75,7 @@ def make_task(
 def make_environment(
     mixture: MixtureSpec, data: bytes | None, sandbox: Sandbox | None, plugins: Mapping[str, Environment]
 ) -> Environment:
-    """Return the environment of a task.
-
-    Args:
-        plugins: the environments that are opened already, by name.
-    """
+    """Return the environment of a task; `plugins` are opened already."""
     try:
         members = [(share.ppm, _member(share.environment.name, data, sandbox, plugins)) for share in mixture]
     except ProtocolError as error:
@@ -115,11 +107,7 @@ async def run_miner(
     producer: Callable[[Task, Engine], Producer] = HonestProducer,
     beside: Callable[[Engine, SharesOf], Awaitable[None]] | None = None,
 ) -> None:
-    """Mine until cancelled.
-
-    Args:
-        beside: what else uses the engine meanwhile, and the shares by which the groups of a version draw.
-    """
+    """Mine until cancelled; `beside` is what else uses the engine and the shares by which groups draw."""
 
     async def mine() -> None:
         follower = await _open_follower(node, compute, MINER_VERSIONS)
@@ -178,10 +166,7 @@ async def run_publisher(node: Node, settings: PublisherSettings) -> None:
 async def run_coordinator(
     node: Node, genesis: Callable[[], Weights], publisher: PublisherSettings, settings: CoordinatorSettings
 ) -> None:
-    """Close the rounds of sites that train together, and publish the versions, until cancelled.
-
-    It takes the place of a trainer's training and upload processes.
-    """
+    """Close the rounds of sites that train together, and publish the versions, until cancelled."""
 
     async def coordinate() -> None:
         history = await History.open(node.state)

@@ -20,12 +20,7 @@ _REPUTATIONS: Final = {
 
 @dataclass(frozen=True)
 class TrainerTime:
-    """Shares of the training process's time since its start.
-
-    Attributes:
-        data: it waited for verified groups.
-        hand_over: it handed versions to the writer.
-    """
+    """Shares of the training process's time since its start: waiting for groups, and handing versions to the writer."""
 
     data: float
     hand_over: float

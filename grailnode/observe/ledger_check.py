@@ -208,12 +208,7 @@ async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: st
 
 
 def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> None:
-    """Raise ProtocolError if a validator calls a version lapsed that may be used in the window, or accepts one that is
-    too old.
-
-    Args:
-        serving: the version that serves the window, by the validator's own summary.
-    """
+    """Raise ProtocolError if a version is called lapsed that may be used in the window, or accepted when too old."""
     may_be_used = serving - max_lag <= verdict.version <= serving
     if verdict.lapsed and may_be_used:
         raise ProtocolError(f"calls version {verdict.version} lapsed, which may be used beside {serving}", place)

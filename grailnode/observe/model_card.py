@@ -11,12 +11,7 @@ _MARKUP = "\\`*_{}[]<>|#!\r\n"
 def model_card(
     run_id: bytes, run: RunManifest, version: int, digest: bytes, windows: Sequence[WindowRow], *, merged: bool = False
 ) -> str:
-    """Return the text of the card in Markdown.
-
-    Args:
-        digest: of the weights, as the version's manifest has it.
-        windows: what validators measured, oldest first; empty where nothing is at hand.
-    """
+    """Return the text of the card in Markdown, with what validators measured, oldest first."""
     sampling = run.sampling
     filters = f"top-k {sampling.top_k}, top-p {sampling.top_p:g}, min-p {sampling.min_p:g}"
     rows = [

@@ -40,11 +40,7 @@ class OperatorKnowledge:
 
 
 async def newest_summarized(node: Node) -> int | None:
-    """Return the newest window that a validator has summarized; None if there is none.
-
-    Raises:
-        StoreError: no validator's space answers.
-    """
+    """Return the newest window that a validator has summarized; None if there is none."""
     recent = f"{max(0, node.window() - RECENT_WINDOWS):010d}"
     for after in (recent, ""):  # all of them are listed only if the run ended long ago
         windows: list[int] = []
@@ -234,11 +230,7 @@ class Observer:
             self._alarm(f"window {report.window}: validator {failure.validator.hex()[:8]} {verb} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
-        """Return the state as of the last refresh.
-
-        Args:
-            nodes: rows of the operator's own processes.
-        """
+        """Return the state as of the last refresh."""
         node, run = self._node, self._node.run
         now = node.clock.now()
         window = node.window()

@@ -28,10 +28,6 @@ def pass_rate(right: Sequence[int], k: int) -> PassRate:
     It is Wilson's interval (1927), with the number of independent tries that the problems are worth: as many as there
     are problems if all completions of a problem end alike, and more if they do not (the effective sample size of Korn
     and Graubard, 1998).
-
-    Args:
-        right: right[c] is the number of problems of which c completions are right.
-        k: 1 to the completions of a problem.
     """
     problems, completions = sum(right), len(right) - 1
     mean = pass_at_k(right, k)

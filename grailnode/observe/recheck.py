@@ -64,12 +64,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class ValidatorResult:
-    """A validator's result on the group.
-
-    Attributes:
-        text: 'accepted', a reason code, or why there is no result to compare.
-        contradicts: whether the validator judged the same group otherwise.
-    """
+    """A validator's result on the group: 'accepted', a reason code, or why there is none to compare."""
 
     key: str
     text: str
@@ -78,11 +73,7 @@ class ValidatorResult:
 
 @dataclass(frozen=True)
 class RecheckedGroup:
-    """A group that was judged again, beside the validators' results on it.
-
-    Attributes:
-        miner: its public key; version: of the policy that generated the group.
-    """
+    """A group that was judged again, beside the validators' results on it."""
 
     miner: bytes
     version: int
@@ -144,11 +135,7 @@ async def _group(node: Node, commitment: Commitment, index: int) -> Group:
 async def _validator_result(
     node: Node, validator: bytes, commitment: Signed[Commitment], judgement: Judgement, arithmetic: str
 ) -> ValidatorResult:
-    """Return a validator's result on a group.
-
-    Args:
-        judgement: this node's, in its arithmetic: a validator of another one has other thresholds.
-    """
+    """Return a validator's result on a group, beside this node's; other arithmetics have other thresholds."""
     key, window, miner = validator.hex(), commitment.record.window, commitment.record.miner
     try:
         verdict = (await fetch_record(node, Verdict, paths.verdict(validator, window, miner))).record

@@ -19,11 +19,7 @@ _MOST_ROUNDS: Final = 4_096
 
 
 class RoundHistory:
-    """The rounds of one run: at each `refresh` those that are new, the newest 64 at most.
-
-    Attributes:
-        rows: the closed rounds that were read, in order.
-    """
+    """The rounds of one run: at each `refresh` those that are new, the newest 64 at most."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -24,10 +24,9 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class VersionRow:
-    """One published policy version.
+    """One published policy version, of which 0 is genesis.
 
     Attributes:
-        version: 0 is genesis.
         patch_bytes: size of its patch; None for genesis and for an anchor without a patch (after a failed upload).
         anchor_bytes: size of its anchor's shards; None for a version without an anchor.
         changed: elements of the BF16 view that differ from the version before; total: all elements.
@@ -64,11 +63,9 @@ class WindowRow:
     """One window as the validators judged it.
 
     Attributes:
-        accepted, rejected: groups.
         reward: mean reward over the rollouts of accepted groups; None if there were none.
         pass_at_1, pass_at_k: of `version` on held-out problems, in [0, 1], as a validator measured it; None if nobody
             did.
-        strata: the same by kind of problems, where the data has kinds.
     """
 
     window: int
@@ -86,11 +83,9 @@ class MinerRow:
     """One miner over the windows that were read.
 
     Attributes:
-        key: its public key, lower-case hex.
         name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
         kind: only the demo knows it.
         submitted: groups committed to; accepted: groups that validators accepted.
-        rejected: groups rejected, by reason code.
         score: share of the window rewards, in [0, 1].
     """
 
@@ -125,7 +120,6 @@ class RoundRow:
     Attributes:
         step: rounds so far that changed the weights; version: the policy version after the round.
         counted: contributions that count; sites: those that the round had.
-        local_steps, groups, payload_bytes: of the contributions that count.
     """
 
     number: Count
@@ -143,11 +137,9 @@ class SiteRow:
     """One site over the rounds that were read.
 
     Attributes:
-        key: its public key, lower-case hex.
         name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
         rounds: in which its contribution counted.
         refused: rounds in which nothing of it counted, by reason code.
-        steps, groups, payload_bytes: of the contributions that counted.
     """
 
     key: Hex
@@ -173,10 +165,7 @@ class ValidatorRow:
     """One validator of the run.
 
     Attributes:
-        key: its public key, lower-case hex.
-        name: the operator's name for it, else the first eight digits of its key.
         windows: how many of the windows that were read it has revealed; recent: its groups in the newest of them.
-        accepted, rejected: groups.
         check_rate: completion tokens in a second of checking.
     """
 

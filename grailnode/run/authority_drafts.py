@@ -78,11 +78,6 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
 
 
 def read_draft(path: Path) -> Draft:
-    """Return the draft of a file.
-
-    Raises:
-        RevisionError: it is none.
-    """
     try:
         draft = Draft.from_bytes(path.read_bytes())
         draft.revision.authority.check_keys()
@@ -92,11 +87,7 @@ def read_draft(path: Path) -> Draft:
 
 
 def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> Draft:
-    """Return the draft signed by every key file of a directory that is a root, before the revision or after it.
-
-    Args:
-        authority: before the revision.
-    """
+    """Return the draft signed by every key file of a directory that is a root, before the revision or after it."""
     roots = {*authority.roots, *draft.revision.authority.roots}
     for path in key_files.list_key_files(directory):
         key = SigningKey(key_files.read(path))
@@ -106,11 +97,7 @@ def sign_with_key_files(draft: Draft, directory: Path, authority: Authority) -> 
 
 
 def keep_root_signatures(draft: Draft, authority: Authority) -> tuple[Draft, list[bytes]]:
-    """Drop the signatures that are no root's, since a single one makes a revision invalid; return also whose they were.
-
-    Args:
-        authority: before the revision.
-    """
+    """Drop signatures that are no root's, as a single one makes a revision invalid; return also whose they were."""
     roots = {*authority.roots, *draft.revision.authority.roots}
     root_signatures = tuple(signature for signature in draft.signatures if signature.key in roots)
     others = [signature.key for signature in draft.signatures if signature.key not in roots]

@@ -105,9 +105,7 @@ async def fetch_base(
 ) -> dict[str, Tensor]:
     """Fetch a base into a directory unless it is there, and return its weights, whose files are mapped.
 
-    Args:
-        writers: the trainers in whose spaces the files may be.
-        shapes: of the model with its adapters.
+    The files may be in the space of any writer. The shapes are those of the model with its adapters.
     """
     _check_sizes(lora, shapes)
     directory.mkdir(parents=True, exist_ok=True)

@@ -34,13 +34,7 @@ class BucketError(UserError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket, or the part of one below a prefix.
-
-    Attributes:
-        endpoint: URL of the service; empty for AWS.
-        prefix: of all object names; ends with '/', or is empty.
-        url: where everybody reads the objects.
-    """
+    """A bucket, or the part of one below a prefix that ends with '/', and the URL where everybody reads it."""
 
     provider: Provider
     name: str
@@ -106,8 +100,7 @@ class BucketUse:
     Attributes:
         keys: the participants whose objects the owner's credentials may write.
         readers: AWS or MinIO principals that may read; everybody where there are none.
-        beacon: for a meeting point, the first part of the paths of the run's beacon; empty for any other bucket.
-        days: after which objects of closed windows are deleted.
+        beacon: for a meeting point, the first part of the paths of the run's beacon.
     """
 
     keys: tuple[bytes, ...]
@@ -127,7 +120,6 @@ class BucketUse:
 
 
 def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
-    """Return the documents to apply to a bucket."""
     makers = {"aws": _aws, "r2": _r2, "minio": _minio}
     return makers[bucket.provider](bucket, use)
 

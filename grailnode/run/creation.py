@@ -52,12 +52,7 @@ def model_files(directory: Path) -> dict[str, bytes]:
 
 
 def completed(rules: Rules, title: str, engine: EngineSection | None = None) -> Rules:
-    """Return rules with a value for each rule whose default depends on something else.
-
-    Args:
-        title: of a run whose rules name none.
-        engine: of the recipe; it decides how nodes compute unless the rules do.
-    """
+    """Return rules with a value for each rule whose default depends on something else."""
     engine = engine or EngineSection()
     arithmetic = arithmetic_of(engine.kind, engine.dtype)
     return rules.changed(
@@ -88,11 +83,7 @@ def draft_manifest(
         proof: the thresholds that were measured on this policy, or on the base with such adapters. None for an exact
             run. Quantized weights are other BF16 weights of the same sizes, and nodes differ by the roundings of the
             same arithmetic.
-        chat: how a problem becomes a conversation; None for bare prompts.
-        lora: the adapters of a LoRA run; None for a run that trains all weights.
         environment: the members of the task; empty for the built-in ones that the rules name.
-        difficulty: how the difficulty tables of versions are computed; None for none.
-        first_round: the beacon round that opens window 0.
     """
     assert rules.title is not None and rules.max_tokens is not None
     policy = policies.Policy.load(directory)
@@ -178,7 +169,6 @@ async def publish_files(store: ObjectStore, writer: bytes, files: Mapping[str, b
 
 
 def sign_manifest(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManifest]:
-    """Return the manifest signed by root keys."""
     return open_signed(sign(manifest, *roots), RunManifest, manifest.authority.roots, manifest.authority.root_threshold)
 
 
@@ -221,11 +211,7 @@ async def fetch_data(node: Node, directory: Path) -> bytes | None:
 
 
 async def fetch_wheels(node: Node, environment: EnvironmentSpec, directory: Path) -> list[Path]:
-    """Fetch the wheels of an environment of the run, check them, and unpack each into a folder named by its digest.
-
-    Returns:
-        The folders.
-    """
+    """Fetch the wheels of an environment of the run, check them, and unpack each into a folder named by its digest."""
     folders: list[Path] = []
     for ref in environment.code:
         folder = directory / ref.digest.hex()

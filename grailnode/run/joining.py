@@ -26,13 +26,7 @@ _manifest_url: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
 
 
 def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
-    """Return the configuration of a run; its manifest is a file.
-
-    Args:
-        run: the path of a run.toml, or the URL of a manifest.
-        overrides: as `--set` gives them.
-        trust: as for `localize`.
-    """
+    """Return the configuration of a run; its manifest is a file."""
     if not is_url(run):
         return localize(load(Path(run), overrides), trust)
     base, run_id = split_manifest_url(run)
@@ -49,9 +43,6 @@ def open_config_to_read(run: str, overrides: tuple[str, ...] = (), *, trust: Lin
 
     What such a program downloads goes to the user's own cache directory: it leaves nothing where it was called, and no
     file among those of the run's nodes, which may belong to another user.
-
-    Args:
-        overrides: those of `node.state` and `node.cache` count.
     """
     directory = platformdirs.user_cache_path("grailnode")
     own = (f"node.state={directory}", f"node.cache={directory / 'objects'}")

@@ -29,11 +29,7 @@ class Recipe(Settings):
 
 
 def read_recipe(path: Path | None, options: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe; None for the defaults.
-
-    Args:
-        options: rules of the command line of `init`, which replace those of the recipe.
-    """
+    """Read a recipe, by default the default one, in which rules from the command line of `init` replace others."""
     recipe = Recipe() if path is None else validate(Recipe, read_toml(path), str(path))
     if not options:
         return recipe

@@ -52,11 +52,8 @@ class CheckedTask:
     """An environment, its data and a policy that fit each other.
 
     Attributes:
-        members: the environments, as the run manifest names them.
         problems: of the data file; None for a task without one.
         generated: the environments that generate their problems, by name.
-        wheels: of all plug-ins.
-        chat: how a problem becomes a conversation; None for bare prompts.
         notice: what whoever creates the run should know; empty for nothing.
     """
 
@@ -68,7 +65,6 @@ class CheckedTask:
     notice: str = ""
 
     def problem(self, seed: bytes) -> Problem:
-        """Return the training problem of a seed."""
         member = self.members[drawn_member([member.ppm for member in self.members], seed)]
         source = self.generated.get(member.environment.name) or self.problems
         assert source is not None
@@ -314,12 +310,7 @@ def wheel_name(ref: CodeRef) -> str:
 
 
 def open_sandbox(run: RunManifest) -> BubblewrapSandbox | None:
-    """Open and try the sandbox that a miner or validator of a run needs; None if it runs no foreign code.
-
-    Raises:
-        PluginError: this program has no code of the environment, or another.
-        SandboxError: this machine cannot provide the sandbox.
-    """
+    """Open and try the sandbox that a miner or validator of a run needs; None if it runs no foreign code."""
     for spec in run.tasks:
         registry.check_code(spec)
     python = max(spec.python for spec in run.tasks)  # members that execute code do so with one version

@@ -70,13 +70,7 @@ def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, 
 
 
 def for_member(manifest: str, run_id: str, bucket: Bucket, meeting: Bucket) -> str:
-    """Return the run.toml of a node that joins somebody else's run.
-
-    Args:
-        manifest: the URL of the run's manifest.
-        bucket: where the node writes.
-        meeting: where participants announce themselves; the node has credentials of its own for it.
-    """
+    """Return the run.toml of a node that joins somebody else's run, with credentials for the meeting point."""
     store = _buckets(bucket, meeting, meeting_credentials="meeting.credentials")
     sections: Sections = {"run": {"manifest": manifest, "id": run_id}, "store": store, "beacon": {"key": ""}}
     lines: list[str] = []

@@ -232,9 +232,7 @@ def _check_precision(policy: Policy, rules: Rules) -> None:
 
 
 def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_seconds: float) -> run_toml.Sections:
-    """Return the values of run.toml that are no defaults: those that follow from the rules, and in their place those of
-    the recipe.
-    """
+    """Return the values of run.toml that are no defaults: the recipe's, or those that follow from the rules."""
     trainer: dict[str, run_toml.Value] = {}
     default = TrainerSection()
     if rules.lora_rank:

@@ -50,12 +50,7 @@ _ENABLE: Final = (
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python interpreter and where its files are.
-
-    Attributes:
-        executable: path of the program in the sandbox.
-        files: (path on this machine, path in the sandbox) of the directories and files that it needs to start.
-    """
+    """A Python interpreter, and (path here, path in the sandbox) of what it needs to start."""
 
     version: str
     executable: str

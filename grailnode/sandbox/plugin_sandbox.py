@@ -43,7 +43,6 @@ class PluginLimits:
     Attributes:
         load_seconds: elapsed time in which the environment loads.
         call_seconds: elapsed time of one call, or of all calls of an episode together.
-        memory_bytes: address space of a process.
     """
 
     load_seconds: float = 120.0
@@ -62,10 +61,7 @@ class _GoneError(SandboxLimitError):
 class PluginSandbox:
     """An environment of a plug-in. It is thread-safe, and starts its process again if that has ended.
 
-    Args:
-        base: an open sandbox with the plug-in's version of Python.
-        folders: the unpacked wheels.
-        hash_seed: of Python's hashes, which order sets; all nodes of a run have 0.
+    All nodes of a run have the hash seed 0, which orders sets.
     """
 
     def __init__(
@@ -130,11 +126,7 @@ class PluginSandbox:
 
 
 class _Host:
-    """The process that loads the environment and forks. Forks are started and ended one at a time.
-
-    Attributes:
-        spare: the next fork, which prepares itself while the one before it works.
-    """
+    """The process that loads the environment and forks. Forks are started and ended one at a time."""
 
     def __init__(self, python: str, command: Sequence[str], start_text: bytes, name: str, limits: PluginLimits) -> None:
         self._limits = limits

@@ -97,11 +97,7 @@ def begins_at(content_range: str, offset: int) -> bool:
 
 
 class PageCheck:
-    """Reads the pages of one listing in order.
-
-    Args:
-        where: what is listed, for messages.
-    """
+    """Reads the pages of one listing in order."""
 
     def __init__(self, where: str, prefix: str, after: str) -> None:
         self._where = where

@@ -23,12 +23,7 @@ class TrackerError(UserError):
 
 @dataclass(frozen=True)
 class Sample:
-    """One rollout in a table of samples.
-
-    Attributes:
-        place: MINER/WINDOW/GROUP, as `grailnode verify --rollout` takes it.
-        status: what the validators said about it, in words.
-    """
+    """One rollout in a table of samples; its place is MINER/WINDOW/GROUP, as `grailnode verify --rollout` takes it."""
 
     place: str
     prompt: str

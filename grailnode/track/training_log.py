@@ -24,12 +24,7 @@ _STEP: Final = {  # field of the event 'step': name of the curve
 
 
 class LogFollower:
-    """The events that are written from now on.
-
-    Args:
-        paths: of the logs (JSON lines); they may not exist yet.
-        from_start: whether to begin with what the logs have already.
-    """
+    """The events that are written from now on."""
 
     def __init__(self, paths: Sequence[Path], *, from_start: bool = False) -> None:
         self._offsets = {path: 0 if from_start or not path.exists() else path.stat().st_size for path in paths}

@@ -45,19 +45,7 @@ class PatchRef(Record):
 
 
 class Manifest(Record):
-    """The description of a policy version.
-
-    Attributes:
-        previous: SHA-256 of the body of the manifest of version - 1; empty for version 0.
-        weights: digest of the weights (protocol/digest.py).
-        tensors: (name, dtype, shape) of every tensor, in order of name; the same in every version of a run.
-        patch: from version - 1; None if there is only an anchor.
-        anchor: the safetensors shards of the full checkpoint; empty if there is no anchor.
-        optimizer_step: how many optimizer steps the trainer had done.
-        beacon_round: the newest round at that time.
-        first_window: the first window that the version serves.
-        difficulty: the table by which its groups draw their strata; None in a run without tables.
-    """
+    """The description of a policy version (fields: docs/spec/chain.md)."""
 
     kind: ClassVar[str] = "manifest"
     optional: ClassVar[tuple[str, ...]] = ("difficulty",)
@@ -122,16 +110,7 @@ def tensor_table(weights: Weights) -> tuple[TensorRow, ...]:
 
 
 class Head(Record):
-    """The signed pointer to the newest version.
-
-    Attributes:
-        base: the oldest version whose manifest is in storage.
-        manifests: SHA-256 of the bodies of the manifests of versions base, base + 1, ..., the newest.
-        anchors: the versions whose anchor is complete and in storage, ascending.
-        oldest_patch: the oldest version whose patch is in storage.
-        revision: number of the newest revision of the authority that the trainer has.
-        expires_ms: milliseconds since the Unix epoch after which the head is not valid.
-    """
+    """The signed pointer to the newest version (fields: docs/spec/chain.md)."""
 
     kind: ClassVar[str] = "head"
     max_bytes: ClassVar[int] = limits.MAX_HEAD_BYTES

@@ -295,8 +295,6 @@ class ChainVerifier:
 
 
 def is_taken_back(head: Head, revisions: Revisions) -> bool:
-    """Return whether a head shows versions that a revision of the authority takes back which its trainer did not have
-    when it signed the head.
-    """
+    """Return whether a head shows versions that were taken back by a revision that its trainer did not have."""
     rewind = revisions.rewind
     return rewind is not None and head.revision < rewind[0] and head.version > rewind[1].version

@@ -36,9 +36,7 @@ class ProofOfWorkSolution(Record):
 
 
 class Invite(Record):
-    """A permission to mine for one key, signed by an inviter or a root; valid until `expires_ms`, in milliseconds since
-    the Unix epoch.
-    """
+    """A permission to mine for one key until `expires_ms` (since the Unix epoch), signed by an inviter or a root."""
 
     kind: ClassVar[str] = "invite"
     max_bytes: ClassVar[int] = limits.MAX_CREDENTIAL_BYTES

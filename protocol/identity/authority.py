@@ -23,15 +23,7 @@ ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS),
 
 
 class Admission(Record):
-    """The rules that decide which keys may mine.
-
-    Attributes:
-        miners: maximum number of miners that a node considers.
-        credential: the credential that `open` requires (protocol/identity/admission.py); empty for none.
-        difficulty: the credential's parameter.
-        allowed: the keys that may mine under `allowlist`.
-        inviters: the keys that may invite, in addition to the roots.
-    """
+    """The rules that decide which keys may mine (fields: docs/spec/authority.md)."""
 
     kind: ClassVar[str] = "admission"
     policy: Literal["open", "allowlist", "invite"]
@@ -47,18 +39,7 @@ OPEN = Admission(policy="open", miners=limits.MAX_PARTICIPANTS, credential="", d
 
 
 class Authority(Record):
-    """The keys that may act in a run.
-
-    Attributes:
-        roots: the keys that may sign the next revision.
-        root_threshold: how many roots must sign it.
-        trainers: the keys that may publish policies.
-        validators: the keys that may publish verdicts.
-        workers: the keys of the sites that train together, ascending; empty if the trainer trains alone.
-        quorum: how many validators must accept a group.
-        revoked: keys that may not act in any role.
-        mirrors: URLs of read-only copies of the trainers' spaces, ascending (docs/spec/spaces.md).
-    """
+    """The keys that may act in a run (fields: docs/spec/authority.md)."""
 
     kind: ClassVar[str] = "authority"
     roots: Keys
@@ -101,13 +82,7 @@ class ChainPoint(Record):
 
 
 class Revision(Record):
-    """A record that replaces the authority.
-
-    Attributes:
-        previous: SHA-256 of the body of the revision before; the run id for number 1.
-        rewind: the last valid version of a chain that a stolen key has continued; None if the chain is sound.
-        note: the reason, for people.
-    """
+    """A record that replaces the authority (fields: docs/spec/authority.md)."""
 
     kind: ClassVar[str] = "revision"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES

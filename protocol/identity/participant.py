@@ -21,21 +21,7 @@ SPACE_FORM: Final = (
 
 
 class Announcement(PublishedRecord):
-    """A signed statement that a key takes part in a run.
-
-    Attributes:
-        name: the participant's own name; it is shown to people, and nothing depends on it.
-        space: the URL from which this key's objects are read; empty for the meeting point.
-        groups: a miner's pledge: groups that it will deliver in every window that opens while this announcement is
-            valid; 0 for none.
-        version: a miner's pledge: the version by which it generates in every window that opens while this announcement
-            is the newest; 0 for other roles.
-        arithmetic: a miner's pledge: how it computes in every window that opens while this announcement is the newest;
-            empty without a pledge.
-        expires_ms: milliseconds since the Unix epoch after which the announcement is not valid.
-        credential: what the run's admission rules require (protocol/identity/admission.py); empty if they
-            require none.
-    """
+    """A signed statement that a key takes part in a run (fields: docs/spec/paths.md)."""
 
     kind: ClassVar[str] = "announcement"
     max_bytes: ClassVar[int] = limits.MAX_ANNOUNCEMENT_BYTES

@@ -131,11 +131,7 @@ def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None
 
 
 def is_improbable(evidence: Evidence, groups: Iterable[Counts], thresholds: Thresholds) -> bool:
-    """Return whether honest work would not give some groups of one window, judged by one row, in their order.
-
-    Args:
-        evidence: of the miner's windows before.
-    """
+    """Return whether honest work would not give some groups of one window, judged by one row, in their order."""
     for counts in groups:
         evidence = advance(evidence, counts, thresholds)
         if exceeded(evidence, thresholds):

@@ -192,23 +192,7 @@ class Evaluation(Record):
 
 
 class Summary(PublishedRecord):
-    """A validator's report on a window: one entry of its ledger.
-
-    Attributes:
-        previous: SHA-256 of the body of the validator's summary before this one; empty for its first.
-        salt: 16 random bytes, so that nobody can guess the summary from its seal.
-        weights: digest of the weights that the validator rebuilt for the window's version.
-        roster: the validators among which it dealt the groups, ascending; it is one of them.
-        judges: to how many of them each group is dealt.
-        rows: one for each miner with a pledge, ascending by key.
-        amendments: the results of re-audits of earlier windows.
-        scores: (miner, share) of each miner that earns something, computed by the function `scores` from the ledger up
-            to and including this summary.
-        evaluation: of the version that serves the window; None if the validator made none.
-        verified_tokens: completion tokens that were checked.
-        verify_ms: milliseconds that the check took.
-        strata: groups accepted so far by stratum, and the uneven ones; None in a run without difficulty tables.
-    """
+    """A validator's report on a window: one entry of its ledger (fields: docs/spec/ledger.md)."""
 
     kind: ClassVar[str] = "summary"
     optional: ClassVar[tuple[str, ...]] = ("strata",)
@@ -435,9 +419,6 @@ def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arith
 
     A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. Each declaration
     has its own, so that clean windows under wide thresholds take nothing off the evidence under narrow ones.
-
-    Args:
-        ledger: summaries of one validator, ascending by window.
     """
     evidence = NO_EVIDENCE
     for summary in ledger:

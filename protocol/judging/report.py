@@ -17,13 +17,7 @@ Index = Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
 
 
 class Disagreement(Record):
-    """A group that some validators accept and others reject, or for which they give different log-probabilities.
-
-    Attributes:
-        digest: SHA-256 of the group's frame.
-        accepting: those that accept it; about log-probabilities, the most that agree with each other.
-        rejecting: those that reject it; about log-probabilities, those that accept it with others.
-    """
+    """A group that some validators accept and others reject, or with other log-probabilities (docs/spec/ledger.md)."""
 
     kind: ClassVar[str] = "disagreement"
     miner: Key
@@ -35,11 +29,9 @@ class Disagreement(Record):
 
 
 class CanaryFailure(Record):
-    """A validator's wrong judgement on a canary's group. It reveals the canary's key, which cannot be used again.
+    """A validator's wrong judgement on a canary's group (fields: docs/spec/ledger.md).
 
-    Attributes:
-        about: 'verdict' if it accepted a false group or rejected a true one; 'logprobs' if it accepted a true one with
-            false log-probabilities.
+    It reveals the canary's key, which cannot be used again.
     """
 
     kind: ClassVar[str] = "canary-failure"

@@ -17,24 +17,14 @@ PRESENCE_WINDOWS: Final = 3
 
 @dataclass(frozen=True)
 class Roster:
-    """The validators among which the groups of a window are dealt.
-
-    Attributes:
-        validators: their keys, ascending.
-        judges: how many of them judge each group; all, if there are no more.
-    """
+    """The validators among which the groups of a window are dealt."""
 
     validators: tuple[bytes, ...]
     judges: int
 
     @classmethod
     def of(cls, validators: Collection[bytes], present: Iterable[bytes], quorum: int, spares: int) -> "Roster":
-        """Return the roster of the validators that are present; of all if these are fewer than the quorum.
-
-        Args:
-            present: those that have judged something of late (`presence_windows`).
-            spares: to how many more a group is dealt.
-        """
+        """Return the roster of the validators that judged of late; of all if these are fewer than the quorum."""
         members = set(present).intersection(validators)
         if len(members) < quorum:
             members = set(validators)

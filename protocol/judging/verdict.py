@@ -51,19 +51,7 @@ ReasonCode = Annotated[str, AfterValidator(_check_reason)]
 
 
 class Judgement(Record):
-    """A validator's judgement on one group.
-
-    Attributes:
-        index: the group's number.
-        digest: SHA-256 of the group's frame.
-        reason: empty if the group was accepted, else a Reason. LAPSED and UNREPRODUCED are no rejections: the group
-            counts for nothing.
-        tokens: completion tokens of the group.
-        counts: of its statistics (protocol/judging/evidence.py); without steps if the check ended before them.
-        rewards: the recomputed reward of each rollout, in millionths; empty if the group was rejected.
-        logprobs: the recomputed log-probability of every completion token, float32 little-endian, rollout behind
-            rollout; empty if the group was rejected.
-    """
+    """A validator's judgement on one group (fields: docs/spec/verdict.md)."""
 
     kind: ClassVar[str] = "judgement"
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
@@ -96,18 +84,7 @@ class Judgement(Record):
 
 
 class Verdict(PublishedRecord):
-    """A validator's judgements on one miner's window.
-
-    Attributes:
-        commitment: SHA-256 of the body of the judged commitment.
-        pledged: groups that the miner had announced before the window opened; groups beyond the pledge are ignored.
-        submitted: groups in the commitment, at most `pledged`.
-        dealt: those of them that R1 dealt to the validator; all of them if the version has lapsed.
-        judgements: one for each audited group, ascending by index; for every submitted one if the version has lapsed.
-        miner_arithmetic: how the miner computed, by its commitment.
-        validator_arithmetic: how this validator computed.
-        seen_ms: when the validator first saw the commitment, in milliseconds since the Unix epoch by its own clock.
-    """
+    """A validator's judgements on one miner's window (fields: docs/spec/verdict.md)."""
 
     kind: ClassVar[str] = "verdict"
     max_bytes: ClassVar[int] = limits.MAX_VERDICT_BYTES
@@ -170,10 +147,6 @@ def joint_rejection(judgements: Iterable[Judgement], evidence: Evidence, thresho
 
     Groups that were rejected by themselves count too if their statistics were computed, so that a cheat's one group
     that passes by chance is rejected together with the others.
-
-    Args:
-        evidence: of the miner's earlier windows.
-        thresholds: those of this window's pair of arithmetics.
     """
     groups = [item.counts for item in sorted(judgements, key=lambda item: item.index) if item.counts.computed]
     return Reason.WINDOW if is_improbable(evidence, groups, thresholds) else None

@@ -56,12 +56,7 @@ OptionalDigest = Annotated[bytes, AfterValidator(_check_digest_or_empty)]
 
 
 class OuterState(Record):
-    """The digests of the FP32 state that all sites share between two rounds.
-
-    Attributes:
-        step: number of rounds that changed the weights.
-        weights, momentum: digests (protocol/digest.py); `momentum` is empty if there is none.
-    """
+    """The digests of the FP32 state that all sites share between two rounds (fields: docs/spec/outer-round.md)."""
 
     kind: ClassVar[str] = "outer-state"
     step: OuterNumber
@@ -70,19 +65,7 @@ class OuterState(Record):
 
 
 class RoundRules(Record):
-    """The rules of one round.
-
-    Attributes:
-        values, fraction, chosen: the coding of the payloads (docs/spec/pseudogradient.md).
-        feedback_decay: factor of the error feedback; 0 if there is none.
-        frozen_steps: the error feedback stays 0 while the state's step is lower than this.
-        momentum: of the outer Nesterov optimizer; 0 for the plain step.
-        outer_rate: outer learning rate.
-        local_steps: local steps of a site that has the time and the groups.
-        quorum: how many contributions a round needs.
-        delay: 1 if a site goes on with local steps while a round closes, and 0 if it waits.
-        streams: into how many parts the tensors are divided, one of which is sent in each round (`streams_of`).
-    """
+    """The rules of one round (fields: docs/spec/outer-round.md)."""
 
     kind: ClassVar[str] = "round-rules"
     values: Literal["dense", "exact", "grid", "chunked"]
@@ -123,16 +106,7 @@ class RoundRules(Record):
 
 
 class RoundContribution(PublishedRecord):
-    """What a site publishes in a round.
-
-    Attributes:
-        number: the round; opening: digest of the round manifest that opened it.
-        state: from which the site started, as it computed it.
-        groups: digests of the verified groups that the local steps used, ascending.
-        norm: L2 norm of the values.
-        feedback: digest of the site's error feedback if this contribution counts; empty for none.
-        beacon_round: the newest beacon round when it was signed.
-    """
+    """What a site publishes in a round (fields: docs/spec/outer-round.md)."""
 
     kind: ClassVar[str] = "contribution"
     max_bytes: ClassVar[int] = limits.MAX_ROUND_CONTRIBUTION_BYTES
@@ -153,12 +127,7 @@ class RoundContribution(PublishedRecord):
 
 
 class CountedContribution(Record):
-    """A contribution that counts.
-
-    Attributes:
-        contribution: SHA-256 of its record's body.
-        factor: by which its values are multiplied.
-    """
+    """A contribution that counts (fields: docs/spec/outer-round.md)."""
 
     kind: ClassVar[str] = "counted"
     worker: Key
@@ -177,17 +146,7 @@ class Refusal(Record):
 
 
 class RoundManifest(PublishedRecord):
-    """What closes one outer round and opens the next.
-
-    Attributes:
-        number: the round that it closes; 0 closes none.
-        previous: SHA-256 of the body of the round manifest before; empty for number 0.
-        epoch: the trainer's fencing epoch.
-        counted: the contributions that count, in the order in which they are added; refused: all other workers.
-        state: after the round; version: the policy version whose weights are the state's, rounded to BF16.
-        workers, rules: of the next round.
-        beacon_round: the newest one when it was signed; closes: the one at which the next round closes.
-    """
+    """What closes one outer round and opens the next (fields: docs/spec/outer-round.md)."""
 
     kind: ClassVar[str] = "round"
     max_bytes: ClassVar[int] = limits.MAX_ROUND_MANIFEST_BYTES
@@ -233,12 +192,7 @@ class RoundManifest(PublishedRecord):
 
 
 class RoundPointer(PublishedRecord):
-    """The pointer to the newest round manifest, and to a state that is in storage.
-
-    Attributes:
-        newest: number of the newest round manifest; digest: SHA-256 of its body.
-        state_number: the round manifest whose state is in storage; shards: the state's bytes, in order.
-    """
+    """The pointer to the newest round manifest, and to a state that is in storage (docs/spec/outer-round.md)."""
 
     kind: ClassVar[str] = "round-pointer"
     max_bytes: ClassVar[int] = limits.MAX_ROUND_POINTER_BYTES

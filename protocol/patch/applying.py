@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.codec import Digests, digest_tensor, for_each
+from protocol.patch.codec import Digests, digest_tensor
 from protocol.patch.container import (
     CHECK_BYTES,
     PREAMBLE,
     Header,
     Mode,
     TensorRow,
+    check_length,
     header_bytes,
     read_header,
-    split_frames,
     unit_row,
     units_of,
 )
@@ -71,27 +71,10 @@ def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, .
     return tuple(result)
 
 
-def _checked_table(
-    weights: Weights, patch: bytes | bytearray, digests: Digests | None
-) -> tuple[Header, tuple[TensorRow, ...]]:
-    """Read the table of a patch, and check all that it alone can show before the first frame is decoded."""
-    header = read_header(patch, len(weights))
-    rows = check_fit(weights, header.rows)
-    if digests is not None and weights_digest(digests, weights) != header.base:
-        raise PatchError("made for other weights than these")
-    return header, rows
-
-
 def check_tensor(row: TensorRow, digest: bytes) -> None:
     """Raise PatchError unless a new tensor has the BLAKE3 that its row promises: the base is wrong."""
     if digest[:CHECK_BYTES] != row.check:
         raise PatchError("the patch does not lead to the tensor that it promises: a wrong base", row.name)
-
-
-def check_result(weights: Weights, digests: Digests, header: Header) -> None:
-    """Raise PatchError unless new weights have the digest that the patch promises: the base is wrong."""
-    if weights_digest(digests, weights) != header.result:
-        raise PatchError("the patch does not lead to the weights that it promises: a wrong base")
 
 
 def apply_frame(
@@ -168,25 +151,11 @@ def apply_with_digests(
             the unchanged tensors again.
         threads: how many tensors to decode at the same time.
     """
-    header, rows = _checked_table(weights, patch, digests)
-
-    def apply_rows(item: tuple[tuple[TensorRow, ...], memoryview]) -> dict[str, tuple[torch.Tensor, bytes]]:
-        unit, frame = item
-        if unit[-1].mode != Mode.UNCHANGED:
-            return apply_unit(weights, unit, frame)
-        name, old = unit[-1].name, weights[unit[-1].name]
-        return {name: (old, digests[name] if digests is not None else digest_tensor(old))}
-
-    units, pairs = units_of(rows), dict[str, tuple[torch.Tensor, bytes]]()
-    frames = zip(rows, split_frames(patch, header), strict=True)
-    for result_of_unit in for_each(
-        apply_rows, ((units[row.name], frame) for row, frame in frames if not row.host), threads
-    ):
-        pairs |= result_of_unit
-    result = AppliedPatch({name: pairs[name][0] for name in weights}, {name: pairs[name][1] for name in weights})
-    # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
-    check_result(result.weights, result.digests, header)
-    return result
+    # Before the first frame is decoded: so the table accounts for every byte of the patch.
+    check_length(patch, read_header(patch, len(weights)))
+    application = StreamingApply(weights, digests=digests, threads=threads)
+    application.feed(patch)
+    return application.finish()
 
 
 def apply(weights: Weights, patch: bytes) -> dict[str, torch.Tensor]:
@@ -199,7 +168,6 @@ class StreamingApply:
     go on decoding while the next bytes arrive, of up to `_WAITING_FRAMES` frames a thread.
 
     Args:
-        digests, threads: see `apply_with_digests`.
         new_tensors: where the new weights lie, all of them: it is called once, and none of its tensors is one of
             `weights`. None for memory of the process, where unchanged tensors are shared with `weights`.
     """
@@ -232,18 +200,17 @@ class StreamingApply:
 
         With threads, a frame may be refused by a later call, or by `finish`.
         """
-        # Until preamble and table are complete, bytes are only collected: the preamble says how many these are.
         rest = memoryview(data)
-        if self._header is None:
-            self._head += data
-            if len(self._head) < PREAMBLE.size or len(self._head) < header_bytes(self._head):
+        # The preamble says how many bytes the table has. Until both are complete, bytes are only collected.
+        while self._header is None:
+            has_preamble = len(self._head) >= PREAMBLE.size
+            missing = (header_bytes(self._head) if has_preamble else PREAMBLE.size) - len(self._head)
+            if has_preamble and not missing:
+                self._read_table()
+            elif not rest:
                 return []
-            header, rows = _checked_table(self._weights, self._head, self._base_digests)
-            if self._new_tensors is not None:
-                self._places = self._new_tensors(self._weights)
-            rest = memoryview(bytes(self._head))[header.frames_begin :]
-            self._header, self._rows, self._units = header, rows, units_of(rows)
-            self._head.clear()
+            self._head += rest[:missing]
+            rest = rest[missing:]
         names = []
         for unit, frame in self._take(rest):
             names += [row.name for row in unit]
@@ -266,11 +233,24 @@ class StreamingApply:
         result = self._result
         if self._header is None or len(result.weights) < len(self._rows):
             raise PatchError("cut off", "patch")
-        check_result(result.weights, result.digests, self._header)
+        # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
+        if weights_digest(result.digests, result.weights) != self._header.result:
+            raise PatchError("the patch does not lead to the weights that it promises: a wrong base")
         return AppliedPatch(
             {name: result.weights[name] for name in self._weights},
             {name: result.digests[name] for name in self._weights},
         )
+
+    def _read_table(self) -> None:
+        """Read preamble and table, and check all that they alone can show before the first frame is decoded."""
+        self._header = read_header(self._head, len(self._weights))
+        self._rows = check_fit(self._weights, self._header.rows)
+        self._units = units_of(self._rows)
+        self._head.clear()
+        if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != self._header.base:
+            raise PatchError("made for other weights than these")
+        if self._new_tensors is not None:
+            self._places = self._new_tensors(self._weights)
 
     def _take(self, rest: memoryview) -> Iterator[tuple[tuple[TensorRow, ...], memoryview]]:
         """Yield the frames that more bytes complete, with the rows of their tensors."""

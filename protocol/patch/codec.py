@@ -46,12 +46,7 @@ class EncodedPatch:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A tensor of a patch.
-
-    Attributes:
-        frame: its change; empty if it is unchanged or joined to another tensor.
-        before, after: BLAKE3 of the old and of the new tensor.
-    """
+    """A tensor of a patch, with its BLAKE3 before and after; its frame is empty if unchanged or joined to another."""
 
     row: TensorRow
     frame: memoryview
@@ -141,12 +136,7 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
 class PatchEncoder:
     """The encoding of a patch, some tensors at a time: only their frames stay in memory.
 
-    Args:
-        profile: one of PROFILES.
-        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
-
-    Attributes:
-        tensors: those that were encoded so far, by name.
+    Each thread encodes a tensor at a time and needs a `Scratch` of memory.
     """
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
@@ -160,12 +150,7 @@ class PatchEncoder:
     def add(
         self, old: Weights, new: Weights, *, base_digests: Digests | None = None, digests: Digests | None = None
     ) -> None:
-        """Encode more tensors.
-
-        Args:
-            old: tensors of the last published version; new: the same tensors of the version to publish.
-            base_digests, digests: as for `encode_with_digests`.
-        """
+        """Encode more tensors, of the last version and the next; digests as for `encode_with_digests`."""
         check_same_tensors(old, new)
 
         def encode_unit(names: tuple[str, ...]) -> list[EncodedTensor]:
@@ -192,7 +177,6 @@ class PatchEncoder:
             self.tensors.update((tensor.row.name, tensor) for tensor in unit)
 
     def finish(self) -> bytes:
-        """Return the patch of all tensors."""
         # Tensors may have been added in any order; those of a patch ascend by name.
         tensors = [self.tensors[name] for name in sorted(self.tensors)]
         rows = [tensor.row for tensor in tensors]

@@ -241,11 +241,7 @@ def _check_frame(row: TensorRow, elements: int) -> None:
 def write_container(
     profile: str, base: bytes, result: bytes, rows: Sequence[TensorRow], frames: Sequence[memoryview]
 ) -> bytes:
-    """Build a patch from its rows and their frames, both by ascending name.
-
-    Args:
-        base, result: see `Header`.
-    """
+    """Build a patch from its rows and their frames, both by ascending name."""
     # The limits of a reader, so that nobody signs a patch that every follower refuses.
     places = {row.name: place for place, row in enumerate(rows)}
     table = varint(len(rows)) + b"".join(

@@ -82,13 +82,7 @@ class ChangeGroup:
 
 @dataclass(frozen=True)
 class Model:
-    """The model of a sparse frame.
-
-    Attributes:
-        first: the exponent of the first class.
-        classes: their number.
-        groups: one for each class; a single one without classes.
-    """
+    """The model of a sparse frame."""
 
     layout: Layout
     first: int
@@ -209,11 +203,7 @@ def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], fl
 
 
 def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
-    """Choose the classes that contain the most changes; drop outer classes with too few.
-
-    Returns:
-        The exponent of the first class, and the number of classes.
-    """
+    """Return the first and the number of the classes with the most changes, without outer ones with too few."""
     return classes_of(*_sample(old, new, layout))
 
 

@@ -115,7 +115,6 @@ class BoundedBuffer:
 
 
 def gather(pieces: Iterable[bytes], max_bytes: int) -> memoryview:
-    """Concatenate pieces."""
     frame = BoundedBuffer(max_bytes)
     for piece in pieces:
         frame.put(piece)

@@ -101,12 +101,7 @@ class _SmallestFrame:
         self._frame: memoryview | None = None
 
     def offer(self, mode: Mode, encode: Callable[[int], tuple[int, memoryview]]) -> None:
-        """Encode a frame and keep it if it is smaller than all others so far.
-
-        Args:
-            encode: takes the size that the frame must stay below, in bytes; returns the number of changes (0 if it is
-                unknown) and the frame.
-        """
+        """Encode a frame that must stay below a size, and keep it if it is smaller than all others so far."""
         # The next attempt needs a buffer of the same size, so a large frame would double the peak of memory.
         if self._frame is not None and 2 * len(self._frame) > self._nbytes:
             self._frame = None
@@ -131,14 +126,7 @@ def encode_frame(
     """Encode the smallest frame of one tensor, or of joined ones as one of one dimension.
 
     A sparse frame with classes is tried first if the profile and the dtype have classes, and one without classes if the
-    result is still large.
-
-    Args:
-        before, after: the previous and the new elements, flat.
-        scratch: memory of the calling thread.
-
-    Returns:
-        The mode, the number of changed elements, and the frame.
+    result is still large. The mode, the number of changed elements, and the frame are returned.
     """
     # 1. Few changes or none are found in one pass, which ends early if there are more.
     places = find_small_changes(before, after)

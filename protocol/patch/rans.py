@@ -136,11 +136,7 @@ def put_symbol(state: int, out: UInt16Array, position: int, inverse: int, entry:
 
 @kernel()
 def get_symbol(state: int, words: UInt16Array, position: int, entry: int) -> Any:
-    """Update the state after a symbol was decoded; return the new state and position.
-
-    Args:
-        entry: the decoder table's entry at the state's slot.
-    """
+    """Update the state after a symbol was decoded; return the new state and position."""
     state = (entry & U(0xFFF)) * (state >> U(SLOT_BITS)) + ((entry >> U(12)) & U(0xFFF))
     # A state below its range takes back the word that the encoder moved out. The word is always read, and masked.
     short = U(state < U(MIN_STATE))

@@ -45,13 +45,7 @@ Reply = Annotated[bytes, Field(max_length=limits.MAX_REPLY_TOKENS * _TOKEN_BYTES
 
 
 class Rollout(Record):
-    """One completion of a group.
-
-    Attributes:
-        completion: token ids, 32-bit little-endian words.
-        sketch: 4 bytes for each token.
-        reward: the reward by the miner's own account, in millionths; a validator computes it again.
-    """
+    """One completion of a group (fields: docs/spec/rollout.md)."""
 
     kind: ClassVar[str] = "rollout"
     completion: Annotated[bytes, Field(max_length=limits.MAX_COMPLETION_TOKENS * _TOKEN_BYTES)]
@@ -88,12 +82,7 @@ class Rollout(Record):
 
 
 class EpisodeRollout(Rollout):
-    """One episode of a group: turns of the policy and replies of the environment.
-
-    Attributes:
-        completion: the tokens of all turns, without the replies.
-        turns: for each turn the number of its tokens, and the reply's token ids, 32-bit little-endian words.
-    """
+    """One episode of a group: turns of the policy and replies of the environment (docs/spec/rollout.md)."""
 
     kind: ClassVar[str] = "episode-rollout"
     turns: Annotated[
@@ -139,14 +128,7 @@ def join_turns(tokens: Sequence[int], turns: Sequence[Turn]) -> tuple[tuple[int,
 
 
 class Group(Record):
-    """The rollouts of one prompt by one miner in one window.
-
-    Attributes:
-        version: the policy version that generated the rollouts.
-        index: 0, 1, 2, ... within the miner's window.
-        prompt: token ids, 32-bit little-endian words.
-        rollouts: with turns in a run with episodes, and without in any other (`RunManifest.episode`).
-    """
+    """The rollouts of one prompt by one miner in one window (fields: docs/spec/rollout.md)."""
 
     kind: ClassVar[str] = "group"
     max_bytes: ClassVar[int] = limits.MAX_GROUP_BYTES
@@ -177,21 +159,12 @@ class Group(Record):
 
     @classmethod
     def from_frame(cls, frame: bytes, max_bytes: int = limits.MAX_GROUP_BYTES) -> "Group":
-        """Decompress and parse a frame.
-
-        Raises:
-            LimitError, MalformedError: the bytes are no frame of a group of at most `max_bytes`, decompressed.
-        """
+        """Decompress and parse a frame."""
         return cls.from_bytes(decompress(frame, max_bytes))
 
 
 class Commitment(PublishedRecord):
-    """A miner's signed promise of the contents of its batch, due before the window's deadline.
-
-    Attributes:
-        arithmetic: how the miner computed, as it had announced before the window opened.
-        groups: (SHA-256, size in bytes) of each frame, in the order of the group indices.
-    """
+    """A miner's signed promise of its batch, due before the window's deadline (fields: docs/spec/rollout.md)."""
 
     kind: ClassVar[str] = "commitment"
     max_bytes: ClassVar[int] = limits.MAX_COMMITMENT_BYTES

@@ -24,13 +24,7 @@ _LOGITS_BYTES: Final = 32 * limits.MIB
 
 @dataclass(frozen=True)
 class CheckRules:
-    """The rules of a check.
-
-    Attributes:
-        params: with which the completions were sampled.
-        slack, limit, cap: see `sampling.batch_margins`.
-        rivals: whether the best other token is computed at each position, too.
-    """
+    """The rules of a check; `rivals` asks for the best other token at each position (see `sampling.batch_margins`)."""
 
     params: SamplingParams
     slack: float = 0.0

@@ -12,16 +12,7 @@ Turn = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class EpisodeRule:
-    """The lengths of a run's episodes.
-
-    Attributes:
-        turns: most turns.
-        turn_tokens: most policy tokens of one turn.
-        reply_tokens: most tokens of one reply, with the text around it.
-        tokens: most tokens of policy and replies together.
-        max_tokens: most policy tokens.
-        stops: the token ids that end a turn.
-    """
+    """The lengths of a run's episodes: most turns, most tokens of a turn or reply, in all, and of the policy."""
 
     turns: int
     turn_tokens: int
@@ -31,11 +22,7 @@ class EpisodeRule:
     stops: tuple[int, ...]
 
     def room(self, turns: int, drawn: int, total: int) -> int:
-        """Return the most policy tokens of the next turn; 0 if there is none.
-
-        Args:
-            turns, drawn, total: how many turns, policy tokens, and tokens of policy and replies come before it.
-        """
+        """Return the most policy tokens of the turn after so many turns, policy tokens and tokens; 0 if none."""
         if turns >= self.turns:
             return 0
         return max(0, min(self.turn_tokens, self.max_tokens - drawn, self.tokens - total))

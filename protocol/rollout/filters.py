@@ -62,10 +62,9 @@ def allowed_tokens(scaled: Tensor, filters: Filters) -> Tensor:
 
 
 def _most_likely(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the logits of the K = `count` most likely tokens in descending order, and the cumulative probabilities.
+    """Return the logits of the K = `count` most likely tokens, descending: float32 [..., K]; and their probability.
 
-    Returns:
-        float32 [..., K], and float64 [..., K + 1]: the total probability of the first 0, 1, ..., K tokens.
+    float64 [..., K + 1]: the total probability of the first 0, 1, ..., K tokens.
     """
     ordered = scaled.topk(count, dim=-1).values
     shares = (ordered - _log_sum(scaled)).exp()
@@ -102,9 +101,6 @@ def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tenso
     """Return the logit above which a token is in the nucleus in every honest computation: float32 [N, 1].
 
     The most likely tokens are sorted first, and more of them only for the rows whose nucleus may be larger.
-
-    Args:
-        scaled: float32 [N, V].
     """
     border = torch.empty_like(scaled[:, :1])
     rows = torch.arange(len(scaled), device=scaled.device)

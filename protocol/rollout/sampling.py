@@ -44,12 +44,7 @@ _BIAS: Final = 1023
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters with which a policy is sampled.
-
-    Attributes:
-        temperature: positive divisor of the logits.
-        stops: the token ids that end a completion; the first of them is its last token.
-    """
+    """The parameters with which a policy is sampled; a completion ends with its first stop token."""
 
     temperature: float
     max_tokens: int

@@ -68,7 +68,6 @@ class HonestProducer:
         ]
 
     def sketches(self, mining_window: MiningWindow, generations: Sequence[Generation]) -> list[bytes]:
-        """Return the sketch of each generation."""
         key = self.sketch_key(mining_window)
         return [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
 
@@ -78,7 +77,6 @@ class HonestProducer:
         return SketchKey(self.task.run.proof.sketch, seed)
 
     def group(self, mining_window: MiningWindow, assignment: Assignment, rollouts: Sequence[Rollout]) -> Group:
-        """Return the record of a group."""
         return Group(
             run=self.task.run_id,
             window=mining_window.window,

@@ -64,9 +64,6 @@ class WaitReporter:
     Each report says in `waits_for` for what, in `seconds` for how long, in `error` why, and in `until` what ends it, so
     that log, metrics and `grailnode status` say the same. The report of the end is the event `waited`, which comes with
     the end of a `with` block, too.
-
-    Args:
-        event: the name of the other reports.
     """
 
     def __init__(self, telemetry: Telemetry, event: str) -> None:
@@ -79,9 +76,7 @@ class WaitReporter:
     def waiting(self, waits_for: str, error: object, until: str, cause: object = None) -> None:
         """Report a try that failed, unless it was reported a short time ago.
 
-        Args:
-            waits_for: "disk", "clock", "beacon", "storage", in a word.
-            cause: what differs where the wait has another cause; the text of the error without it.
+        `waits_for` is "disk", "clock", "beacon" or "storage". It is another wait when `cause`, or the error, differs.
         """
         now, cause = trio.current_time(), str(error) if cause is None else cause
         if self._waits_for != waits_for:

@@ -20,15 +20,7 @@ _CLOCK_POLL: Final = 0.25  # seconds between two looks at the clock while a task
 
 
 class Timekeeper:
-    """Implements the Beacon port over another, and remembers what its rounds prove.
-
-    Args:
-        chain: whose rounds the beacon gives.
-
-    Attributes:
-        newest_round: the newest round that is proven to be out; 0 before the first.
-        late: reports that this node waits for a round.
-    """
+    """Implements the Beacon port over another, and remembers what its rounds prove, and reports a wait for a round."""
 
     def __init__(self, beacon: Beacon, chain: ChainInfo, clock: Clock, telemetry: Telemetry) -> None:
         self._beacon = beacon

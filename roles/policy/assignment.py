@@ -72,7 +72,6 @@ class PolicyTask:
 
     Attributes:
         run_id: of the run; zeros without one.
-        run_sync: runs a function that computes for long, off the event loop's thread.
         at_once: completions that are rewarded at a time; more than one where a reward takes long and another process
             computes it.
     """
@@ -131,8 +130,7 @@ class Task(PolicyTask):
     ) -> Assignment:
         """Return the assignment of a miner's group, by the randomness of the round that opened the window.
 
-        Args:
-            shares: of the strata by the table of the group's version; empty in a run without tables.
+        The shares of the strata are those of the version's table; empty in a run without tables.
         """
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self._problem(seed, shares)

@@ -36,11 +36,7 @@ def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: i
 
 
 class OpenEpisode:
-    """An episode up to some turn, and the environment that replies.
-
-    Args:
-        seed: of the environment's randomness.
-    """
+    """An episode up to some turn, and the environment that replies, with the seed of its randomness."""
 
     def __init__(self, task: PolicyTask, problem: Problem, seed: bytes) -> None:
         rule, environment = task.run.episode_rule, task.environment
@@ -88,12 +84,7 @@ def replayed_reward(episode: OpenEpisode, rollout: EpisodeRollout) -> int | None
 
 
 class PlayedEpisode:
-    """An episode that an engine plays.
-
-    Args:
-        prompt: token ids.
-        seed: of the policy's noise; empty for the most likely tokens.
-    """
+    """An episode that an engine plays; without a seed it draws the most likely tokens."""
 
     def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes) -> None:
         self.episode = episode

@@ -44,15 +44,10 @@ class Follower:
     """Follows the chain of a run.
 
     Args:
-        chain: the chain that is trusted so far.
         keep: how many versions of weights to keep, the newest included.
-        threads: how many tensors of a patch to decode at the same time.
         new_tensors: where the weights lie, if it is not in this process's memory.
         allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
             on it.
-
-    Attributes:
-        chain: the trusted chain.
     """
 
     def __init__(
@@ -108,22 +103,13 @@ class Follower:
         return self._weights[max(self._weights)] if self._weights else None
 
     def version_for(self, window: int) -> int:
-        """Return the newest version that serves a window.
-
-        Raises:
-            GapError: no version of the chain serves it yet, or not every manifest has been fetched.
-            ExpiredError: the head has expired since it was followed: storage may be hiding a newer one.
-        """
+        """Return the newest version that serves a window."""
         if self.chain.head is not None and not self._allow_expired:
             check_expiry(self.chain.head, self._node.clock.now())
         return self.chain.version_for(window)
 
     def shares(self, version: int) -> tuple[int, ...]:
-        """Return the share of each stratum by which the groups of a version draw; empty in a run without tables.
-
-        Raises:
-            GapError: its manifest was not accepted.
-        """
+        """Return the share of each stratum by which the groups of a version draw; empty in a run without tables."""
         if self._node.run.difficulty is None:
             return ()
         table = self.chain.manifest(version).difficulty

@@ -26,16 +26,13 @@ class PartialWeights(Mapping[str, Tensor]):
         Args:
             prefix: with which the names of the part's weights begin; empty for those of no layer, which stay until the
                 backward pass is over.
-            arguments: the tensors among them through which gradients flow have to be arguments themselves.
         """
 
 
 def compute_part(
     weights: Mapping[str, Tensor], prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any
 ) -> Any:
-    """Return `compute(*arguments, **options)`, which reads the weights whose names begin with `prefix`, and those that
-    are at hand already.
-    """
+    """Return `compute(*arguments, **options)`, which reads the weights that begin with `prefix`, or are at hand."""
     if isinstance(weights, PartialWeights):
         return weights.within(prefix, compute, *arguments, **options)
     return compute(*arguments, **options)

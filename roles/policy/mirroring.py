@@ -31,12 +31,7 @@ _REPLACED = ("patches", "anchors", "manifests")
 
 
 class Mirror:
-    """A copy of the public objects of all trainers of a run.
-
-    Args:
-        node: reads from the trainers' own spaces, not from another mirror.
-        target: the store of the copy.
-    """
+    """A copy, in another store, of the public objects of all trainers of a run, read from the trainers' own spaces."""
 
     def __init__(self, node: Node, target: ObjectStore) -> None:
         self._node = node
@@ -59,12 +54,7 @@ class Mirror:
             await trio.sleep(self._node.pace(poll_seconds))
 
     async def copy(self) -> None:
-        """Copy what is new: revisions of the authority, then of each trainer, whatever happens to the others.
-
-        Raises:
-            StoreError, ProtocolError: the first failure: something could not be read, is not what was signed, or could
-                not be written.
-        """
+        """Copy what is new: revisions of the authority, then of each trainer; the first failure is raised after all."""
         failures: list[Exception] = []
         trainers = [partial(self._copy_trainer, trainer) for trainer in self._node.authority.trainers]
         works: list[Callable[[], Awaitable[None]]] = [self._copy_revisions, *trainers]

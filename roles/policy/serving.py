@@ -22,9 +22,7 @@ _REVISION_POLL_SECONDS = 1.0
 
 
 async def serve(node: Node, engine: Engine, weights: VerifiedWeights) -> None:
-    """Have the engine serve these weights: by patches if it takes them, and serves an older version from which they
-    lead here.
-    """
+    """Have the engine serve these weights, by patches if it takes them and serves a version that leads here."""
     digest = _serving_digests.get(engine)
     if engine.version == weights.version and digest == weights.digest:
         return

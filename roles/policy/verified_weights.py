@@ -24,11 +24,7 @@ _STEP_SHARE: Final = 4  # together at most the weights' bytes divided by this
 
 @dataclass(frozen=True)
 class PatchStep:
-    """A patch that was applied.
-
-    Attributes:
-        base: digest of the weights before it; manifest: of the version after it.
-    """
+    """A patch that was applied to the weights of digest `base`; the manifest is that of the version after it."""
 
     base: bytes
     manifest: Manifest
@@ -60,12 +56,7 @@ class WeightsBuild(Protocol):
     """A version that is being built."""
 
     def add(self, data: bytes) -> None:
-        """Take the next object.
-
-        Raises:
-            ProtocolError: its bytes are not what they should be.
-            StoreError: there is no room for the tensors.
-        """
+        """Take the next object."""
 
     def finish(self) -> VerifiedWeights:
         """Return the version after the last object; ProtocolError if its weights are not those of the manifest."""
@@ -98,9 +89,7 @@ class AnchorBuild:
 class PatchBuild:
     """Builds the version after `base` from the parts of its patch (implements WeightsBuild).
 
-    Args:
-        new_tensors: where the weights lie, if it is not in this process's memory. In memory both versions share the
-            tensors that do not change.
+    In memory both versions share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
     """
 
     def __init__(
@@ -128,11 +117,7 @@ class PatchBuild:
 
 @dataclass(frozen=True)
 class VersionObject:
-    """One of the objects of which a version is built: a shard of its anchor, or a part of its patch.
-
-    Attributes:
-        number: among these objects, from 0.
-    """
+    """One of the objects of which a version is built: a shard of its anchor, or a part of its patch."""
 
     manifest: Manifest
     from_anchor: bool
@@ -157,7 +142,6 @@ def objects_of(manifest: Manifest, from_anchor: bool) -> Sequence[ObjectRef]:
 
 
 def _verify(manifest: Manifest, weights: Weights, digests: dict[str, bytes]) -> VerifiedWeights:
-    """Compare weights with their manifest."""
     digest = weights_digest(digests, weights)
     if digest != manifest.weights:
         raise ChainError("the rebuilt weights are not those that the trainer signed", f"version {manifest.version}")

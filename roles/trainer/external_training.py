@@ -58,9 +58,7 @@ class AcknowledgedGroups(Record):
 class ExternalTraining:
     """What the training loop of somebody else hands over and takes.
 
-    Args:
-        max_staleness: versions that a group may be older than the newest one.
-        check: called at each look into inbox or outbox; raises if it is in vain to wait.
+    `check` is called at each look into inbox or outbox; it raises if it is in vain to wait.
     """
 
     def __init__(self, node: Node, max_staleness: int, check: Callable[[], None] = lambda: None) -> None:

@@ -54,11 +54,7 @@ async def put_shards(
 
 
 class ShardReader:
-    """Reads a folder's tensors in order of name.
-
-    Args:
-        folder: with a slash at its end; count: of its files.
-    """
+    """Reads a folder's tensors, in `count` files, in order of name."""
 
     def __init__(self, state: ObjectStore, folder: str, count: int, run_sync: RunSync) -> None:
         self._state = state

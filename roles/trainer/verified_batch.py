@@ -158,13 +158,9 @@ def whole_logprobs(data: bytes) -> np.ndarray | None:
 def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
-    """Return an accepted group with the validators' values; None if no judgement fits the group.
+    """Return an accepted group with the values of the judgements that fit it; None if none does.
 
-    Args:
-        digest: SHA-256 of the group's frame.
-        accepting: the judgements that accept it.
-        exact: whether all machines compute the same rewards: then a judgement with other rewards than the group claims
-            does not fit.
+    If rewards are exact, a judgement with other rewards than the group claims does not fit.
     """
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
     claims = tuple(rollout.reward for rollout in group.rollouts)

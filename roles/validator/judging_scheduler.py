@@ -49,11 +49,7 @@ class Slot:
 
     @asynccontextmanager
     async def reserve(self, reputation: Reputation, version: int, place: int) -> AsyncIterator[None]:
-        """Wait until the engine is free, and reserve it as long as the context lasts.
-
-        Args:
-            place: of the case in the order of its reputation.
-        """
+        """Wait until the engine is free, and reserve it while the context lasts, by the case's place."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._busy:
             is_next = trio.Event()

@@ -52,8 +52,7 @@ class Reaudit:
     async def run_while_idle(self, is_busy: Callable[[], bool]) -> None:
         """Amend every row with unaudited credit of miners that were rejected later, and publish the new verdicts.
 
-        Args:
-            is_busy: whether something more urgent waits; the other rows are left for the next call.
+        Rows are left for the next call as soon as something more urgent waits.
         """
         rejections = self._ledger.rejections(await self._newest_sealed_window())
         pending_rows = [

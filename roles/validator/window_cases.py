@@ -46,11 +46,7 @@ class ServingVersions:
         return cls(newest - max_lag, newest)
 
     def refusal(self, version: int, *, was_allowed: bool) -> Reason | None:
-        """Return why no group of a pledged version is judged; None if it may be used.
-
-        Args:
-            was_allowed: whether the version could be used when the pledge was read.
-        """
+        """Return why no group of a version is judged; None if it may be used, or could when it was pledged."""
         if self.oldest <= version <= self.newest:
             return None
         return Reason.LAPSED if was_allowed or version < self.oldest else Reason.VERSION
@@ -62,7 +58,6 @@ class Pledge:
 
     Attributes:
         groups: how many groups it will deliver, within the run's quota.
-        version: of the policy by which it generates them.
         was_allowed: whether that version could be used in the window, as far as was known when the pledge was read.
     """
 
@@ -161,9 +156,6 @@ async def read_window_cases(
     A commitment to another version or arithmetic than was pledged is none. Nobody is blamed for what comes too late for
     this validator. But a miner whose storage does not answer, at several tries and while that of others does, has
     delivered nothing: it could otherwise withhold the windows that it does not like at no cost.
-
-    Args:
-        history_keys: miners with a history, for which places are kept if there are too many.
     """
     schedule, beacon = node.run.schedule, node.run.beacon
     opening = await node.randomness(schedule.opening(window))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import trio
 
-from grailnode.cli.actions.miner_admission import admit
+from grailnode.cli.actions.key_changes import admit
 from grailnode.config import Config, ConfigError, EngineSection, load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.admission_credential import make_credential_source

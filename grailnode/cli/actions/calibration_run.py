@@ -105,9 +105,7 @@ def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
 
 
 def _copy_logs(directory: Path, out: Path) -> str:
-    """Copy what the servers of vLLM wrote to a file beside the output, and return a text that names it; empty if they
-    wrote nothing.
-    """
+    """Copy what the servers of vLLM wrote to a file beside the output; return a text that names it, or an empty one."""
     logs = [path.read_bytes() for path in sorted(directory.rglob(ChildServer.LOG))]
     if not logs:
         return ""
@@ -216,11 +214,7 @@ def _check_device(name: str) -> None:
 
 
 def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:
-    """Return the default way of a node to compute in an arithmetic.
-
-    Args:
-        directory: for the files of a server of vLLM.
-    """
+    """Return the default way of a node to compute in an arithmetic."""
     engine, _, dtype = arithmetic.partition("-")
     if engine == "torch":
         return Variant(dtype="float32" if dtype == "float32" else "bfloat16", device=options.device)

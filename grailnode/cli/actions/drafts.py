@@ -36,7 +36,6 @@ def submit(config: Config, node: Node, draft: Draft) -> None:
 
 
 def print_revision(draft: Draft) -> None:
-    """Print what a draft changes."""
     for line in authority_drafts.describe(draft.revision):
         click.echo(line)
 

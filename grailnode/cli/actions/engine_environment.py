@@ -2,13 +2,19 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
+import trio
 
+from grailnode import UserError
+from grailnode.cli.options import RunOptions, check_name
 from grailnode.engine.vllm import installation
+from grailnode.engine.vllm.verify_requests import NoAnswerError, request_verification
 from grailnode.engine.vllm.vllm_server import server_environment, server_flags, write_modules
 from grailnode.engine.vllm.vllm_settings import VllmSettings
+from grailnode.node.node_makers import engine_directory, state_directory
+from grailnode.run.joining import open_config
 
 
 def install(directory: Path | None, device: installation.Device | None) -> None:
@@ -34,3 +40,21 @@ def flags(policy: Path, **choices: Any) -> None:
     words = ["python", "-m", "vllm.entrypoints.openai.api_server", *server_flags(settings, policy)]
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     click.echo(f"{assignments} {shlex.join([*words, '--host', '127.0.0.1'])}")
+
+
+def verify(name: str, **run_options: Unpack[RunOptions]) -> None:
+    """Ask a node of this machine to read its engine's tensors back, and say in one line what came of it."""
+    check_name(name)
+    config = open_config(**run_options)
+    directory = engine_directory(state_directory(config, name))
+    try:
+        result = trio.run(request_verification, directory)
+    except NoAnswerError as error:
+        raise UserError(
+            f"{name}: no node of this name answers on this machine ({error}); it must be running with "
+            'engine.kind = "vllm", under the same user'
+        ) from error
+    try:
+        click.echo(f"{name}: {result.finding()}")
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error

@@ -84,11 +84,7 @@ def _open(name: str, config: str, data: Path | None) -> Environment:
 
 
 class _Writer:
-    """Writes the most likely turns of a policy.
-
-    Args:
-        max_tokens: of a turn.
-    """
+    """Writes the most likely turns of a policy."""
 
     def __init__(self, directory: Path, prompt: str, max_tokens: int) -> None:
         policy = Policy.load(directory)

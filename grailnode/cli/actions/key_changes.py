@@ -1,4 +1,4 @@
-"""`grailnode keys`: make, show, grant, replace and revoke keys."""
+"""What `grailnode keys` and `grailnode admit` do."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import trio
 
 from grailnode.cli.actions import drafts
 from grailnode.cli.actions.drafts import open_authority, print_revision, submit
+from grailnode.node.admission_credential import SUFFIX
 from grailnode.run import authority_changes, authority_drafts, key_files
 from grailnode.run.authority_drafts import RevisionError, propose
 from grailnode.run.files import write_whole
@@ -109,3 +110,21 @@ def publish(draft: Path, run: str) -> None:
     if shortfall:
         raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
     drafts.publish(node, content)
+
+
+def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
+    """Draft a miner's place on the allowlist, or print an invitation, signed by a key of this machine that may."""
+    config, node = open_authority(run)
+    miner, authority = authority_changes.parse_public_key(key), node.authority
+    if miner in authority.revoked:
+        raise RevisionError(f"{miner.hex()} is revoked in this run")
+    if authority.admission.policy == "open":
+        click.echo("this run is open: everyone may mine, nobody needs to be admitted")
+    elif authority.admission.policy == "allowlist":
+        changes = authority_changes.permission(authority, miner)
+        submit(config, node, propose(node.revisions, f"{miner.hex()[:16]} may mine", **changes))
+    else:
+        directory = config.at(config.node.keys)
+        token = authority_changes.invite_miner(node.revisions, miner, days, inviter, directory)
+        click.echo(token.hex())
+        click.echo(f"for {days} days; on the miner's machine it goes into keys/NAME{SUFFIX}", err=True)

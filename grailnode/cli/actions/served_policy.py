@@ -62,11 +62,7 @@ class ServedPolicy:
         return f"{clean(self.source)} version {newest.version} (weights {newest.digest.hex()[:16]})"
 
     async def update(self) -> None:
-        """Serve the run's newest version; a checkpoint stays as it is.
-
-        Raises:
-            StoreError, ProtocolError: storage does not answer, or shows what must not be followed.
-        """
+        """Serve the run's newest version; a checkpoint stays as it is."""
         if self.node is None or self.follower is None:
             return
         await refresh_authority(self.node)

@@ -23,12 +23,7 @@ MAX_PATCHES: Final = 64
 
 @dataclass(frozen=True)
 class RecoveryStep:
-    """A file that brings the engine to a version.
-
-    Attributes:
-        command: of inside/weight_session.py.
-        digest: of the version's weights.
-    """
+    """A file that brings the engine to a version by a command of inside/weight_session.py."""
 
     command: Literal["stage_weights", "stage_patch"]
     version: int
@@ -69,7 +64,6 @@ class Checkpoints:
         return path
 
     def write_patch(self, version: int, patch: bytes) -> Path:
-        """Write a patch."""
         path = self._path("patch", version)
         path.write_bytes(patch)
         return path
@@ -140,12 +134,7 @@ def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> No
 
 
 def _write_tensors(path: Path, like: Weights, read: Callable[[str], Tensor]) -> None:
-    """Write a safetensors file, a tensor at a time.
-
-    Args:
-        like: tensors of the same names, dtypes and shapes, whose elements are not read.
-        read: returns a tensor by name.
-    """
+    """Write a safetensors file with the names, dtypes and shapes of `like`, a tensor at a time."""
     head, names = file_head(like)
     with path.open("wb") as output:
         output.write(head)

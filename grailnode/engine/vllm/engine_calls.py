@@ -26,11 +26,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Call(Protocol[Result_co]):
-    """A request to vLLM.
-
-    Attributes:
-        request: the id of its record inside of vLLM.
-    """
+    """A request to vLLM."""
 
     @property
     def request(self) -> str: ...
@@ -39,15 +35,7 @@ class Call(Protocol[Result_co]):
         """Return the body of the request."""
 
     def result(self, answer: list[int], record: Mapping[str, Any]) -> Result_co:
-        """Return the result.
-
-        Args:
-            answer: the tokens of vLLM's answer.
-            record: what inside/request_records.py collected.
-
-        Raises:
-            BrokenEngineError: the record does not fit.
-        """
+        """Return the result from the tokens of vLLM's answer and from what inside/request_records.py collected."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +44,7 @@ class GenerationCall:
 
     Attributes:
         seed: 16 bytes; None for the most likely tokens.
-        states: whether the hidden states are recorded.
-        sketch: for the sketch that is recorded in their place.
+        sketch: of the states; it is recorded in their place.
         offset: position of the first token, for the noise.
     """
 
@@ -123,7 +110,6 @@ class CheckCall:
 
 
 def _body(tokens: Tokens, arguments: RequestArguments, **parameters: object) -> Values:
-    """Return the body of a request."""
     extra = {"temperature": 0, "ignore_eos": True, "detokenize": False, "extra_args": {ARGUMENT: arguments.to_json()}}
     return {"token_ids": list(tokens), "sampling_params": {**parameters, **extra}}
 

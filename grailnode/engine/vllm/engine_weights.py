@@ -46,16 +46,7 @@ T = TypeVar("T")
 
 
 class EngineWeights:
-    """The weights of one engine; `VllmEngine` adds the calls that use them.
-
-    Args:
-        model: the policy's architecture.
-        server: where vLLM runs.
-        directory: of this machine, for the checkpoint and the patches of the served version.
-        dtype: in which the server computes.
-        run_sync: runs a function outside the event loop.
-        report: gets an event when the engine is restarted, patched or verified.
-    """
+    """The weights of one engine; `VllmEngine` adds the calls that use them."""
 
     takes_patches = True
 
@@ -226,11 +217,7 @@ class EngineWeights:
         )
 
     async def _restore(self, client: VllmClient) -> int | None:
-        """Bring the served version into a server without weights, verified, and stage again what was staged.
-
-        Returns:
-            The served version; None if none has been committed.
-        """
+        """Bring the served version, if any, into a server, verified, and stage again what was staged."""
         # In the order in which they were committed: the checkpoint first, then each patch that follows it.
         for step in self._checkpoints.steps:
             await _stage(client, step)
@@ -244,11 +231,7 @@ class EngineWeights:
         return self.version
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
-        """Compare what the server computes from a checkpoint, which it serves, with the torch model (layout_check.py).
-
-        Raises:
-            EngineError: it computes something else.
-        """
+        """Compare what the server computes from the checkpoint in use with the torch model (layout_check.py)."""
         raise NotImplementedError
 
     async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:

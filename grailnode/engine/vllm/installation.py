@@ -130,11 +130,7 @@ def installed_version(python: Path) -> str:
 
 
 def environment_of(python: Path) -> VllmEnvironment:
-    """Return an interpreter with the device of its vLLM, without importing it.
-
-    Raises:
-        InstallationError: it has no vLLM.
-    """
+    """Return an interpreter with the device of its vLLM, without importing it."""
     name, version = _installed_package(python)
     return VllmEnvironment(python, "cpu" if name.endswith("-cpu") or version.endswith("+cpu") else "cuda")
 

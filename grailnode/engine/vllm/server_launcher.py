@@ -23,9 +23,7 @@ _PATIENCE_SECONDS: Final = 5.0
 class ServerLauncher:
     """Starts and ends the servers of one `ChildServer`, one at a time.
 
-    Args:
-        spawn: starts the launcher with pipes as its standard input and output. It is called in the thread of the event
-            loop, because the death signal is bound to the thread.
+    `spawn` starts the launcher. It is called in the thread of the event loop: the death signal is bound to the thread.
     """
 
     def __init__(self, spawn: Callable[[], "subprocess.Popen[bytes]"]) -> None:
@@ -78,7 +76,6 @@ class ServerLauncher:
                 os.killpg(server, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server and the launcher."""
         self.kill_server()
         # Answers of the old launcher must not be taken for those of the next one.
         process, self._process = self._process, None

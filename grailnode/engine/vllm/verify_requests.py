@@ -44,13 +44,10 @@ class Verification:
     """What was found when all tensors were read back.
 
     Attributes:
-        version: that is served; digest: of its weights, as the trainer signed it, in hexadecimal digits.
-        tensors: how many there are.
-        seconds: that it took.
+        digest: of the served version's weights, as the trainer signed it, in hexadecimal digits.
         different: the names of the tensors that differed from the signed ones.
-        failure: why the engine had to be restarted with the version, in one line; empty if it had the version. What is
-            above was found after that, but for `different`.
-        error: why nothing was verified, in one line; empty if it was.
+        failure: why the engine was restarted with the version; what is above, but `different`, was found after that.
+        error: why nothing was verified.
     """
 
     version: int = 0
@@ -88,11 +85,7 @@ _line: Final = TypeAdapter(Verification)
 
 
 async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verification]]]) -> Verification:
-    """Verify engines that serve the same version; return what was found in the first one with a fault, or in the last.
-
-    Raises:
-        EngineError: one could not be verified.
-    """
+    """Verify engines of one version; return what was found in the first one with a fault, or in the last."""
     result = Verification()
     for verify in verifications:
         result = await verify()
@@ -105,14 +98,7 @@ async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verificatio
 async def serve_verifications(
     directory: Path, verify: Callable[[], Awaitable[Verification]], report: Callable[..., None]
 ) -> AsyncIterator[None]:
-    """Answer requests for a verification while the block runs.
-
-    Args:
-        directory: of the engine; there is one engine in it at a time.
-        verify: reads all tensors back.
-        report: `report(event, **fields)`; gets an event if requests cannot be answered here. The block runs all the
-            same: a node works without them.
-    """
+    """Answer requests for a verification while the block runs; where that is impossible, the node works without."""
     async with AsyncExitStack() as stack:
         try:
             listener = _listener(stack.enter_context(_address(directory)), directory)
@@ -158,7 +144,6 @@ async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.So
 
 
 def _listener(address: str, directory: Path) -> trio.SocketListener:
-    """Listen on the socket of a directory."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         (directory / _SOCKET).unlink(missing_ok=True)  # of a process that was killed

@@ -27,12 +27,7 @@ class BrokenEngineError(EngineError):
 
 
 class RefusedCommandError(EngineError):
-    """The code inside of vLLM refused a command; vLLM itself goes on.
-
-    Attributes:
-        poisoned: whether its weights are damaged, so that they must be loaded again.
-        tensors: the names of those that differ from the signed ones, if that is why.
-    """
+    """The code inside of vLLM refused a command; vLLM itself goes on, but poisoned weights must be loaded again."""
 
     def __init__(self, message: str, *, poisoned: bool = False, tensors: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -54,7 +49,6 @@ class VllmClient:
         self._data = server.client(_REQUEST_SECONDS, connections)
 
     async def close(self) -> None:
-        """Close all connections."""
         with trio.CancelScope(shield=True):
             await self._control.aclose()
             await self._data.aclose()

@@ -134,11 +134,7 @@ class VllmEngine(EngineWeights):
 
 
 def _checked(record: Mapping[str, Any] | None, version: int) -> Mapping[str, Any]:
-    """Return a record if one version computed all of it, and it is the one that the caller uses.
-
-    Raises:
-        BrokenEngineError: it does not say so.
-    """
+    """Return a record if one version computed all of it, and it is the one that the caller uses."""
     if record is None:
         raise BrokenEngineError("vLLM answered a request that its worker has no record of")
     if record["versions"] != [str(version)]:

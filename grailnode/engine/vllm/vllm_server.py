@@ -35,11 +35,7 @@ class Server(Protocol):
     """Whether it reads the files of this machine."""
 
     async def start(self) -> None:
-        """Return when the server answers; start it if it does not run.
-
-        Raises:
-            EngineError: it does not answer within its time.
-        """
+        """Return when the server answers; start it if it does not run."""
 
     async def stop(self) -> None:
         """End the server and all its processes, however they are. It may be started again."""
@@ -161,7 +157,6 @@ class ChildServer:
         return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
 
     def flags(self, socket: str) -> list[str]:
-        """Return the flags of the server."""
         settings = self.settings
         device = ["--enforce-eager"]
         if settings.device != "cpu":

@@ -43,11 +43,6 @@ class LimitedStore:
         self._bucket = _TokenBucket(limits.rate, limits.burst)
 
     async def put(self, path: str, data: bytes) -> None:
-        """Implements ObjectStore.put.
-
-        Raises:
-            TooLargeError: the object has more than `max_put_bytes`.
-        """
         if len(data) > self._limits.max_put_bytes:
             raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._limits.max_put_bytes} may be stored")
         await self._bucket.take()
@@ -80,11 +75,7 @@ class LimitedStore:
 
 
 class _TokenBucket:
-    """A token bucket that stores the time of its next token (GCRA), so that it needs no background task.
-
-    Args:
-        burst: the most tokens that it collects.
-    """
+    """A token bucket that stores the time of its next token (GCRA), so that it needs no background task."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1.0 / rate
@@ -115,11 +106,6 @@ class BoundedStore:
         self.put, self.get, self.delete = store.put, store.get, store.delete
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list.
-
-        Raises:
-            StoreError: the listing failed, or did not end within `max_entries`.
-        """
         paths: set[str] = set()
         count = 0
         async for info in self._store.list(prefix, after=after):

@@ -19,8 +19,6 @@ class StoreMeter(Protocol):
         Args:
             operation: 'put', 'get', 'list' or 'delete'.
             outcome: 'ok', 'missing', 'too_large', 'error' or 'cancelled'.
-            payload_bytes: bytes of the object that were read or written; 0 for 'list' and 'delete'.
-            seconds: how long the operation took.
         """
 
 

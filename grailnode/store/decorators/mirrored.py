@@ -46,13 +46,8 @@ class MirroredStore:
     """Decorates the store of a node that follows a run.
 
     Args:
-        origin: the store of all objects.
         revisions: the authority, with the mirrors' URLs and the trainers, read at each use.
         own: this node's key, whose objects are its own store's.
-        head_ttl: seconds of a head's life.
-        open_mirror: opens a mirror by its URL.
-        telemetry: gets `mirror-refused` when a mirror is left alone.
-        rng: draws the order of mirrors.
         run_sync: runs what computes for long, off the event loop's thread.
     """
 
@@ -85,7 +80,6 @@ class MirroredStore:
         self.put, self.delete, self.list = origin.put, origin.delete, origin.list
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get."""
         kind = self._mirrored_kind(path) if not offset and size is None else ""
         if not kind:
             return await self._origin.get(path, max_bytes, offset=offset, size=size)
@@ -127,11 +121,7 @@ class MirroredStore:
         return sources
 
     async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:
-        """Read an object from the origin, or from a mirror and check it.
-
-        Raises:
-            StoreError, ProtocolError: the place does not show it.
-        """
+        """Read an object from the origin, or from a mirror and check it."""
         if url not in self._stores:
             self._stores[url] = self._origin if url == _ORIGIN else self._open_mirror(url)
         is_bounded = url != _ORIGIN and not is_large

@@ -56,14 +56,7 @@ class RepeatingStore(ABC):
 
     @abstractmethod
     async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
-        """Do an operation, or one step of a listing, until it succeeds or is given up.
-
-        Args:
-            where: path or prefix, for messages.
-
-        Raises:
-            StoreError: it was given up.
-        """
+        """Do an operation, or one step of a listing, until it succeeds or is given up."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,6 @@ class RetryPolicy:
     """How often to try, and how long to wait. In a listing all of it applies to each step.
 
     Attributes:
-        attempts: the most tries of one operation.
         pause: between two tries; each is multiplied by a random factor of 0.5 to 1.
         deadline: seconds for all tries and pauses of an operation.
     """
@@ -85,9 +77,6 @@ class RetryingStore(RepeatingStore):
     """Decorates a store: retries every operation that fails with a StoreError, for a limited time.
 
     NotFoundError, TooLargeError and PermanentError are final.
-
-    Args:
-        rng: for the jitter.
     """
 
     def __init__(self, store: ObjectStore, rng: random.Random, policy: RetryPolicy | None = None) -> None:

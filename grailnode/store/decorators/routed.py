@@ -20,13 +20,9 @@ _ANNOUNCEMENTS = paths.participants()
 
 @dataclass(frozen=True)
 class KnownStores:
-    """The stores that a node knows by its configuration.
+    """The stores that a node knows by its configuration: its own, the meeting point, and those of peers by public key.
 
-    Attributes:
-        own: the store that this node writes to.
-        meeting: the store of the participants' announcements, the run's manifest and a local beacon's rounds.
-        beacon: the first part of the paths of beacon rounds.
-        peers: stores by public key; they take precedence over announcements.
+    The peers' take precedence over announcements. `beacon` is the first part of the paths of beacon rounds.
     """
 
     key: bytes
@@ -38,14 +34,7 @@ class KnownStores:
 
 @dataclass(frozen=True)
 class _Space:
-    """The store of a key's objects.
-
-    Attributes:
-        lookup_time: when the announcement was read, in seconds since the Unix epoch.
-        valid_seconds: how long the result is used.
-        url: of the announced space; empty for the meeting point.
-        store: opened from `url`.
-    """
+    """The store of a key's objects, by an announcement read at a moment; no URL means the meeting point."""
 
     lookup_time: float
     valid_seconds: float
@@ -54,11 +43,7 @@ class _Space:
 
 
 class RoutedStore:
-    """Implements ObjectStore over the spaces of all participants.
-
-    Args:
-        open_space: opens a space for reading, given its URL and the public key of its owner.
-    """
+    """Implements ObjectStore over the spaces of all participants; `open_space` gets the URL and the owner's key."""
 
     def __init__(
         self,

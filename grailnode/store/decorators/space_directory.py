@@ -24,14 +24,9 @@ Entry = tuple[Announcement, bytes]
 
 
 class SpaceDirectory:
-    """The announcements of one run by key.
+    """The announcements of one run by key, as the meeting point shows them, which may lie.
 
-    Args:
-        meeting: the store at which participants announce themselves; it may lie.
-        state: this node's own durable storage.
-        run_id: announcements of other runs are not remembered.
-        authority_keys: trainers and validators, who do not count towards `capacity`; read at every use.
-        capacity: announcements of other keys to remember.
+    The keys of the authority, trainers and validators, do not count towards `capacity` and are read at every use.
     """
 
     def __init__(
@@ -124,7 +119,6 @@ class SpaceDirectory:
         return by_key
 
     def _open(self, key: bytes, data: bytes) -> Announcement:
-        """Return the announcement in signed bytes."""
         signed = open_announced(data, Announcement)
         record = signed.record
         if signed.signers != (key,) or record.key != key or record.run != self._run_id:

@@ -64,11 +64,7 @@ class _PublicBackend(httpcore.TrioBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that accepts the connection.
-
-        Raises:
-            httpcore.ConnectError, httpcore.ConnectTimeout: no address accepts.
-        """
+        """Connect to the first address that accepts the connection."""
         failure: Exception | None = None
         with trio.move_on_after(timeout if timeout is not None else float("inf")):
             for address in await self._resolve(host, port):

@@ -28,7 +28,6 @@ class TransferLimits:
     """How slow a server may be, and how often a transfer is resumed.
 
     Attributes:
-        deadline: seconds for one object in all.
         grace: seconds at the beginning of a transfer in which `min_rate` does not apply.
         min_rate: bytes per second, on average since the beginning of the transfer.
         resumptions: how often a transfer that broke off is resumed, as long as each attempt receives new bytes.
@@ -64,12 +63,7 @@ def open_client(
 
 @dataclass
 class _Transfer:
-    """The transfer of an object or of a range.
-
-    Attributes:
-        path, max_bytes, offset, size: the arguments of `get`.
-        etag: a strong ETag of the object, when the server sent one.
-    """
+    """The transfer of an object or of a range, with a strong ETag of the object when the server sent one."""
 
     path: str
     max_bytes: int

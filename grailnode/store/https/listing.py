@@ -74,11 +74,6 @@ class Page:
 
 
 def read_page(data: bytes) -> Page:
-    """Parse a page.
-
-    Raises:
-        ListingError: the bytes are not a page of a listing.
-    """
 
     def refuse(*_: object) -> None:
         raise ListingError("the document has a document type declaration")

@@ -49,11 +49,8 @@ class S3Location:
 
     Attributes:
         endpoint: URL of the service; None for AWS.
-        region: requests are signed for it; 'auto' for R2.
         addressing: whether the bucket is in the path (MinIO, rclone) or in the host name (AWS); with 'auto' botocore
             decides.
-        connect_timeout: seconds for opening a connection.
-        read_timeout: seconds between two packets.
         min_rate: bytes per second; a slower transfer is given up.
         base_seconds: seconds that every request may take beyond what `min_rate` allows for its bytes.
         part_bytes: larger objects are uploaded in parts of this size, several at a time; at least 5 MiB, as S3 demands.
@@ -145,7 +142,6 @@ class S3Session:
         self.client.meta.events.register_first("before-send.s3", send)
 
     def close(self) -> None:
-        """Close the connections."""
         self.client.close()
         self._http.close()
 

@@ -129,7 +129,6 @@ class S3Store:
 
 
 def _read(response: "GetObjectOutputTypeDef", max_bytes: int, where: str) -> bytes:
-    """Return the body of a response."""
     body = response["Body"]
     try:
         if response.get("ContentLength", 0) > max_bytes:

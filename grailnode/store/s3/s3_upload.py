@@ -39,12 +39,7 @@ class Runner(Protocol):
 
 @dataclass
 class _Upload:
-    """An upload under way.
-
-    Attributes:
-        upload_id: the service's name for it.
-        etags: of the parts that have arrived, by number from 1.
-    """
+    """An upload under way: the service's name for it, and the ETags of the parts that arrived, by number from 1."""
 
     upload_id: str
     digest: bytes

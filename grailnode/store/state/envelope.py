@@ -66,7 +66,6 @@ class Envelope:
             raise ForeignError(f"is of another run, {self.run.hex()}")
 
     def check_data(self, data: bytes) -> None:
-        """Compare data with the envelope."""
         self.check_digest(data_digest(data))
 
     def check_digest(self, digest: bytes) -> None:

@@ -35,11 +35,7 @@ class ForeignListError(NameListError):
 
 
 class NameList:
-    """The list of one state. Several processes, and the threads of each, may share it.
-
-    Args:
-        title: what the first line says of the state: its form and its run.
-    """
+    """The list of one state, whose first line is the title. Several processes and threads may share it."""
 
     def __init__(self, root: Path, title: str) -> None:
         self._root = root
@@ -51,11 +47,7 @@ class NameList:
         self._position = 0  # in the file, up to which it was read
 
     def open(self, is_new: Callable[[], bool]) -> None:
-        """Read the list. It is written anew when most of its lines are about deleted objects.
-
-        Args:
-            is_new: whether there are no objects, so that a list that is missing is created.
-        """
+        """Read the list. A new state gets one, and it is written anew when most lines are about deleted objects."""
         with self._locked():
             if not os.path.lexists(self._path) and is_new():
                 self._write(())
@@ -65,7 +57,6 @@ class NameList:
                 self._write(names)
 
     def rewrite(self, names: Collection[str]) -> None:
-        """Replace the list."""
         with self._locked():
             self._write(names)
 
@@ -77,7 +68,6 @@ class NameList:
             return {name for folder in folders for name in self._names[folder] if name.startswith(prefix)}
 
     def contains(self, name: str) -> bool:
-        """Return whether a name is in the list."""
         with self._locked():
             self._refresh()
             return name in self._names.get(_folder(name), ())

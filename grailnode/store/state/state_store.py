@@ -71,9 +71,7 @@ REMAKEABLE: Final = ("announcements/", "proof-of-work", "canaries/")
 
 
 class IntactStateError(StateError):
-    """A file is of another run or of another version of this program, or this user may not read it. A repair would
-    destroy it.
-    """
+    """A file of another run or another version of this program, or a forbidden one. A repair would destroy it."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.what}"
@@ -111,11 +109,7 @@ class StateStore(LocalStore):
         return data if offset == 0 and size is None else slice_object(data, path, max_bytes, offset, size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list.
-
-        Raises:
-            StateError: an object was stored and is not there. It is raised after the objects that are.
-        """
+        """Implements ObjectStore.list; that an object is lost is raised after those that are there."""
         check_prefix(prefix)
         paths = set()
         async for info in super().list(prefix, after=after):

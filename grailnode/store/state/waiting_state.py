@@ -23,9 +23,6 @@ class WaitingState(RepeatingStore):
     """Decorates the store of a node's own state: an operation fails only if trying again would not help.
 
     NotFoundError and TooLargeError are final, and so is StateError, which is no StoreError.
-
-    Args:
-        telemetry: gets the reports of a wait, `disk-failing`, until the last operation that waits has ended.
     """
 
     def __init__(self, state: ObjectStore, telemetry: Telemetry) -> None:

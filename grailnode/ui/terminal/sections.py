@@ -22,13 +22,7 @@ _UNLIMITED: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Trend:
-    """One figure over time.
-
-    Attributes:
-        label: its name; style: its colour.
-        values: in order; planned: how many there will be at the end, 0 if nobody knows.
-        words: its present state in words; short: the same for narrow places.
-    """
+    """One figure over time: planned are so many values, or 0 if nobody knows; in words, it has a short form."""
 
     label: str
     style: str

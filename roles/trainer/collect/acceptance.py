@@ -99,11 +99,7 @@ class OutcomeLog:
 
 
 class Acceptance:
-    """Carries out the decisions on miners' windows.
-
-    Args:
-        canaries: miners whose groups are never trained on.
-    """
+    """Carries out the decisions on miners' windows; groups of canaries are never trained on."""
 
     def __init__(self, node: Node, outcome_log: OutcomeLog, canaries: Set[bytes]) -> None:
         self._node = node
@@ -128,14 +124,8 @@ class Acceptance:
         """Fetch the accepted groups of a miner's window, hand them over, and log what became of every decided group.
 
         The result is durable as an intent before inbox or outcome log are written, so neither a crash nor a full disk
-        can make the two disagree.
-
-        Args:
-            final_attempt: whether what storage shows now is final, even if groups are missing or not those promised.
-            timed_out: returns whether the miner's storage is given up if it does not answer now.
-
-        Returns:
-            Whether the miner's storage was asked and answered.
+        can make the two disagree. It returns whether the miner's storage was asked and answered. In the final attempt
+        what storage shows counts, even if groups are missing or not those promised.
         """
         if miner in self._canaries:
             decisions = [replace(decision, reason=CANARY) for decision in decisions]

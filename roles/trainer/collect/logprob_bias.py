@@ -50,8 +50,6 @@ class BiasEvidence(Record):
     """The evidence against the pairs of N nodes.
 
     Attributes:
-        next_window: the first that is not counted.
-        nodes: ascending.
         values: int32 little-endian [N, N, bets], in micro-decades: that the first of two gives the larger values.
         biased: bytes [N, N]: 1 for a pair whose evidence has exceeded the threshold.
     """
@@ -87,11 +85,7 @@ class LogprobBias:
             self._adopt(BiasEvidence.from_bytes(await self._state.get(LOGPROB_BIAS, BiasEvidence.max_bytes)))
 
     async def count(self, window: int, groups: Sequence[GroupSums], proof: ProofSpec, nodes: int) -> None:
-        """Count the groups of a finished window, once: windows ascend, and one that is counted already is ignored.
-
-        Args:
-            nodes: how many there are to compare.
-        """
+        """Count the groups of a finished window, once: windows ascend, and one that is counted already is ignored."""
         if window >= self._evidence.next_window:
             evidence: BiasEvidence = await self._run_sync(add_groups, self._evidence, groups, proof, nodes)
             evidence = evidence.model_copy(update={"next_window": window + 1})

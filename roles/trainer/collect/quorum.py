@@ -22,12 +22,7 @@ BELOW_DEPOSIT = "below-deposit"
 
 @dataclass(frozen=True)
 class LogprobRule:
-    """When two nodes' log-probabilities of a group's tokens agree.
-
-    Attributes:
-        proof: bounds their mean absolute difference, by the arithmetics of both.
-        biased_pairs: nodes that agree with each other in no group (logprob_bias.py).
-    """
+    """When two nodes' log-probabilities of a group agree: within the proof's bounds, and never for a biased pair."""
 
     proof: ProofSpec
     biased_pairs: Set[frozenset[bytes]] = frozenset()
@@ -136,9 +131,6 @@ def split_by_logprobs(accepting: Sequence[Opinion], rule: LogprobRule) -> tuple[
     """Return the largest set of opinions found whose log-probabilities agree with each other, and the others.
 
     An opinion whose values cannot be log-probabilities agrees with none.
-
-    Args:
-        accepting: opinions on one group that accept it.
     """
     suspects = frozenset[bytes]().union(*rule.biased_pairs)
     numbers_by_values: dict[tuple[bytes, str, bytes], list[int]] = {}  # equal values are compared once
@@ -165,11 +157,7 @@ def split_by_logprobs(accepting: Sequence[Opinion], rule: LogprobRule) -> tuple[
 
 
 def _agreements(opinions: Sequence[tuple[bytes, str, bytes]], rule: LogprobRule) -> NDArray[np.bool_]:
-    """Return which log-probabilities agree: booleans of shape [N, N].
-
-    Args:
-        opinions: of N nodes, each with its key if a biased pair has it, its arithmetic and its log-probabilities.
-    """
+    """Return which log-probabilities of N opinions (key, arithmetic, values) agree: booleans of shape [N, N]."""
     values = [whole_logprobs(data) for _, _, data in opinions]
     result = np.zeros((len(values), len(values)), dtype=np.bool_)
     rows_by_length: dict[int, list[int]] = {}
@@ -192,9 +180,7 @@ def _agreements(opinions: Sequence[tuple[bytes, str, bytes]], rule: LogprobRule)
 
 
 def logprobs_agree(one: tuple[str, bytes], other: tuple[str, bytes], proof: ProofSpec) -> bool:
-    """Return whether two nodes' log-probabilities of a group's tokens, each with how the node computed, agree; false if
-    either cannot be right.
-    """
+    """Return whether two nodes' log-probabilities of a group's tokens agree; false if either cannot be right."""
     return bool(_agreements([(b"", *one), (b"", *other)], LogprobRule(proof))[0, 1])
 
 
@@ -207,9 +193,6 @@ def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) ->
 
     No single validator can cause this by misses that it invents: each group adds the smallest evidence of those that
     accept it, and what is left must be improbable without the groups that one validator alone accepts, whichever it is.
-
-    Args:
-        decisions: on all groups of the window, those included that were carried out before.
     """
     accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
     added = [(decision.validators, _smallest_evidence(decision, proof)) for decision in accepted]

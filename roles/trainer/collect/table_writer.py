@@ -15,12 +15,7 @@ class TableWriter:
         self._window = -1
 
     async def write(self, window: int, ledgers: Mapping[bytes, tuple[bytes, Counts]], *, is_complete: bool) -> None:
-        """Write the table of a window, if it is newer than the last one.
-
-        Args:
-            ledgers: by validator whose summary counts, its digest and its counts.
-            is_complete: whether no more summaries come.
-        """
+        """Write the table of a window, if it is newer than the last one."""
         node, rule = self._node, self._node.run.difficulty
         if rule is None or window <= self._window or not is_complete:
             return

@@ -23,11 +23,7 @@ _MAX_REPORT_KEYS = 1 << 17  # of validators in a report's disagreements: 4 MiB o
 
 
 class ValidatorMonitor:
-    """Compares validators' verdicts with each other, and with what is true of the trainer's own canaries.
-
-    Args:
-        canaries: how many canaries this trainer's node has run so far under keys of its own.
-    """
+    """Compares validators' verdicts with each other, and with what is true of the trainer's own canaries."""
 
     def __init__(self, node: Node, canaries: int) -> None:
         self._node = node

@@ -121,11 +121,8 @@ class VerdictReader:
     def is_complete(self, reads: int, ignored: set[bytes], *, timed_out: bool) -> bool:
         """Whether every outstanding validator was read so many times since the window's deadline without any news.
 
-        Storage that hides a seal, then a summary, then a verdict, each once, is read until all of them are there.
-
-        Args:
-            timed_out: whether reads that failed or had news count too, as well as one that has been hanging for
-                minutes.
+        Storage that hides a seal, then a summary, then a verdict, each once, is read until all of them are there. After
+        `timed_out`, reads count that failed, had news, or have been hanging for minutes.
         """
 
         def complete(validator: bytes) -> bool:

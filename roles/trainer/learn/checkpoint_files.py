@@ -75,12 +75,9 @@ async def put_checkpoint(
     run_sync: RunSync,
     shard_bytes: int,
 ) -> None:
-    """Write a checkpoint, then delete the older ones.
+    """Write a checkpoint of a version and an optimizer step, then delete the older ones.
 
-    Args:
-        moment: the version and the optimizer step.
-        source: masters and moments, which do not change before this returns.
-        replay: the state of the replay buffer; empty for a buffer without groups.
+    Masters and moments do not change before this returns.
     """
     version, step = moment
     folder = CheckpointNote(version=version, step=step, shards=1).folder

@@ -22,11 +22,7 @@ class PolicyLearner(Protocol):
         """Number of weights."""
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
-        """Return the gradients of the loss of these groups. Masters and moments are only read.
-
-        Raises:
-            ValueError: the groups have no tokens.
-        """
+        """Return the gradients of the loss of these groups. Masters and moments are only read."""
 
     def update(self, gradients: Gradients) -> StepReport:
         """Change masters and moments by the gradients that were computed last.

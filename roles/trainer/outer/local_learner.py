@@ -67,20 +67,14 @@ def with_masters(state: Mapping[str, Tensor], weights: Weights) -> dict[str, Ten
 def begin_round(own: State, shared: Weights) -> dict[str, Tensor]:
     """Return the state of a learner with which a site's round begins.
 
-    Args:
-        own: what `own_state` returned for the site's newest contribution that counts, or a new learner's state.
-        shared: the shared FP32 weights.
+    Its own part is what `own_state` returned for the site's newest contribution that counts, or a new learner's state.
     """
     weights = {name: tensor + own[AHEAD + name] if AHEAD + name in own else tensor for name, tensor in shared.items()}
     return with_masters({name: tensor for name, tensor in own.items() if not name.startswith(AHEAD)}, weights)
 
 
 def own_state(state: State, shared: Weights, sent: Collection[str]) -> dict[str, Tensor]:
-    """Return what of a learner's state belongs to the site alone if its contribution counts.
-
-    Args:
-        shared: with which the round began; sent: names of the weights that the contribution has.
-    """
+    """Return what of a learner's state belongs to the site alone if its contribution counts."""
     ahead = {AHEAD + name: tensor - shared[name] for name, tensor in masters(state).items() if name not in sent}
     return without_masters(state) | ahead
 

@@ -27,12 +27,7 @@ PROJECTIONS: Final = "projections of contributions"
 
 @dataclass
 class Attendance:
-    """What the coordinator has seen of the workers in a round.
-
-    Attributes:
-        contributions: the first contribution that it saw of each worker, in the order in which it saw them.
-        refusals: the workers of which nothing will count.
-    """
+    """What the coordinator has seen of a round's workers: the first contributions, in order, and who is refused."""
 
     opening: Signed[RoundManifest]
     contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
@@ -103,11 +98,7 @@ class Attendance:
 async def fetch_payload(
     node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
 ) -> bytes:
-    """Fetch the payload of a contribution from its worker's space, and check all of it.
-
-    Args:
-        checks: limits how many are decoded at the same time.
-    """
+    """Fetch a contribution's payload from its worker's space, and check it; `checks` limits how many at a time."""
     ref, parts = contribution.payload, parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
     largest = sum(largest_frame(part) + FRAME_SLACK for part in parts)  # the head has less than that for a part
     if ref.size > largest:

@@ -150,9 +150,7 @@ class ChainRepair:
         return manifests
 
     async def _rebuild_weights(self, head: Head) -> int:
-        """Make the weights of the newest version whole: from the state, or else from storage; return how many files
-        they have.
-        """
+        """Make the newest version's weights whole, from the state or else storage; return how many files they have."""
         node, path = self._node, f"{PUBLISHED_WEIGHTS}{head.version:010d}"
         # Damaged files are absent from the draft, so files that are all there are intact.
         with suppress(NotFoundError):

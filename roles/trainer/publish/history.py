@@ -156,11 +156,7 @@ class History:
         self.published_version = version
 
     async def delete_needless_weights(self, uploading: Set[int] = frozenset()) -> None:
-        """Delete the weights of versions before the newest published one.
-
-        Args:
-            uploading: versions whose anchor is being uploaded. Those whose anchor is to be uploaded are needed anyhow.
-        """
+        """Delete the weights before the newest published version, but for those whose anchor is being uploaded."""
         # Notes before files: a note says that its files are complete, so it must not outlive them.
         newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
@@ -229,7 +225,6 @@ class History:
 
 
 async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
-    """Return the signed manifests in a state by version."""
     manifests: dict[int, Signed[Manifest]] = {}
     async for item in state.list(MANIFESTS):
         signed = open_announced(await state.get(item.path, limits.MAX_RECORD_BYTES * 2), Manifest)

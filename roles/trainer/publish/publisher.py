@@ -57,12 +57,7 @@ class PublisherSettings:
 
 
 class Publisher:
-    """Publishes the snapshots of one trainer.
-
-    Attributes:
-        fence: says when this publisher must stop.
-        started: set once this publisher has begun its epoch and shows its head.
-    """
+    """Publishes the snapshots of one trainer."""
 
     def __init__(self, node: Node, history: History, settings: PublisherSettings) -> None:
         self._node = node

@@ -51,11 +51,7 @@ class VersionBuild:
             self._digests[name] = tensor_digest(tensor)
 
     def encode(self, new: Weights, old: Weights) -> None:
-        """Encode the changes of tensors that were added.
-
-        Args:
-            old: the tensors of the previous version with the same names.
-        """
+        """Encode the changes of tensors that were added, from those of the previous version with the same names."""
         # Both digests are known: the new ones from `add`, the old ones from the build of the version before.
         assert self._encoder is not None and self._previous is not None
         self._encoder.add(old, new, base_digests=self._previous.digests, digests=self._digests)

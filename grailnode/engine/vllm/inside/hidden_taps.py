@@ -89,7 +89,6 @@ def _record(
     """Check prefills, and record the results.
 
     Args:
-        project: computes the logits of states.
         states: [N, D] of all tokens of the pass, request behind request.
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
     """
@@ -111,7 +110,6 @@ def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Proj
 
     Args:
         begin: the position of the first of these tokens in the completion.
-        states: [N, D], from which they are drawn.
         project: computes logits [n, V] of states [n, D]; all ranks call it alike, as all have the same batch.
     """
     tokens = arguments.tokens[begin : begin + len(states)]

@@ -37,11 +37,7 @@ class Job:
         self._thread.join()
 
     def state(self) -> Values:
-        """Return the result, or that there is none yet.
-
-        Raises:
-            Exception: what the work raised.
-        """
+        """Return the result, or that there is none yet."""
         if self.error is not None:
             raise self.error
         return self.result if self.result is not None else {"running": True}

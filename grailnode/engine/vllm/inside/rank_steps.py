@@ -27,11 +27,7 @@ class CancelledError(Exception):
 
 
 class RankSteps:
-    """The steps of one job, as this rank sees them; the same without tensor parallelism.
-
-    Args:
-        cancelled: whether this rank was asked to end the job; the ranks are asked at different moments.
-    """
+    """The steps of one job, as this rank sees them; the same without tensor parallelism."""
 
     def __init__(self, engine_weights: ServedWeights, cancelled: Cancelled) -> None:
         self._weights = engine_weights

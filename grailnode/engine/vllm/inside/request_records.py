@@ -46,7 +46,6 @@ class CheckArguments:
     Attributes:
         begin: the position of the first token whose state is needed, prompt and completion together.
         tokens: of the completion, GIVEN for those that are not checked.
-        seed, sketch: see DrawnTokens.
     """
 
     begin: int
@@ -63,9 +62,7 @@ class RequestArguments:
     Attributes:
         request: the id under which its record is asked for.
         seed: of its noise; None for the most likely tokens.
-        temperature: divides the logits; filters: which tokens may be sampled.
-        states: whether the states are recorded from which tokens are drawn.
-        sketch: what their sketch is computed with, which is then recorded in their place.
+        sketch: what their sketch is computed with, which is then recorded in place of the states.
         check: for a prefill: how its tokens are checked, and nothing else is recorded; None while sampling.
         offset: position of the first token, for the noise.
     """
@@ -89,9 +86,8 @@ class RequestArguments:
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
         """Parse a request's extra arguments; None if ours are not among them.
 
-        Raises:
-            ValueError: an unknown argument, or one with an invalid value. A request comes from this machine's node, but
-                a wrong one must end as one refused request, not as a worker that fails.
+        A request comes from this machine's node, but an invalid one must end as one refused request, not as a worker
+        that fails.
         """
         text = (extra or {}).get(ARGUMENT)
         return None if text is None else _adapter.validate_json(text)

@@ -37,10 +37,6 @@ class _Group:
 class DrawnRows:
     """The rows of a batch whose token is ours to draw. They stay the same from step to step until a request comes or
     goes, so that a step costs the host little for each row.
-
-    Args:
-        rows: of the batch, ascending, each with the arguments of its request.
-        device: of the logits.
     """
 
     def __init__(self, rows: Sequence[tuple[int, RequestArguments]], device: torch.device) -> None:

@@ -20,12 +20,7 @@ slots: dict[int, RequestArguments] = {}
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
-    """Implements V2's `LogitsProcessor`: the largest logit of our requests becomes that of the required token.
-
-    Args:
-        req_states: the lengths of the slots' prompts, and of what vLLM computes before it draws: the prompt, and for a
-            request that it preempted the tokens drawn before.
-    """
+    """Implements V2's `LogitsProcessor`: the largest logit of our requests becomes that of the required token."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         self._prompt_lengths, self._prefill_lengths = req_states.prompt_len, req_states.prefill_len

@@ -29,11 +29,7 @@ class PoisonedError(ServedWeightsError):
 
 
 class DifferentWeightsError(ServedWeightsError):
-    """The weights read back are not those of a version.
-
-    Attributes:
-        tensors: the names of those that differ; none if only the digest of all tensors together is known.
-    """
+    """The weights read back are not those of a version."""
 
     def __init__(self, version: int, tensors: Sequence[str]) -> None:
         which = f" in {len(tensors)} tensors: {', '.join(tensors)}" if tensors else ""
@@ -62,11 +58,9 @@ class StagedVersion:
     """A version that was checked and can be committed.
 
     Attributes:
-        version: its number.
         base: digest of the weights that the changes are for; None for a whole checkpoint, which fits any.
         digest: of all its weights; digests: BLAKE3 of each tensor.
-        changes: of single elements.
-        tensors: BF16, tensors to be written whole.
+        changes: of single elements; tensors: BF16, to be written whole.
     """
 
     version: int

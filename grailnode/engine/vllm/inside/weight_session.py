@@ -101,12 +101,7 @@ class WeightSession:
         return {}
 
     def upload(self, name: str, data: str, first: bool) -> Values:
-        """Append base64 bytes to a temporary file here, for a node that shares no directory with this machine.
-
-        Args:
-            name: of the file, without a directory; every rank has a directory of its own.
-            first: whether the file begins anew.
-        """
+        """Append base64 bytes to a temporary file here, for a node that shares no directory with this machine."""
         # Only the last part of the name, so that a caller cannot write elsewhere.
         path = self._path(Path(name).name)
         with path.open("wb" if first else "ab") as file:
@@ -169,11 +164,7 @@ class WeightSession:
         return self._job.state() if self._job is not None else {}
 
     def commit(self, version: int) -> Values:
-        """Write the staged version; the node has paused the engine. It can be staged and committed once.
-
-        Raises:
-            ServedWeightsError: it is not staged, or could not be written.
-        """
+        """Write the staged version; the node has paused the engine. It can be staged and committed once."""
         # No job of another call may read together with other ranks while these agree.
         self._stop_job()
         start, engine_weights = perf_counter(), self._weights()

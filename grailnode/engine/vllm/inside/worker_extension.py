@@ -21,16 +21,7 @@ class WorkerExtension:
     """Answers the commands of a node."""
 
     def grailnode(self, command: str, arguments: str = "{}") -> dict[str, Any]:
-        """Carry out a command of WeightSession.
-
-        Args:
-            command: one of COMMANDS.
-            arguments: its arguments, a JSON object.
-
-        Returns:
-            {"value": ...}, or {"error": one line, "kind": the exception's class, "tensors": the names of those that
-            differ}: an exception would end vLLM.
-        """
+        """Carry out a command of WeightSession; return its value, or the error, as an exception would end vLLM."""
         try:
             if command not in COMMANDS:
                 raise ValueError(f"{command}: no such command")

@@ -64,12 +64,7 @@ class RankGroup:
         return slice(min(rank * share, rows), min((rank + 1) * share, rows))
 
     def gather(self, own: Tensor, rows: int) -> Tensor | None:
-        """Return a whole tensor on rank 0, and None on the others. The parts arrive where they belong in it.
-
-        Args:
-            own: this rank's rows, contiguous, on the CPU.
-            rows: of all ranks.
-        """
+        """Return a whole tensor on rank 0 from each rank's contiguous rows on the CPU, and None on the other ranks."""
         if self.rank > 0:
             self._send(own, 0, self.reads)
             return None
@@ -80,12 +75,7 @@ class RankGroup:
         return whole
 
     def scatter(self, whole: Tensor | None, own: Tensor) -> None:
-        """Fill every rank's rows of a tensor from the whole one, which rank 0 has.
-
-        Args:
-            whole: on rank 0, on the CPU, contiguous, of the dtype of `own`.
-            own: this rank's rows, on any device; changed.
-        """
+        """Fill every rank's rows of a tensor from the whole one, which rank 0 has on the CPU, contiguous."""
         if whole is None:
             part = torch.empty(own.shape, dtype=own.dtype)
             self._receive(part, 0, self.steps)
