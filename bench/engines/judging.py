@@ -10,14 +10,15 @@ from bench.engines.setting import directory, report
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
-from grailnode.calibration.prompts import rewards_of
 from grailnode.calibration.variants import Variant, VllmServers, VllmVariant
+from grailnode.cli.actions.policy_evaluation import AskedRules
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.installation import installed_version
 from protocol import environments
 from protocol.judging.verdict import own_rejection
 from protocol.proof import Thresholds, arithmetic_of
-from protocol.rollout.sampling import SamplingParams
+from protocol.run import SamplingSpec
+from roles.policy.assignment import PolicyTask
 
 _GROUP_SIZE = 8
 _SHARES = {"honest": (2, None), "8-bit copy": (4, 8), "4-bit copy": (4, 4)}  # of the rollouts, one in so many; bits
@@ -31,10 +32,12 @@ async def judging(python: Path, arguments: argparse.Namespace) -> None:
     """
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     environment = environments.get("addition")
-    params = SamplingParams(1.0, 24, policy.stops)
-    rewards = rewards_of(environment, policy.tokenizer, params)
+    sampling = SamplingSpec(temperature=1.0, max_tokens=24, stops=policy.stops)
+    task = PolicyTask(bytes(32), AskedRules(sampling), environment, policy.tokenizer, policy.vocabulary)
     work = CalibrationTask(
-        policy, params, _GROUP_SIZE, lambda seed: environment.problem(seed).prompt, seed=arguments.seed, rewards=rewards
+        *(policy, sampling.params(), _GROUP_SIZE, lambda seed: environment.problem(seed).prompt),
+        seed=arguments.seed,
+        task=task,
     )
     rows = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     for dtype in arguments.dtypes:

@@ -15,12 +15,14 @@ from bench.proofs import trained_policy
 from bench.proofs.sides import Pair, Side
 from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
+from grailnode.cli.actions.policy_evaluation import AskedRules
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
 from grailnode.run import creation
 from grailnode.run.rules import Rules
-from protocol.encoding import REWARD_UNIT
 from protocol.judging.ledger import GROUP
+from protocol.run import SamplingSpec
+from roles.policy.assignment import PolicyTask
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 
@@ -98,15 +100,11 @@ class Setting:
 
     def task(self, seed: int) -> CalibrationTask:
         """Return the task on which pairs are measured."""
-        params, environment, text = trained_policy.PARAMS, TradingTask(), self.policy.tokenizer
-
-        def rewards(data: bytes, completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
-            problem = environment.problem(data)
-            stories = [text.decode(params.without_stop(tuple(tokens))) for tokens in completions]
-            return tuple(round(environment.reward(problem, story) * REWARD_UNIT) for story in stories)
-
+        params, environment, policy = trained_policy.PARAMS, TradingTask(), self.policy
+        sampling = SamplingSpec(temperature=params.temperature, max_tokens=params.max_tokens, stops=params.stops)
+        task = PolicyTask(bytes(32), AskedRules(sampling), environment, policy.tokenizer, policy.vocabulary)
         return CalibrationTask(
-            self.policy, params, GROUP_SIZE, lambda data: environment.problem(data).prompt, seed=seed, rewards=rewards
+            policy, params, GROUP_SIZE, lambda data: environment.problem(data).prompt, seed=seed, task=task
         )
 
     def model(self) -> Qwen3:

@@ -18,17 +18,22 @@ from protocol.judging.evidence import Counts, count_group, count_luck, repeated_
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
+from protocol.rollout.batch import join_turns
 from protocol.rollout.checking import Check, CheckRules
+from protocol.rollout.episode import Turn
 from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
-from roles.policy.assignment import encode_prompt
+from roles.policy.assignment import PolicyTask, encode_prompt
+from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
 from roles.ports import CheckRequest, Engine, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
 """Bound on the bytes of the logits (float32) of groups that are generated and checked together."""
 _CHUNK_ROLLOUTS: Final = 512
 _LEAST_RIVAL: Final = 0.02  # probability of all other tokens; below it, rounding of the log-probability would dominate
+_Part = tuple[Sequence[Generation], Sequence[tuple[Turn, ...]], tuple[int, ...]]
+"""The completions of a group, the turns of each, and their rewards if there are any."""
 _RUN: Final = bytes(32)  # replaces the ids of run and miner where seeds are derived, as there is no run
 
 
@@ -38,7 +43,7 @@ class CalibrationTask:
 
     Attributes:
         prompt: returns the prompt for a group's 32-byte seed.
-        rewards: returns the rewards of completions of the prompt of a seed, in millionths; None if there are none.
+        task: with the environment that made the prompts, which rewards and, in episodes, replies; None for none.
         chat: how a prompt becomes a conversation; None for prompts as they are.
         seed: prompts, noise and projections are derived from it.
         lora: the adapters that the run trains; None for a run that trains all weights.
@@ -52,7 +57,13 @@ class CalibrationTask:
     seed: int = 0
     chat: ChatSpec | None = None
     lora: LoraSpec | None = None
-    rewards: Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]] | None = None
+    task: PolicyTask | None = None
+
+    @property
+    def turns(self) -> int:
+        """Most turns of an episode; 1 without episodes."""
+        rule = None if self.task is None else self.task.run.episode_rule
+        return 1 if rule is None else rule.turns
 
     @property
     def chunk(self) -> int:
@@ -79,6 +90,7 @@ class GroupMeasurement:
         rivals: float32 [N], the probability of all other tokens, at least 0.02. The two best scores differ by less than
             a small d with a probability of about d times this.
         rewards: of each rollout, in millionths; empty if the prompts have no rewards.
+        turns: tokens of each turn, N in sum; empty if each rollout is one turn.
     """
 
     lengths: tuple[int, ...]
@@ -91,6 +103,12 @@ class GroupMeasurement:
     differences: np.ndarray
     rivals: np.ndarray
     rewards: tuple[int, ...] = ()
+    turns: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens of each turn: where the policy ends is tested once a turn."""
+        return self.turns or self.lengths
 
     @property
     def fresh(self) -> np.ndarray:
@@ -101,7 +119,7 @@ class GroupMeasurement:
     def counts(self, thresholds: Thresholds) -> Counts:
         """Return what a validator counts of this group, its luck only if its rewards are known."""
         margins = whole_margins(self.margins, NOISE_UNIT)
-        counts = count_group(self.distances, margins, self.stops, self.lengths, thresholds, self.repeats)
+        counts = count_group(self.distances, margins, self.stops, self.ends, thresholds, self.repeats)
         if not self.rewards:
             return counts
         luck = count_luck(margins, self.lengths, self.rewards, thresholds.luck.beyond)
@@ -113,18 +131,17 @@ class Submission:
     """A group of N tokens as a miner submits it, without the hidden states.
 
     Attributes:
-        seed: of its prompt.
-        requests, completions: one of each for every rollout.
-        sketch: of the states behind all tokens before rounding, float32 [N, 4]; projection: the seed with which it was
-            computed.
+        requests: what is checked of each rollout.
+        turns: the tokens of each turn, N in sum.
+        rewards: of the rollouts, in millionths; empty if the prompts have no rewards.
+        sketch: of the states behind all tokens before rounding, float32 [N, 4].
         logprobs: float32 [N], of the tokens.
     """
 
-    seed: bytes
-    requests: tuple[Request, ...]
-    completions: tuple[tuple[int, ...], ...]
+    requests: tuple[CheckRequest, ...]
+    turns: tuple[int, ...]
+    rewards: tuple[int, ...]
     sketch: Tensor
-    projection: bytes
     logprobs: np.ndarray
 
 
@@ -145,61 +162,90 @@ async def generate_groups(
             for prompt in [encode_prompt(work.policy.tokenizer, work.chat, work.prompt(seed))]
             for index in range(size)
         ]
-        generations = await generating.generate(requests, work.params)
-        projection = challenge.sketch_seed(_RUN, begin, randomness)
-        yield [
-            _submit(work, seed, requests[at : at + size], generations[at : at + size], projection)
-            for seed, at in zip(seeds, range(0, len(requests), size), strict=True)
-        ]
+        parts = await (_complete if work.turns == 1 else _play)(work, generating, seeds, requests)
+        key = SketchKey(work.kind, challenge.sketch_seed(_RUN, begin, randomness))
+        yield [_submit(requests[place * size :][:size], part, key) for place, part in enumerate(parts)]
+
+
+async def _complete(
+    work: CalibrationTask, engine: Engine, seeds: Sequence[bytes], requests: Sequence[Request]
+) -> list[_Part]:
+    """Return the completions of each group, as episodes of one turn."""
+    generations, size = await engine.generate(requests, work.params), work.group_size
+    parts: list[_Part] = []
+    for place, seed in enumerate(seeds):
+        part = generations[place * size :][:size]
+        rewards: tuple[int, ...] = ()
+        if work.task is not None:
+            problem = work.task.environment.problem(seed)
+            rewards = await work.task.scores([(problem, item.tokens) for item in part])
+        parts.append((part, [((len(item.tokens), ()),) for item in part], rewards))
+    return parts
+
+
+async def _play(
+    work: CalibrationTask, engine: Engine, seeds: Sequence[bytes], requests: Sequence[Request]
+) -> list[_Part]:
+    """Return the episodes of each group."""
+    task, size, groups = work.task, work.group_size, []
+    assert task is not None
+    for place, seed in enumerate(seeds):
+        problem, own = task.environment.problem(seed), requests[place * size :][:size]
+        opened = [OpenEpisode(task, problem, challenge.episode_seed(seed, index)) for index in range(size)]
+        groups.append([PlayedEpisode(item, own[0].prompt, one.seed) for item, one in zip(opened, own, strict=True)])
+    await play(task, engine, [episode for group in groups for episode in group])
+    return [
+        (
+            [item.generation for item in group],
+            [item.episode.turns for item in group],
+            tuple(item.episode.reward for item in group),
+        )
+        for group in groups
+    ]
 
 
 async def check_groups(
     work: CalibrationTask, checking: Engine, submissions: Sequence[Submission]
 ) -> list[GroupMeasurement]:
     """Check groups by a prefill of all of them, and return the measurements."""
-    requests = [
-        CheckRequest(request.prompt, completion, request.seed, SketchKey(work.kind, submission.projection))
-        for submission in submissions
-        for request, completion in zip(submission.requests, submission.completions, strict=True)
-    ]
+    requests = [request for submission in submissions for request in submission.requests]
     checks = iter(await checking.check(requests, CheckRules(work.params)))
     return [
-        _compare(work, submission, Check.join(list(islice(checks, len(submission.requests)))))
-        for submission in submissions
+        _compare(submission, Check.join(list(islice(checks, len(submission.requests))))) for submission in submissions
     ]
 
 
-def _submit(
-    work: CalibrationTask,
-    seed: bytes,
-    requests: Sequence[Request],
-    generations: Sequence[Generation],
-    projection: bytes,
-) -> Submission:
+def _submit(requests: Sequence[Request], part: _Part, key: SketchKey) -> Submission:
+    generations, turns, rewards = part
+    joined = [join_turns(item.tokens, own) for item, own in zip(generations, turns, strict=True)]
     return Submission(
-        seed=seed,
-        requests=tuple(requests),
-        completions=tuple(item.tokens for item in generations),
-        sketch=sketch.values_of(work.kind, torch.cat([item.hidden for item in generations]), projection),
-        projection=projection,
+        requests=tuple(
+            CheckRequest(request.prompt, sequence, request.seed, key, drawn)
+            for request, (sequence, drawn) in zip(requests, joined, strict=True)
+        ),
+        turns=tuple(count for own in turns for count, _ in own),
+        rewards=rewards,
+        sketch=sketch.values_of(key.kind, torch.cat([item.hidden for item in generations]), key.seed),
         logprobs=np.array([value for item in generations for value in item.logprobs], dtype=np.float32),
     )
 
 
-def _compare(work: CalibrationTask, submission: Submission, check: Check) -> GroupMeasurement:
+def _compare(submission: Submission, check: Check) -> GroupMeasurement:
     """Compare the two sides, as roles/validator/judge.py does."""
-    completions, checked = submission.completions, check.logprobs.numpy()
+    checked, requests = check.logprobs.numpy(), submission.requests
+    drawn = np.concatenate([np.array(request.drawn) for request in requests])
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
     rivals = np.maximum(1.0 - np.exp(checked), np.float32(_LEAST_RIVAL))
     return GroupMeasurement(
-        lengths=tuple(map(len, completions)),
+        lengths=tuple(len(request.drawn_tokens.tokens) for request in requests),
         distances=sketch.distances(sketch.rounded(submission.sketch), sketch.rounded(check.sketch)),
         sketch_errors=(submission.sketch - check.sketch).abs().amax(dim=1).numpy(),
-        repeats=repeated_positions(completions),
+        repeats=repeated_positions([request.completion for request in requests])[drawn],
         margins=check.margins.numpy(),
         shifts=np.abs(checked - submission.logprobs) / rivals,
         rivals=rivals,
         stops=check.stops.numpy(),
         differences=checked - submission.logprobs,
-        rewards=() if work.rewards is None else work.rewards(submission.seed, completions),
+        rewards=submission.rewards,
+        turns=submission.turns,
     )

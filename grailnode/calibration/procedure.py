@@ -101,6 +101,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         max_tokens=job.work.params.max_tokens,
         group_size=job.work.group_size,
         sketch=job.work.kind,
+        turns=job.work.turns,
     )
     measurement = RowMeasurement(
         seed=job.work.seed,

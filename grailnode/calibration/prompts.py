@@ -7,34 +7,12 @@ from typing import Final
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.policy import Tokenizer
 from protocol import bounded_json
-from protocol.encoding import REWARD_UNIT
-from protocol.environments import Environment, Problem
 from protocol.errors import MalformedError
-from protocol.rollout.sampling import SamplingParams
 
 Prompts = Callable[[bytes], str]
 """Returns the prompt for a group's 32-byte seed."""
 
-Rewards = Callable[[bytes, Sequence[Sequence[int]]], tuple[int, ...]]
-"""Returns the rewards of completions of a seed's prompt, in millionths."""
-
 _MAX_BYTES: Final = 1 << 30
-
-
-def of_problems(problem: Callable[[bytes], Problem]) -> Prompts:
-    """Return prompts from a task's training problems, of which `problem` returns that of a seed."""
-    return lambda seed: problem(seed).prompt
-
-
-def rewards_of(environment: Environment, tokenizer: Tokenizer, params: SamplingParams) -> Rewards:
-    """Return the rewards of an environment that generates its problems."""
-
-    def rewards(seed: bytes, completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        problem = environment.problem(seed)
-        texts = [tokenizer.decode(params.without_stop(tuple(tokens))) for tokens in completions]
-        return tuple(round(environment.reward(problem, text) * REWARD_UNIT) for text in texts)
-
-    return rewards
 
 
 def drawn_from(prompts: Sequence[str]) -> Prompts:

@@ -117,6 +117,7 @@ class Subject(_Part):
         prompts: name of the environment or of the file of the prompts.
         chat: whether they were put into the policy's chat template.
         lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
+        turns: most of an episode, for all of whose turns `max_tokens` is the limit.
     """
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -127,6 +128,7 @@ class Subject(_Part):
     group_size: Annotated[int, Field(ge=1)]
     sketch: SketchKind
     lora: MeasuredAdapters | None = None
+    turns: Annotated[int, Field(ge=1)] = 1
 
 
 class ProofFile(_Part):
@@ -146,7 +148,7 @@ class ProofFile(_Part):
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), indent=2) + "\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

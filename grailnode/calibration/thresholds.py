@@ -114,8 +114,8 @@ def _margins(group: GroupMeasurement) -> np.ndarray:
 
 
 def stop_margins(group: GroupMeasurement) -> np.ndarray:
-    """Return the largest margin of each rollout where a stop token is taken or drawn, in whole units: int64 [R]."""
-    begins = np.cumsum([0, *group.lengths[:-1]])
+    """Return the largest margin of each turn where a stop token is taken or drawn, in whole units: int64 [turns]."""
+    begins = np.cumsum([0, *group.ends[:-1]])
     largest: np.ndarray = np.maximum.reduceat(np.where(group.stops, _margins(group), 0), begins)
     return largest
 

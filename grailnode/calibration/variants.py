@@ -9,6 +9,7 @@ import torch
 import trio
 
 from grailnode.calibration.padding import Padded, Side
+from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
@@ -211,12 +212,12 @@ def _pairs_of_torch(generating: AnyVariant, checking: AnyVariant, policy: Policy
 
 
 def select(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs that the command line names: "run" for all, or names separated by commas. A ValueError for an
-    unknown name lists all names.
+    """Return the pairs that the command line names: "run" for all, or names separated by commas. A CalibrationError for
+    an unknown name lists all names.
     """
     by_name = {pair.name: pair for pair in run_pairs(generating, checking, policy)}
     requested: Sequence[str] = list(by_name) if names == "run" else list(dict.fromkeys(names.split(",")))
     unknown = [name for name in requested if name not in by_name]
     if unknown:
-        raise ValueError(f"no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
+        raise CalibrationError(f"--pairs: no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
     return tuple(by_name[name] for name in requested)

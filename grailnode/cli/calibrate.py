@@ -11,7 +11,7 @@ from protocol.proof import CALIBRATED
 
 _RULES: Final = (
     *("environment", "environment_config", "data", "chat", "system_prompt", "max_tokens", "temperature"),
-    *("lora_rank", "lora_alpha", "lora_targets"),
+    *("turns", "turn_tokens", "reply_tokens", "episode_tokens", "lora_rank", "lora_alpha", "lora_targets"),
 )
 
 

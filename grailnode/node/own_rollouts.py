@@ -14,8 +14,8 @@ import torch
 import trio
 
 from grailnode import UserError
-from grailnode.calibration import prompts
 from grailnode.calibration.pairs import CalibrationTask, check_groups, generate_groups
+from grailnode.calibration.prompts import Prompts
 from grailnode.calibration.proof_file import calibration_command
 from grailnode.calibration.variants import ALONE, DType, Pair, Variant
 from grailnode.config import Config
@@ -136,14 +136,14 @@ def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
         torch.set_num_threads(before)
 
 
-def _prompts(config: Config, run: RunManifest) -> prompts.Prompts:
+def _prompts(config: Config, run: RunManifest) -> Prompts:
     """Return the run's prompts."""
     data = config.trainer.data
     if run.data is not None and (data is None or not config.at(data).is_file()):
         raise SkippedError("the run's problems are not on this machine: --set trainer.data=FILE names them")
     sources = [_source(spec, None if data is None else config.at(data)) for spec in run.tasks]
     shares = [member.ppm for member in run.environment]
-    return prompts.of_problems(lambda seed: sources[drawn_member(shares, seed)].problem(seed))
+    return lambda seed: sources[drawn_member(shares, seed)].problem(seed).prompt
 
 
 def _source(spec: EnvironmentSpec, data: Path | None) -> Environment | Dataset:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.environments import mathematics, programming
-from protocol.environments.addition import Addition
+from protocol.environments.addition import Addition, Sums
 from protocol.environments.base import Environment, EpisodeEnvironment, Problem, Sandbox
 from protocol.environments.calculator import Calculator
 from protocol.environments.countdown import Countdown
@@ -12,7 +12,6 @@ from protocol.environments.dataset import Dataset
 from protocol.environments.mathematics import Mathematics
 from protocol.environments.programming import Programming
 from protocol.environments.sat import Sat
-from protocol.environments.sums import Sums
 from protocol.environments.wordle import Wordle
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The addition environment: the prompt '57+68=' must be continued by '125' (docs/spec/environments.md)."""
+"""The environments of sums: the prompt '57+68=' must be continued by '125' (docs/spec/environments.md)."""
 
 import functools
 import re
@@ -70,3 +70,11 @@ class Addition:
 
     def reward(self, problem: Problem, completion: str) -> float:
         return 1.0 if ends_with_number(completion, problem.reference) else 0.0
+
+
+class Sums(Addition):
+    """One-digit addition, asked as 'What is 3+9?'. The reward is that of `Addition`."""
+
+    name = "sums"
+    form = "What is {}+{}?"
+    low, high = 1, 9

@@ -56,8 +56,8 @@ class Episode(Protocol):
 
 @runtime_checkable
 class EpisodeEnvironment(Environment, Protocol):
-    """An environment that replies to the policy. Its replies are exact: every machine computes the same ones. Its
-    `reward` is that of an episode of one turn.
+    """An environment that replies to the policy; if it is exact, every machine computes the same replies. Its `reward`
+    is that of an episode of one turn.
     """
 
     @property

@@ -19,7 +19,7 @@ from protocol.encoding import Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
 from protocol.judging.roster import Roster
-from protocol.judging.verdict import Reason, Verdict
+from protocol.judging.verdict import Verdict
 from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, ProofSpec, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
@@ -49,7 +49,7 @@ class LedgerRow(Record):
         verdict: SHA-256 of the verdict's body; empty if nothing was delivered and so nothing judged.
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
-            lapsed.
+            lapsed. Audited ones that are neither accepted nor rejected were not reproduced.
         counts: of the accepted groups, for the evidence of the windows to come.
     """
 
@@ -67,8 +67,8 @@ class LedgerRow(Record):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        if not self.accepted + self.rejected == self.audited <= self.dealt <= self.submitted <= self.pledged:
-            raise ValueError("accepted + rejected = audited <= dealt <= submitted <= pledged must hold")
+        if not self.accepted + self.rejected <= self.audited <= self.dealt <= self.submitted <= self.pledged:
+            raise ValueError("accepted + rejected <= audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
             raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
         return self
@@ -78,23 +78,25 @@ class LedgerRow(Record):
         """Whether the miner's pledge has lapsed: the row counts neither for it nor against it."""
         return bool(self.dealt) and not self.audited
 
+    @property
+    def counting(self) -> int:
+        """The groups that count for the miner if none is audited again: the audited ones stand for all."""
+        return self.dealt * (self.accepted + self.rejected) // max(1, self.audited) - self.rejected
+
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
         """Return the row of a verdict."""
         group_counts = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
-        # A group that could not be judged is not paid for the others, as one is that was not picked.
-        unreproduced = sum(judgement.reason == Reason.UNREPRODUCED for judgement in verdict.judgements)
-        rejected_groups = sum(judgement.rejected for judgement in verdict.judgements)
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
             arithmetic=verdict.miner_arithmetic,
             pledged=verdict.pledged,
             submitted=verdict.submitted,
-            dealt=verdict.dealt - unreproduced,
-            audited=len(group_counts) + rejected_groups,
+            dealt=verdict.dealt,
+            audited=0 if verdict.lapsed else len(verdict.judgements),
             accepted=len(group_counts),
-            rejected=rejected_groups,
+            rejected=sum(judgement.rejected for judgement in verdict.judgements),
             counts=sum(group_counts, NO_COUNTS),
         )
 
@@ -361,7 +363,7 @@ def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticNa
     first = priced_step(thresholds, statistic)
     expected = tally.trials * thresholds.table(statistic).rates[first]
     allowed = expected * _PRICED[statistic][1] // (100 * RATE_UNIT // GROUP)
-    return (row.dealt - row.rejected) * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
+    return row.counting * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
 
 
 def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | None, scoring: ScoringSpec) -> int:
@@ -370,7 +372,7 @@ def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | 
     more_accepted, more_rejected = amendment or (0, 0)
     accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
     trust_all = amendment is None and row.rejected == 0
-    credit = row.dealt if trust_all else min(accepted_groups, row.dealt)
+    credit = row.counting if trust_all else min(accepted_groups, row.dealt)
     missing_groups = row.pledged - row.submitted
     earned = credit * GROUP - scoring.penalty * rejected_groups
     return earned * scale[0] // scale[1] - scoring.shortfall * missing_groups
@@ -410,7 +412,8 @@ def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
     counts: dict[bytes, int] = {}
     for summary in ledger:
         for row in summary.rows:
-            counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + bool(row.accepted)
+            is_clean = row.accepted == row.audited > 0
+            counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + is_clean
     return counts
 
 

@@ -30,7 +30,7 @@ class Reason(enum.StrEnum):
     SAMPLING = "wrong-sampling"  # not the tokens that this policy and this noise determine
     STOP = "wrong-stop"  # ends where this policy would not end, or goes on where it would end
     TURN = "wrong-turn"  # not the replies of the environment, or an end where it would go on
-    UNREPRODUCED = "unreproduced"  # the environment reached a limit of this validator's machine: nobody's fault
+    UNREPRODUCED = "unreproduced"  # a limit of this validator's machine, or other replies of an inexact environment
     REWARD = "wrong-reward"  # not the reward that the environment computes
     LUCK = "chosen-reward"  # tokens that nearly tie were chosen for their reward
     WINDOW = "improbable-window"  # honest work would not give these windows, whatever this group shows

@@ -70,7 +70,7 @@ class Auditor:
         """Judge the groups of a case that the second round deals to this validator and picks.
 
         If one of them is rejected, all groups of a known miner that are dealt to it are judged. Of a stranger's groups,
-        the first one is judged alone, and no other if it is rejected: that costs the stranger everything and the
+        the first one is judged alone, and no other unless it is accepted: that costs the stranger everything and the
         validator little.
 
         Args:
@@ -95,7 +95,7 @@ class Auditor:
 
         if not is_known:
             await judge_more(audit_groups[:1])
-        if not any(judgement.rejected for judgement in judgements):
+        if all(judgement.accepted for judgement in judgements):
             await judge_more(audit_groups if is_known else audit_groups[1:])
         refusal = joint_rejection(judgements, evidence, thresholds)
         if is_known and (refusal or any(judgement.rejected for judgement in judgements)):

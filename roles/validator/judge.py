@@ -27,6 +27,7 @@ from roles.policy.episodes import OpenEpisode, replayed_reward
 from roles.ports import CheckRequest, Engine
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
+_MOST_LIMITS = 2  # groups at which the environment reaches a limit, which takes long; behind them no more are tried
 
 Reservation = Callable[[], AbstractAsyncContextManager[None]]
 """Waits until something is free, and reserves it for one case."""
@@ -93,13 +94,20 @@ class Judge:
                     checks += await self._check(part, thresholds)
                     part, tokens = [], 0
             checks += await self._check(part, thresholds)
+        judgements: list[Judgement] = []
+        limits = 0
         async with at_rewards():
-            return [
-                _judgement(
-                    group.index, digest, _token_count(group), await self._check_rewards(group, own, check, thresholds)
-                )
-                for (group, digest), (own, check) in zip(groups, checks, strict=True)
-            ]
+            for (group, digest), (own, check) in zip(groups, checks, strict=True):
+                result = check
+                if own is not None and check.reason is None:
+                    result = GroupCheck(Reason.UNREPRODUCED)
+                    try:
+                        if limits < _MOST_LIMITS:
+                            result = await self._check_rewards(group, own, check, thresholds)
+                    except SandboxLimitError:
+                        limits += 1
+                judgements.append(_judgement(group.index, digest, _token_count(group), result))
+        return judgements
 
     async def _check(
         self, groups: Sequence[Group], thresholds: Thresholds
@@ -184,23 +192,19 @@ class Judge:
         return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
     async def _check_rewards(
-        self, group: Group, assignment: Assignment | None, check: GroupCheck, thresholds: Thresholds
+        self, group: Group, assignment: Assignment, check: GroupCheck, thresholds: Thresholds
     ) -> GroupCheck:
         """Compare turns and rewards of a group that holds so far with the environment's, and count where misses fall
-        among rewards.
+        among rewards. Raise SandboxLimitError if the environment reaches a limit.
         """
-        if check.reason is not None or assignment is None:
-            return check
-        try:
-            if self._task.run.episode is not None:
-                replayed = await self._task.run_sync(self._replay, group, assignment)
-                if None in replayed:
-                    return GroupCheck(Reason.TURN, check.counts)
-                rewards = tuple(replayed)
-            else:
-                rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
-        except SandboxLimitError:
-            return GroupCheck(Reason.UNREPRODUCED)
+        if self._task.run.episode is None:
+            rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
+        else:
+            replayed = await self._task.run_sync(self._replay, group, assignment)
+            if None in replayed:
+                is_false = self._task.environment.exact
+                return GroupCheck(Reason.TURN, check.counts) if is_false else GroupCheck(Reason.UNREPRODUCED)
+            rewards = tuple(replayed)
         if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, check.counts)
         lengths = [len(rollout.tokens) for rollout in group.rollouts]

@@ -12,6 +12,7 @@ import pytest
 
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
+from protocol.environments.base import Problem, SandboxLimitError
 from protocol.judging.verdict import Reason
 from protocol.proof import EXACT_PROOF
 from protocol.rollout.batch import EpisodeRollout, Group, Rollout, assemble
@@ -19,19 +20,40 @@ from protocol.run import EpisodeSpec
 from roles.miner.produce import HonestProducer
 from tests.support.adversaries.false_episodes import CHEATS
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome, alter
-from tests.support.builders.dice import Dice
+from tests.support.builders.dice import Dice, DiceEpisode
 from tests.support.simulation.virtual_clock import simulate
 
 SPEC = EpisodeSpec(turns=6, turn_tokens=4, reply_tokens=8, tokens=60)
 Steps = dict[bytes, list[str]]
 
 
-def new_harness(environment: Any, episode: EpisodeSpec | None) -> TrialHarness:
+class InexactDice(Dice):
+    """Dice whose replies may differ between machines, and whose episodes reach a limit while `hangs`."""
+
+    exact = False
+    hangs = False
+    tries = 0
+
+    def begin(self, problem: Problem, seed: bytes) -> DiceEpisode:
+        self.tries += 1
+        if self.hangs:
+            raise SandboxLimitError("over 30 s")
+        return super().begin(problem, seed)
+
+
+def new_harness(environment: Any, episode: EpisodeSpec | None, groups: int = 2) -> TrialHarness:
     """Return a harness over the packaged policy in exact arithmetic."""
     weights = load_weights(PACKAGED_POLICY)
     policy_history = PolicyHistory(Policy.load(PACKAGED_POLICY), 0, lambda _: weights)
     return TrialHarness(
-        policy_history, environment, EXACT_PROOF, max_tokens=20, group_size=4, groups=2, episode=episode, exact=True
+        policy_history,
+        environment,
+        EXACT_PROOF,
+        max_tokens=20,
+        group_size=4,
+        groups=groups,
+        episode=episode,
+        exact=True,
     )
 
 
@@ -103,6 +125,27 @@ def test_a_false_episode_is_refused_and_nothing_behind_a_false_reply_is_stepped(
         assert texts == played[seed][: len(texts)]
     if name == "forged-reply":  # each first turn is the policy's own; all later ones answer to the miner
         assert stepped and all(len(texts) == 1 for texts in stepped.values())
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_false_replies_of_an_inexact_environment_count_for_nobody(name: str) -> None:
+    harness = new_harness(InexactDice(), SPEC)
+    make, reason = CHEATS[name]
+    honest, groups = produce(harness), produce(harness, make)
+    false = sum(group.rollouts != other.rollouts for group, other in zip(groups, honest, strict=True))
+    outcome = judge(harness, groups)
+    assert outcome.accepted == 2 - false
+    due = {Reason.UNREPRODUCED.value} if reason is Reason.TURN else {reason.value}
+    assert due <= set(outcome.reasons) <= {*due, Reason.STOP.value}
+
+
+def test_answers_that_reach_a_limit_take_the_time_of_two_groups_and_are_not_rejected() -> None:
+    environment = InexactDice()
+    harness = new_harness(environment, SPEC, groups=4)
+    groups = produce(harness)
+    environment.hangs, environment.tries = True, 0
+    assert judge(harness, groups).reasons == {Reason.UNREPRODUCED.value: 4}
+    assert environment.tries == 2
 
 
 def alter_turns(turns: Callable[[Any], Any]) -> Callable[[Rollout], Rollout]:

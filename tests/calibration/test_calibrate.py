@@ -115,6 +115,15 @@ def test_another_policy_is_calibrated_with_prompts_of_a_file(policy: Policy, tmp
     assert (proof.subject.temperature, proof.subject.max_tokens) == (0.7, 5)
 
 
+def test_whole_episodes_are_measured_where_the_environment_replies(tmp_path: Path) -> None:
+    out = tmp_path / "proof.json"
+    invoke("--environment", "wordle", "--turns", 4, "--rollouts", 96, "--pairs", "same", "--out", out)
+    proof = proof_file.read(out)
+    assert (proof.subject.prompts, proof.subject.turns, proof.subject.max_tokens) == ("wordle", 4, 12)
+    (pair,) = proof.table[0].measured.pairs
+    assert pair.tokens > 3 * 96  # a turn of the packaged policy has less than two tokens
+
+
 def _last_margin(row: Thresholds) -> int:
     """Return the first step that honest work reaches less often than once in 10^9 tokens."""
     steps = zip(row.margin.beyond, row.margin.rates, strict=True)

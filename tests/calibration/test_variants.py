@@ -13,6 +13,7 @@ from grailnode.calibration import pairs
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.padding import Padded
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
+from grailnode.calibration.thresholds import CalibrationError
 from grailnode.calibration.variants import ALONE, FEW_SEQUENCES, Pair, Variant, VllmVariant, run_pairs, select
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build
@@ -124,7 +125,7 @@ def test_pairs_have_distinct_names_and_variants(policy: Policy) -> None:
 def test_pairs_are_selected_by_name(policy: Policy) -> None:
     assert [pair.name for pair in select("left-padding,same", BASE, BASE, policy)] == ["left-padding", "same"]
     assert select("run", BASE, BASE, policy) == run_pairs(BASE, BASE, policy)
-    with pytest.raises(ValueError, match=r"no pair 'sane'; there are: run, same,"):
+    with pytest.raises(CalibrationError, match=r"no pair 'sane'; there are: run, same,"):
         select("same,sane", BASE, BASE, policy)
 
 

@@ -5,11 +5,10 @@ import itertools
 import pytest
 
 from protocol.environments import Environment
-from protocol.environments.addition import Addition
+from protocol.environments.addition import Addition, Sums
 from protocol.environments.base import Problem
 from protocol.environments.countdown import MAX_COMPLETION_CHARS, Countdown
 from protocol.environments.sat import Sat
-from protocol.environments.sums import Sums
 
 ADDITION, SUMS, COUNTDOWN, SAT = Addition(), Sums(), Countdown(), Sat()
 SUM = Problem(prompt="57+68=", reference="125")

@@ -10,6 +10,8 @@ from grailnode.environments.wheels import PluginError
 from grailnode.run import creation, requirements, workspace
 from grailnode.run.requirements import RequirementError
 from protocol import paths
+from protocol.identity.signing import open_announced
+from protocol.rollout.batch import Commitment, EpisodeRollout, open_group
 from tests.support.builders.plugins import files_of_page, install
 from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.tasks import open_sandbox
@@ -18,6 +20,7 @@ from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 RULES: dict[str, Any] = {"environment": "doubled-digits", "environment_config": '{"most": 99}', "max_tokens": 8}
+EPISODES: dict[str, Any] = {"environment": "higher-lower", "turns": 6, "turn_tokens": 3, "reply_tokens": 8}
 ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
 SETTINGS = """
 [trainer]
@@ -30,11 +33,13 @@ groups = 4
 
 
 @pytest.fixture
-def founder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+def founder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
+    """Return the directory of a run whose founder alone has the guide's plug-in."""
     open_sandbox()
     monkeypatch.syspath_prepend(install(files_of_page(), tmp_path / "plugin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **RULES)
+    rules = getattr(request, "param", RULES)
+    recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **rules)
     return workspace.create(tmp_path / "founder", recipe, miners=("miner-1",))
 
 
@@ -113,21 +118,44 @@ def test_what_is_no_mixture_is_refused_in_one_line(environment: str, reason: str
 
 
 @pytest.mark.slow
-def test_strangers_join_a_run_of_a_plugin(machines: Machines) -> None:
-    for name in ROLES:
-        machines.start(name)
+@pytest.mark.parametrize("founder", [EPISODES | {"max_tokens": 8}], indirect=True)
+def test_strangers_join_a_run_of_a_plugin_and_play_its_episodes(machines: Machines) -> None:
+    """The miner comes when storage shows another wheel: it says so in one line, and waits for the right one."""
+    run = creation.open_run((machines.workspace.directory / "run.manifest").read_bytes()).record
+    (ref,) = run.tasks[0].code
+    wheel = machines.directory / "buckets" / "trainer" / paths.file(machines.workspace.keys["trainer"], ref.digest)
+    machines.start("trainer")
+    eventually(lambda: wheel.is_file() and wheel.stat().st_size == ref.size, "the wheel of the run")
+    true = wheel.read_bytes()
+    wheel.write_bytes(true.replace(b"higher_lower", b"lower_higher"))
+    machines.start("miner-1")
+    eventually(lambda: bool(machines.events("miner-1", "miner-1", "files-missing")), "a line about the wheel")
+    (line,) = machines.events("miner-1", "miner-1", "files-missing")
+    assert line["error"] == f"{ref}: not the file that the run names, as storage shows it now"
+    folder = machines.directory / "miner-1" / "state" / "wheels" / ref.digest.hex()
+    assert not folder.exists()
+    wheel.write_bytes(true)
+    machines.start("validator")
     try:
         eventually(lambda: accepted(machines) >= 2, "accepted verdicts of the miner's groups")
     except AssertionError:
         pytest.fail(machines.terminal_output())
-    run = creation.open_run((machines.workspace.directory / "run.manifest").read_bytes()).record
-    (ref,) = run.tasks[0].code
-    key = machines.workspace.keys["trainer"]
-    assert (machines.directory / "buckets" / "trainer" / paths.file(key, ref.digest)).is_file()
-    for name in ("validator", "miner-1"):
-        (folder,) = (machines.directory / name / "state" / "wheels").iterdir()
-        assert folder.name == ref.digest.hex()
-        assert (folder / "doubled_digits.py").is_file()
+    assert (folder / "higher_lower.py").is_file()
+    assert max(turns_of(machines, machines.workspace.keys["miner-1"])) >= 2
+
+
+def turns_of(machines: Machines, miner: bytes) -> list[int]:
+    """Return how many turns each episode has that the first miner has stored."""
+    bucket = machines.directory / "buckets" / "miner-1"
+    turns = []
+    for file in (bucket / paths.commitment(miner, 0)).parent.iterdir():
+        commitment = open_announced(file.read_bytes(), Commitment).record
+        batch = (bucket / paths.batch(miner, commitment.window, commitment.batch)).read_bytes()
+        for index in range(len(commitment.groups)):
+            offset, size = commitment.extent(index)
+            group = open_group(batch[offset : offset + size], commitment, index)
+            turns += [len(rollout.turns) for rollout in group.rollouts if isinstance(rollout, EpisodeRollout)]
+    return turns
 
 
 def accepted(machines: Machines) -> int:

@@ -150,10 +150,19 @@ def test_the_row_of_a_verdict() -> None:
     assert LedgerRow.undelivered(A.public, 4).submitted == 0
 
 
-def test_a_group_that_was_not_reproduced_earns_and_costs_nothing() -> None:
-    accepted = LedgerRow.of(verdict(judgement(0), judgement(1), *(unreproduced(index) for index in range(2, 12))))
-    assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (6, 2, 2, 0)
-    assert worth(summary(accepted)) == 6
+def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_were_not_audited() -> None:
+    accepted = LedgerRow.of(verdict(judgement(0), *(unreproduced(index) for index in range(1, 4))))
+    assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (16, 4, 1, 0)
+    assert worth(summary(accepted)) == 4
+    assert clean_windows([summary(accepted)]) == {A.public: 0}
+    misses: dict[str, Any] = {"counts": counts(sketch=(40, 9), margin=(40,), stop=(8,)), "audited": 4}
+    scoring = STEADY.model_copy(update={"miss_price": GROUP})
+    priced, halved = (
+        balance(summary(row(**misses, accepted=accepted)))
+        - balance(summary(row(**misses, accepted=accepted)), scoring=scoring)
+        for accepted in (4, 2)
+    )
+    assert priced == halved > 0  # twice as many misses a group, in half as many groups
     nothing = LedgerRow.of(verdict(*(unreproduced(index) for index in range(2)), pledged=16, submitted=2))
     assert not nothing.lapsed  # what was pledged and not delivered still costs
     assert balance(summary(nothing)) == -14 * STEADY.shortfall

@@ -354,7 +354,14 @@ def ledger() -> list[Case]:
     miners = sorted((pair for _, _, pair in _keys()), key=lambda pair: pair.public)
     missed = samples.counts(sketch=(200, 7, 1), margin=(200, 1), stop=(104, 3))
     rows = (
-        [samples.row(miners[0]), samples.row(miners[1], audited=16, accepted=16), samples.row(miners[3], submitted=5)],
+        [
+            *(
+                samples.row(miners[0]),
+                samples.row(miners[1], audited=16, accepted=16),
+                samples.row(miners[2], accepted=3),
+            ),
+            samples.row(miners[3], submitted=5),
+        ],
         [
             samples.row(miners[0], submitted=12),
             samples.row(miners[1], arithmetic="torch-bfloat16", audited=16, accepted=13, rejected=3, counts=missed),

@@ -19,8 +19,9 @@ from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
-from grailnode.calibration.variants import AnyVariant, Pair, Variant, VllmVariant, select
+from grailnode.calibration.variants import AnyVariant, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
+from grailnode.cli.actions.policy_evaluation import AskedRules
 from grailnode.cli.from_model import given
 from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
@@ -34,9 +35,9 @@ from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.environments import Environment
 from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
-from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKind
-from protocol.run import ChatSpec
+from protocol.run import ChatSpec, SamplingSpec
+from roles.policy.assignment import PolicyTask
 from roles.ports import EngineError
 
 
@@ -156,17 +157,23 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
     prompt, chat, environment = _prompts(options, policy)
-    params = SamplingParams(rules.temperature, requirements.completion_tokens(rules), policy.stops)
+    tokens = requirements.completion_tokens(rules)
+    sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
+    task = None
+    if environment is not None:
+        turns = requirements.episode(rules)
+        asked = AskedRules(sampling, chat, None if turns is None else turns.rule(sampling))
+        task = PolicyTask(bytes(32), asked, environment, policy.tokenizer, policy.vocabulary)
     work = CalibrationTask(
         policy=policy,
-        params=params,
+        params=sampling.params(),
         group_size=rules.group_size,
         prompt=prompt,
         kind=options.sketch,
         seed=options.seed,
         chat=chat,
         lora=_lora(options, policy),
-        rewards=prompts.rewards_of(environment, policy.tokenizer, params) if environment else None,
+        task=task,
     )
     _check_device(options.device)
     if options.python is not None and not options.uses_vllm:
@@ -177,7 +184,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         work=work,
         prompts=options.prompts.name if options.prompts else rules.environment,
         arithmetics=(options.miner, options.validator),
-        pairs=_pairs(options.pairs, generating, checking, policy),
+        pairs=select(options.pairs, generating, checking, policy),
         rollouts=options.rollouts,
         demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
         adapter_share=options.adapter_share,
@@ -194,7 +201,7 @@ def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpe
         chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, texts)
         return prompts.drawn_from(texts), chat, None
     task = requirements.check(rules, policy)
-    return prompts.of_problems(task.problem), task.chat, task.environment
+    return lambda seed: task.problem(seed).prompt, task.chat, task.environment
 
 
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:
@@ -225,10 +232,3 @@ def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVa
     if not python.is_file():
         raise CalibrationError(f"--python {python}: no such file")
     return VllmVariant(python, directory, installed_version(python), dtype, options.device)
-
-
-def _pairs(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    try:
-        return select(names, generating, checking, policy)
-    except ValueError as error:
-        raise CalibrationError(f"--pairs: {error}") from error

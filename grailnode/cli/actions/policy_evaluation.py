@@ -27,15 +27,17 @@ from roles.validator.evaluation import evaluate as solve
 _SAMPLING: Final = {"temperature", "max_tokens"}
 """Rules of a run that the command line may replace without naming another environment."""
 
+_NO_PROBLEMS: Final = EvaluationSpec(problems=0, samples=0, pass_at=1)
+
 
 @dataclass(frozen=True)
-class _AskedRules:
+class AskedRules:
     """How the policy is asked. Implements PolicyRules."""
 
     sampling: SamplingSpec
-    chat: ChatSpec | None
-    episode_rule: EpisodeRule | None
-    evaluation: EvaluationSpec
+    chat: ChatSpec | None = None
+    episode_rule: EpisodeRule | None = None
+    evaluation: EvaluationSpec = _NO_PROBLEMS
 
 
 def evaluate(attempts: Sequence[int], problems: int, samples: int | None, as_json: bool, **parameters: Any) -> None:
@@ -77,7 +79,7 @@ def asked_task(served: ServedPolicy, rule: EvaluationSpec, values: dict[str, Any
         run = served.task.run
         sampling = run.sampling.model_copy(update=values)
         turns = None if run.episode is None else run.episode.rule(sampling)
-        policy_rules, own = _AskedRules(sampling, run.chat, turns, rule), served.task
+        policy_rules, own = AskedRules(sampling, run.chat, turns, rule), served.task
         return PolicyTask(
             own.run_id, policy_rules, own.environment, own.tokenizer, own.vocabulary, own.run_sync, own.at_once
         )
@@ -101,7 +103,7 @@ def _other_task(served: ServedPolicy, rule: EvaluationSpec, rules: Rules) -> Pol
     sandbox = BubblewrapSandbox.open(python) if python else None
     data = None if rules.data is None else rules.data.read_bytes()
     environment = make_environment(checked.members, data, sandbox, checked.generated)
-    policy_rules = _AskedRules(sampling, chat, None if episode is None else episode.rule(sampling), rule)
+    policy_rules = AskedRules(sampling, chat, None if episode is None else episode.rule(sampling), rule)
     return PolicyTask(bytes(32), policy_rules, environment, policy.tokenizer, policy.vocabulary)
 
 
