@@ -3,7 +3,7 @@
     python -m bench.outer learning      DDP, DiLoCo, PULSELoCo and SparseLoCo: end values, areas, bytes (15 minutes)
     python -m bench.outer bytes         bytes and the share that the gate sends, by learning rate and round
     python -m bench.outer honest        how often honest sites are refused, with noisy gradients (some minutes)
-    python -m bench.outer poisoned      one poisoned site in four, with the robust aggregation and the plain mean
+    python -m bench.outer poisoned      one poisoned site in four, with the bounds and the plain mean (some minutes)
     python -m bench.outer ablations     without error feedback or momentum, other quantizers, a delay, and streams
     python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
     python -m bench.outer crashes       sites and coordinator killed at 20 operations with 20 seeds each
@@ -24,7 +24,6 @@ import torch
 
 from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
-from bench.outer.attacks import ATTACKS
 from bench.outer.crashes import crashes
 from bench.outer.honest import honest
 from bench.outer.learning import METHODS, learning
@@ -49,9 +48,9 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=10, help="of each cell")
     command.add_argument("--rounds", type=int, default=60, help="outer rounds")
     command = commands.add_parser("poisoned")
-    _add_trial_options(command, seeds=2)
-    command.add_argument("--methods", default="grid", help="methods that sites use")
-    command.add_argument("--attacks", default=",".join(ATTACKS), help="attacks, in the order in which they are run")
+    command.add_argument("--method", default="grid", help="method that the sites use")
+    command.add_argument("--local-steps", type=int, default=8, help="H")
+    command.add_argument("--rounds", type=int, default=200, help="outer rounds")
     command = commands.add_parser("ablations")
     _add_trial_options(command, seeds=2)
     command.add_argument("--local-steps", type=int, default=8, help="H")
@@ -76,8 +75,7 @@ def main() -> None:
     if arguments.command == "honest":
         honest(arguments.seeds, arguments.rounds)
     if arguments.command == "poisoned":
-        names = arguments.methods.split(","), arguments.attacks.split(",")
-        poisoned(_results(arguments), arguments.seeds, *names)
+        poisoned(arguments.method, arguments.local_steps, arguments.rounds)
     if arguments.command == "ablations":
         ablations(_results(arguments), arguments.seeds, arguments.local_steps, arguments.only, arguments.rounds)
     if arguments.command == "bytes":

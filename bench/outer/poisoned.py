@@ -1,58 +1,70 @@
-"""One poisoned site in four: end values with the plain mean, with the bounds of a round, and with those over rounds."""
+"""One poisoned site in four: how far it moves the weights, with the plain mean and with the bounds of robust.py."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from statistics import fmean
+from collections.abc import Callable
 from typing import Final
 
-from bench.outer.attacks import ATTACKS, PART_TIME
-from bench.outer.learning import best_rate, differences
-from bench.outer.results import Results
-from bench.outer.trials import POISONED, ROUNDS, Outcome, Trial
-from bench.tables import interval, print_table
+import numpy as np
 
-BAR: Final = 0.03
-AGGREGATIONS: Final = {
-    "plain mean": (False, True),
-    "bounds of a round": (True, False),
-    "bounds over rounds": (True, True),
+from bench.outer.honest import NOISE
+from bench.outer.methods import VARIANTS
+from bench.tables import print_table
+from protocol.outer.robust import PLAIN_MEAN, RobustSettings
+from tests.support.simulation.noisy_sites import SIZE, Attack, Vector, weighed_rounds
+
+_NORMAL: Final = np.random.default_rng(4).standard_normal(SIZE)
+_DIRECTION: Final = (_NORMAL / np.linalg.norm(_NORMAL)).astype(np.float32)
+
+
+def _turned(update: Vector, sine: float) -> Vector:
+    """Return an update of the same length that is turned towards the direction, by an angle with this sine."""
+    along = float(update @ _DIRECTION)
+    rest = update - along * _DIRECTION
+    length = np.linalg.norm(update)
+    turned: Vector = (length * ((1 - sine**2) ** 0.5 * rest / np.linalg.norm(rest) + sine * _DIRECTION)).astype(
+        np.float32
+    )
+    return turned
+
+
+def _replay() -> Attack:
+    kept: list[Vector] = []
+
+    def attack(update: Vector, number: int) -> Vector:
+        kept.append(update)
+        return kept[min(number, 3)]
+
+    return attack
+
+
+ATTACKS: Final[dict[str, Callable[[], Attack | None]]] = {
+    "none": lambda: None,
+    "drift of 0.01 more each round": lambda: lambda update, number: _turned(update, min(0.95, 0.01 * (number + 1))),
+    "half drift": lambda: lambda update, _: _turned(update, 0.5),
+    "drift of 0.1": lambda: lambda update, _: _turned(update, 0.1),
+    "sign flip": lambda: lambda update, _: -update,
+    "times 1000": lambda: lambda update, _: 1000 * update,
+    "replay": _replay,
 }
-"""By name: `robust` and `over_rounds` of a trial. The second is run for drifts alone, since only those take rounds."""
+"""What site 1 sends instead of its update, base - local, by name. A replay is of its fourth update."""
 
 
-def poisoned(
-    results: Results, seeds: int, methods: Sequence[str], attacks: Sequence[str] = tuple(ATTACKS), rounds: int = ROUNDS
-) -> None:
-    """Print the table."""
-    clean = {method: Trial(method, best_rate(results, method), rounds=rounds) for method in methods}
-    cells: dict[tuple[str, str, str], list[Outcome]] = {}
-    for seed in range(seeds):
-        for method in methods:
-            for attack in ("", *attacks):
-                for name, (robust, over_rounds) in AGGREGATIONS.items():
-                    if name != "bounds of a round" or "drift" in attack:
-                        trial = replace(clean[method], seed=seed, attack=attack, robust=robust, over_rounds=over_rounds)
-                        cells.setdefault((method, attack, name), []).extend(results.of([trial]))
-    columns = ("method", "attack", "aggregation", "seeds", "end", "minus clean", "area", "refused", "honest ones")
+def poisoned(method: str, local_steps: int, rounds: int) -> None:
+    """Print the table. Progress and drift are shares of the way that the mean goes with four honest sites."""
+    rules, steps = VARIANTS[method].rules(local_steps, rounds), [local_steps] * 4
+    begin, clean = weighed_rounds(rules, 0, steps=steps)[1], np.zeros(SIZE)
     rows = []
-    for (method, attack, name), own in cells.items():
-        if own:
-            row = _row(own, cells[method, "", "plain mean"], rounds, rounds // 2 if attack in PART_TIME else rounds)
-            rows.append([method, attack or "none", name, str(len(own)), *row])
-    title = f"one poisoned site in four; H = 8, {rounds} rounds; mean and 95% interval over seeds"
-    print_table(title, (*columns, "drift", "holds"), rows)
-
-
-def _row(own: Sequence[Outcome], clean: Sequence[Outcome], rounds: int, attended: int) -> list[str]:
-    gaps = differences(own, clean)
-    refused = fmean(outcome.refused[POISONED] for outcome in own)
-    honest = fmean(sum(outcome.refused) - outcome.refused[POISONED] for outcome in own)
-    return [
-        interval([outcome.end for outcome in own]),
-        interval(gaps),
-        interval([outcome.area for outcome in own]),
-        f"{refused:.0f} of {attended}",
-        f"{honest:.1f} of {3 * rounds}",
-        f"{fmean(outcome.drift for outcome in own):+.3f}",
-        "yes" if fmean(gaps) >= -BAR else "no",
-    ]
+    for name, new_attack in ATTACKS.items():
+        for settings in (PLAIN_MEAN, RobustSettings()):
+            run = weighed_rounds(rules, rounds, steps=steps, noise=NOISE, attack=new_attack(), settings=settings)
+            way = (run[1] - begin).astype(np.float64)
+            clean = clean if clean.any() else way
+            progress, drift = way @ clean / (clean @ clean), -way @ _DIRECTION / np.linalg.norm(clean)
+            factors = np.array([weighting.factors for weighting in run[0]])
+            refused, counted = (factors[:, 1] == 0).sum(), factors.mean(axis=0)
+            rows.append([
+                name, "plain mean" if settings is PLAIN_MEAN else "bounds", f"{progress:.3f}", f"{drift:+.3f}",
+                f"{refused} of {rounds}", f"{counted[1]:.2f}", f"{np.delete(counted, 1).min():.2f}",
+            ])  # fmt: skip
+            print("|".join(rows[-1]), flush=True)
+    columns = ("attack", "aggregation", "progress", "drift", "rounds refused", "factor", "least honest one")
+    print_table(f"one poisoned site in four, {method}, H = {local_steps}, {rounds} rounds", columns, rows)

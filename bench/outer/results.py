@@ -41,4 +41,4 @@ class Results:
             row = {"trial": asdict(trial), "outcome": asdict(outcome)}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        self._show(f"{trial}: end {outcome.end:.3f}, area {outcome.area:.3f}, refused {outcome.refused}")
+        self._show(f"{trial}: end {outcome.end:.3f}, area {outcome.area:.3f}")

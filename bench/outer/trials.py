@@ -1,9 +1,8 @@
 """A trial: some sites train one policy for some rounds, in one process, with the real codec and the real arithmetic.
 
 Each round, miners sample with the BF16 view of the shared weights, as in PULSE (appendix J.2). Every site takes its
-local steps with `roles.trainer.learn.learner.Learner`, and encodes what they changed into bytes. The coordinator's
-weights of the contributions and the step of the shared state are those of protocol/outer. No clock is used, so a
-machine gives the same figures each time.
+local steps with `roles.trainer.learn.learner.Learner`, and encodes what they changed into bytes. The step of the shared
+state is that of protocol/outer, with the plain mean. No clock is used, so a machine gives the same figures each time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bench.outer.attacks import ATTACKS, PART_TIME, Scene, length_of
 from bench.outer.methods import DENSE, VARIANTS, Variant
 from bench.outer.quantizing import requantized
 from bench.outer.task import GROUPS_PER_STEP, Task, new_learner, split
 from protocol import pseudogradient
-from protocol.outer.comparing import SentRounds, compare
-from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner
@@ -29,8 +25,6 @@ from roles.trainer.verified_batch import VerifiedGroup
 
 SITES: Final = 4
 ROUNDS: Final = 24
-POISONED: Final = 1
-"""The site that an attack uses."""
 
 Weights = Mapping[str, Tensor]
 
@@ -41,10 +35,8 @@ class Trial:
 
     Attributes:
         variant: name in `VARIANTS`; rate: of the sites' AdamW.
-        seed: of problems and sampling; attack: name in `ATTACKS`, or empty.
+        seed: of problems and sampling.
         local_steps: of each site in a round (H).
-        robust: whether the coordinator bounds contributions; else it takes the plain mean.
-        over_rounds: whether it compares the sums over rounds as well.
     """
 
     variant: str
@@ -52,9 +44,6 @@ class Trial:
     local_steps: int = 8
     seed: int = 0
     rounds: int = ROUNDS
-    attack: str = ""
-    robust: bool = False
-    over_rounds: bool = True
 
 
 @dataclass
@@ -65,17 +54,13 @@ class Outcome:
         curve: pass@1 before the first round and after each.
         payload_bytes: of a contribution, mean over sites, by round.
         sent: share of the weights that a contribution has, mean over sites, by round.
-        refused: how often each site was refused as poisoned.
         parameters: of the policy.
-        drift: how far the weights went in the direction of the drifting attacks, divided by how far they went.
     """
 
     curve: list[float] = field(default_factory=list)
     payload_bytes: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
-    refused: list[int] = field(default_factory=lambda: [0] * SITES)
     parameters: int = 0
-    drift: float = 0.0
 
     @property
     def end(self) -> float:
@@ -107,7 +92,7 @@ class _Site:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A contribution, and the site's own states if it counts."""
+    """A contribution, and the site's own states after the round."""
 
     payload: bytes
     size: float
@@ -155,7 +140,6 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
     task, outcome = Task(SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
     rules = variant.rules(trial.local_steps, trial.rounds)
     shared = SharedState.begin(task.versions[0], has_momentum=rules.momentum > 0)
-    scene, earlier, begin = Scene(shared.weights, trial.seed), SentRounds(), shared.weights
     learners = [new_learner(task.versions[0], trial.rate) for _ in range(SITES)]
     sites = [_Site(learner, without_masters(learner.state())) for learner in learners]
     outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
@@ -166,28 +150,18 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         groups = upcoming or task.mine(number)
         if variant.delay:  # the next local steps are taken while this round closes
             upcoming = task.mine(number + 1)
-        sent: dict[int, _Sent] = {}
-        for place, (site, own) in enumerate(zip(sites, split(groups, SITES), strict=True)):
-            attack = trial.attack if place == POISONED else ""
-            if attack not in PART_TIME or number % 2 == 0:
-                sent[place] = _contribute(site, own, shared, rules, variant, attack, scene)
-        factors, earlier = _factors(shared, sent, earlier, rules, trial)
-        counted = [place for place, factor in factors.items() if factor > 0]
-        shared = shared.after([sent[p].payload for p in counted], [factors[p] for p in counted], rules)
-        for place, item in sent.items():
-            site = sites[place]
-            if place in counted:
-                site.inner, site.ahead = item.inner, item.ahead
-                site.feedback = item.residual if rules.uses_feedback(number) else None
-            else:
-                outcome.refused[place] += 1
+        sent = [
+            _contribute(site, own, shared, rules, variant)
+            for site, own in zip(sites, split(groups, SITES), strict=True)
+        ]
+        shared = shared.after([item.payload for item in sent], [1.0] * SITES, rules)
+        for site, item in zip(sites, sent, strict=True):
+            site.inner, site.ahead = item.inner, item.ahead
+            site.feedback = item.residual if rules.uses_feedback(number) else None
         task.publish(shared.bf16_view())
         outcome.curve.append(task.pass_at_1())
-        outcome.payload_bytes.append(fmean(item.size for item in sent.values()))
-        outcome.sent.append(fmean(item.entries for item in sent.values()) / outcome.parameters)
-    changes = {name: begin[name] - tensor for name, tensor in shared.weights.items()}
-    along = sum(float((changes[name] * tensor).sum()) for name, tensor in scene.direction.items())
-    outcome.drift = along / length_of(changes)
+        outcome.payload_bytes.append(fmean(item.size for item in sent))
+        outcome.sent.append(fmean(item.entries for item in sent) / outcome.parameters)
     return outcome
 
 
@@ -197,8 +171,6 @@ def _contribute(
     shared: SharedState,
     rules: RoundRules,
     variant: Variant,
-    attack: str,
-    scene: Scene,
 ) -> _Sent:
     """Take a site's local steps and encode them.
 
@@ -211,10 +183,6 @@ def _contribute(
     if start is not shared.weights:
         local = {name: shared.weights[name] + (local[name] - start[name]) for name in local}
     ahead = local if variant.delay else None
-    if attack:
-        update = {name: shared.weights[name] - tensor for name, tensor in local.items()}
-        poisoned = ATTACKS[attack](update, scene)
-        local = {name: (shared.weights[name] - tensor).contiguous() for name, tensor in poisoned.items()}
     uses_feedback = rules.uses_feedback(shared.step)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in shared.weights.items()}
     decay = rules.feedback_decay if uses_feedback else 1.0
@@ -230,15 +198,3 @@ def _contribute(
     payload = pseudogradient.encode(values, zeros, None, DENSE, digest).payload
     size = len(contribution.payload) + entries * (variant.value_bits - 2) / 8
     return _Sent(payload, size, entries, residual, inner, ahead)
-
-
-def _factors(
-    shared: SharedState, sent: Mapping[int, _Sent], earlier: SentRounds, rules: RoundRules, trial: Trial
-) -> tuple[dict[int, float], SentRounds]:
-    """Return the factors of the contributions by site, those of protocol/outer/robust.py or ones, and the rounds."""
-    if not trial.robust:
-        return dict.fromkeys(sent, 1.0), earlier
-    settings = RobustSettings() if trial.over_rounds else RobustSettings(bounds_drifts=False)
-    comparison = compare(shared, [item.payload for item in sent.values()], rules, bytes(32))
-    weighting = weigh_round([bytes([place]) for place in sent], comparison, earlier, settings)
-    return dict(zip(sent, weighting.factors, strict=True)), earlier.after(weighting.sent)

@@ -28,7 +28,7 @@ Projections = NDArray[np.float32]
 PROJECTED: Final = 1 << 14
 """Numbers in a projection; also the elements of each contribution that are multiplied at a time, to fit in a cache."""
 
-REMEMBERED_ROUNDS: Final = 64
+REMEMBERED_ROUNDS: Final = 96
 """Rounds whose projections are remembered."""
 
 

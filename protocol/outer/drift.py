@@ -7,16 +7,16 @@ products are the squared length of its drift. So neither the length of the noise
 matters, and honest sites may go in a new direction in each round.
 
 Noise goes on for a while: an optimizer remembers the gradients of its last steps, and what a gate held back is sent a
-round later. So only contributions that are at least `INDEPENDENT_STEPS` local steps and `INDEPENDENT` contributions
-apart are multiplied with each other.
+round later. So the rests of `BLOCK` contributions or `BLOCK_STEPS` local steps are added up to a block, and only blocks
+that are at least `INDEPENDENT_STEPS` and a whole block apart are multiplied with each other.
 
 What these products say is uncertain by chance, as there are few of them at first. This uncertainty follows from the
 rests themselves: the signs of a projection are random, so each of its numbers would have had the opposite sign with the
 same probability (protocol/outer/comparing.py). A drift counts only as far as it exceeds `CERTAINTY` standard
 deviations.
 
-A site with a drift is not refused: its contribution is scaled down until the drift in it is short, and the rest counts.
-So a site that only seems to drift goes on like the others, and what it sends later shows it.
+A site with a drift is not refused. Its contribution is scaled down by the square of how often its drift has the allowed
+length, so a longer drift moves the weights less. What a site sends later shows whether it only seemed to drift.
 """
 
 import math
@@ -30,21 +30,19 @@ from numpy.typing import NDArray
 from protocol.kernels.inner_products import Matrix, dot
 from protocol.outer.comparing import SentRound
 
-INDEPENDENT: Final = 3
-"""By how many contributions of its site two of them are apart, if their noise is independent."""
+BLOCK: Final = 3
+BLOCK_STEPS: Final = 8
+"""Contributions in a block, and local steps: at least both."""
 
 INDEPENDENT_STEPS: Final = 24
-"""By how many local steps they are apart as well."""
+"""Local steps between two blocks whose noise is independent."""
 
-SETTLED: Final = 5
-"""Contributions of a site, beyond the first ones that are that far apart, before they are compared over the rounds."""
-
-DECAY: Final = 0.9
+DECAY: Final = 0.98
 """What a contribution of a site weighs for each contribution that it made later, or for each `DECAY_STEPS` steps."""
 
 DECAY_STEPS: Final = 8
 
-LARGEST_DRIFT: Final = 0.33
+LARGEST_DRIFT: Final = 0.2
 """The longest drift in a contribution that counts, as a share of the length that the others have in common."""
 
 CERTAINTY: Final = 3.0
@@ -71,15 +69,22 @@ class _Projected:
     variance: Matrix
 
 
+def _layout(local_steps: int) -> tuple[int, int]:
+    """Return the contributions in a block, and by how many blocks the two of each pair are apart, at least."""
+    block = max(BLOCK, -(-BLOCK_STEPS // local_steps))
+    return block, 1 + -(-INDEPENDENT_STEPS // (block * local_steps))
+
+
 def settled_contributions(local_steps: int) -> int:
-    """Return how many contributions of a site say something: 8 with 8 local steps or more, 29 with one."""
-    return max(INDEPENDENT, -(-INDEPENDENT_STEPS // local_steps)) + SETTLED
+    """Return how many contributions of a site say something: 9 with 8 local steps or more, 40 with one."""
+    block, apart = _layout(local_steps)
+    return block * (apart + 1)
 
 
 def drift_factor(
     rounds: Sequence[SentRound], worker: bytes, local_steps: int, excluded: Collection[bytes] = ()
 ) -> float:
-    """Return the factor, at most 1, that scales a site's contribution down until the drift in it is short.
+    """Return the factor, at most 1, that scales a site's contribution down so that the drift in it is short.
 
     Args:
         rounds: oldest first.
@@ -88,22 +93,24 @@ def drift_factor(
 
     Returns:
         1 if the rounds show no drift, or a short one, or say nothing: the site took part in too few rounds with at
-        least two others, or the others have no common direction.
+        least two others.
     """
-    settled = settled_contributions(local_steps)
-    apart = settled - SETTLED
+    block, apart = _layout(local_steps)
     decay = 1 - (1 - DECAY) * min(local_steps, DECAY_STEPS) / DECAY_STEPS
     projected = _project(rounds, worker, excluded, decay)
-    if projected is None or len(projected.weights) < settled:
+    if projected is None or len(projected.weights) < settled_contributions(local_steps):
         return 1.0
     squares = projected.weights * projected.weights
-    agreement = dot(squares, projected.agreement)
-    if agreement <= CERTAINTY * math.sqrt(dot(squares * squares, projected.variance)):
+    # Others without a common direction leave room for as much as chance would show.
+    chance = CERTAINTY * math.sqrt(dot(squares * squares, projected.variance))
+    agreement = max(dot(squares, projected.agreement), chance)
+    if agreement <= 0:
         return 1.0
     scale = max(0.0, dot(squares[:, None] * projected.own, projected.others)) / agreement
-    drift = _least_drift(projected.weights, projected.own - scale * projected.others, projected.streams, apart)
+    rests = projected.weights[:, None] * (projected.own - scale * projected.others)
+    drift = _least_drift(_blocks(projected.weights, rests, projected.streams, block), apart)
     bound = LARGEST_DRIFT**2 * agreement / dot(projected.weights, projected.weights)
-    return 1.0 if drift <= bound else math.sqrt(bound / drift)
+    return 1.0 if drift <= bound else bound / drift
 
 
 def _project(
@@ -147,24 +154,36 @@ def _mean_of_pairs(products: Matrix) -> float:
     return dot(products, np.triu(np.ones_like(products), 1)) / _pairs(len(products))
 
 
-def _least_drift(weights: Matrix, rests: Matrix, streams: NDArray[np.int64], apart: int) -> float:
-    """Return the least squared length of a drift that rests show: at least 0.
+_Block = tuple[int, int, float, Matrix]
+"""Its stream, its number, its weight, and the sum of its rests: float64 [PROJECTED]."""
+
+
+def _blocks(weights: Matrix, rests: Matrix, streams: NDArray[np.int64], size: int) -> list[_Block]:
+    """Return the sums of so many consecutive rests, by stream, that end with the newest one; a rest may be left over.
 
     Args:
-        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first; streams: int64 [N].
-        apart: by how many contributions the two of each pair are apart, at least.
+        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first, times their weights; streams: int64 [N].
+    """
+    blocks = []
+    for number in range(len(rests) // size):
+        places = np.arange(size) + len(rests) % size + number * size
+        for stream in sorted(set(streams[places].tolist())):
+            own = places[streams[places] == stream]
+            blocks.append((stream, number, math.fsum(weights[own]), sum(rests[own])))
+    return blocks
+
+
+def _least_drift(blocks: Sequence[_Block], apart: int) -> float:
+    """Return the least squared length of a drift that blocks show: at least 0.
+
+    Args:
+        apart: by how many blocks the two of each pair are apart, at least.
     """
     estimate = variance = pairs = 0.0
-    for stream in sorted(set(streams.tolist())):
-        # Each contribution is multiplied with the sum of those that are long enough ago: that is one product for all.
-        total, total_squares, total_weight = (np.zeros(rests.shape[1]), np.zeros(rests.shape[1]), 0.0)
-        for old, new in zip(range(len(rests)), range(apart, len(rests)), strict=False):
-            if streams[old] == stream:
-                total += weights[old] * rests[old]
-                total_squares += (weights[old] * rests[old]) ** 2
-                total_weight += weights[old]
-            if streams[new] == stream:
-                estimate += dot(weights[new] * rests[new], total)
-                variance += dot((weights[new] * rests[new]) ** 2, total_squares)
-                pairs += weights[new] * total_weight
+    for stream, newest, weight, rest in blocks:
+        old = [block for block in blocks if block[0] == stream and block[1] <= newest - apart]
+        if old:
+            estimate += dot(rest, sum(block[3] for block in old))
+            variance += dot(rest * rest, sum(block[3] * block[3] for block in old))
+            pairs += weight * math.fsum(block[2] for block in old)
     return max(0.0, estimate - CERTAINTY * math.sqrt(variance)) / pairs if pairs > 0 else 0.0

@@ -10,7 +10,7 @@ other:
    long as fewer than half of all are taken out. Two contributions cannot be told apart, so this needs three. A site may
    disagree by chance, so what was taken out is scaled down to a tenth. It is refused if all contributions of its site
    disagreed for as long as a drift takes to show, and until one agrees again.
-3. A contribution is scaled down if what its site sent over many rounds shows a drift, until the drift in it is short
+3. A contribution is scaled down if what its site sent over many rounds shows a drift, and the more the longer that is
    (protocol/outer/drift.py). The largest drift is looked for first; that site then does not count among the others, and
    they are looked at again, as long as fewer than half of all are scaled down.
 4. No site has more than a share of the summed lengths.

@@ -56,13 +56,14 @@ def weighed_rounds(
     rate: float = 3e-5,
     noise: float = 1.0,
     attack: Attack | None = None,
+    settings: RobustSettings = RobustSettings(),  # noqa: B008
 ) -> tuple[list[Weighting], Vector]:
     """Return how the contributions of each round are weighed, and the weights at the end.
 
     Args:
         steps: local steps of each site in a round.
         noise: of a step's gradient, whose length is that of `noise` = 1 without it.
-        attack: of site 1.
+        attack: of site 1; settings: of the coordinator.
     """
     random = np.random.default_rng(seed)
     begin = (0.02 * random.standard_normal(SIZE)).astype(np.float32)
@@ -91,7 +92,7 @@ def weighed_rounds(
         payloads = [item.payload for item in encoded]
         comparison = compare(shared, payloads, rules, bytes(32))
         comparison = replace(comparison, projections=comparison.projections[:, :SIZE])  # the others are 0
-        weighting = weigh_round(workers, comparison, sent, RobustSettings())
+        weighting = weigh_round(workers, comparison, sent, settings)
         sent = sent.after(weighting.sent)
         counted = [place for place, factor in enumerate(weighting.factors) if factor > 0]
         shared = shared.after(
