@@ -36,5 +36,5 @@ def dither(name: str, master: Tensor) -> Tensor:
         moves = torch.randint(-_HALF, _HALF + 1, bits.shape, dtype=torch.int32, generator=generator).to(bits.device)
         exponents = bits & _EXPONENT
         # 0 minus a bit would be a NaN, and a NaN plus one another NaN
-        bits += moves * ((exponents != 0) & (exponents != _EXPONENT) & (bits & 0xFFFF == 0))
+        bits.add_(moves * ((exponents != 0) & (exponents != _EXPONENT) & (bits & 0xFFFF == 0)))
     return master
