@@ -75,6 +75,7 @@ class Setup:
     lora_targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     precision: Precision = "bf16"
     difficulty: int = 0
+    dither: int = 1
     json: str = ""
 
 
