@@ -120,7 +120,10 @@ class Simulation:
                 "", [self._environment.problem(bytes(32)).prompt]
             )
         optimizer = OptimizerSettings(
-            optimizer=setup.optimizer, learning_rate=setup.learning_rate, warmup_steps=setup.warmup
+            optimizer=setup.optimizer,
+            learning_rate=setup.learning_rate,
+            warmup_steps=setup.warmup,
+            dither=bool(setup.dither),
         )
         self._learner = Learner(
             model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
