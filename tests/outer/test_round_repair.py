@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
+from torch import Tensor
 
 from grailnode.store.memory import MemoryStore
 from protocol.outer.comparing import SentRound
@@ -156,6 +159,33 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     later = await get_sent(testbed.coordinator_state, after[-1].number)
     assert same_rounds({number: own for number, own in later.items() if number <= newest}, sent)
     assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))
+
+
+@simulated
+async def test_what_sites_sent_stays_for_as_long_as_drifts_are_looked_for_with_fewer_manifests() -> None:
+    testbed = OuterTestbed(2, state_interval=1, remembered_rounds=2)
+    async with testbed.running():
+        await testbed.until_round(6)
+        await trio.sleep(1.0)
+    assert (await get_sent(testbed.coordinator_state, 6)).keys() == set(range(7))
+
+
+@simulated
+async def test_a_site_whose_learner_cannot_go_on_from_its_moments_says_which_file_they_are_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after another `trainer.optimizer`."""
+    testbed = OuterTestbed(2)
+    await testbed.run_rounds(2)
+    handle = testbed.handles["site-0"]
+
+    def refuse(state: Mapping[str, Tensor]) -> None:
+        raise ValueError("a saved state of another model or optimizer")
+
+    monkeypatch.setattr(handle.learner, "restore", refuse)
+    async with testbed.running(["site-1"]):
+        with pytest.raises(StateError, match=r"outer/inner/\d{10} of this node's state: a saved state of another"):
+            await testbed.run_site(handle)
 
 
 # A site or the coordinator is killed at the last operation of each kind, and at every third one: before one and after

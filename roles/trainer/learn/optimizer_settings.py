@@ -31,7 +31,9 @@ class OptimizerSettings(TrainingLength):
     learning_rate: Annotated[float, Field(gt=0)] = 7e-6
     """The learning rate at its peak."""
     dither: bool = True
-    """Spread the first masters over what is rounded to their BF16 weights, so that the first steps show in versions."""
+    """Spread the first masters over what is rounded to their BF16 weights, so that the first steps show in versions;
+    not in quantized runs, nor where sites begin with shared weights.
+    """
     warmup_steps: int = Field(default=10, ge=0)
     """Steps over which the learning rate rises to its peak."""
     schedule: ScheduleName = "constant"

@@ -15,7 +15,7 @@ from protocol.digest import Weights, content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.comparing import NOTHING_SENT, SentRound, SentRounds, compare
+from protocol.outer.comparing import NOTHING_SENT, REMEMBERED_ROUNDS, SentRound, SentRounds, compare
 from protocol.outer.robust import RobustSettings, Weighting, weigh_round
 from protocol.outer.round_records import (
     CountedContribution,
@@ -234,7 +234,8 @@ class Coordinator:
         recent = set(range(max(0, number - self._settings.remembered_rounds), number + 1))
         await round_files.delete_except(node.state, round_files.ROUNDS, recent)
         await round_files.delete_except(node.state, round_files.STATES, {number})
-        await round_files.delete_except(node.state, round_files.SENT, recent)
+        compared = set(range(max(0, number + 1 - REMEMBERED_ROUNDS), number + 1))
+        await round_files.delete_except(node.state, round_files.SENT, compared)
         await round_files.delete_except(node.state, round_files.SEEN, {number + 1})
         if self._pointer.state_number != number:
             return

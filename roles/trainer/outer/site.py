@@ -22,7 +22,7 @@ from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
-from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.inbox import Inbox
 from roles.trainer.outer import round_files
@@ -220,7 +220,11 @@ class Site:
             inner: State = self._new_inner
             if record.inner >= 0:
                 inner = await round_files.get_tensors(node.state, numbered(round_files.INNER, record.inner))
-            await steps.begin(number, inner, shared.weights)
+            try:
+                await steps.begin(number, inner, shared.weights)
+            except ValueError as error:
+                place = numbered(round_files.INNER, record.inner)
+                raise StateError(f"{place} of this node's state", str(error)) from error
         await steps.take(opening)
         if not steps.count:
             return None
