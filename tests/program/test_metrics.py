@@ -17,7 +17,7 @@ from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
-from grailnode.observe.node_logs import recent_starts, troubles
+from grailnode.observe.node_logs import recent_starts, troubles, troubles
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
 from roles.node.retries import WAIT_REPORT_SECONDS, WaitReporter
 from tests.support.simulation.virtual_clock import running, simulate
@@ -233,3 +233,8 @@ def _waiting(telemetry: NodeTelemetry) -> dict[str, float]:
     families = text_string_to_metric_families(telemetry.metrics.exposition().decode())
     samples = next(family.samples for family in families if family.name == "grailnode_waiting_since_seconds")
     return {sample.labels["waits_for"]: sample.value for sample in samples}
+
+
+def test_a_log_that_cannot_be_read_has_no_events(tmp_path: Path) -> None:
+    (tmp_path / "miner-1.jsonl").mkdir()
+    assert troubles(tmp_path, 0.0) == ()
