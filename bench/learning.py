@@ -45,6 +45,7 @@ HELP: Final = {
     "lora_targets": "modules that get adapters, with commas",
     "precision": "bf16, fp8 or int8: what the layers' matrices of versions consist of",
     "difficulty": "1 to draw problems by difficulty tables, as a run with `init --difficulty` does",
+    "dither": "0 for masters that begin as the checkpoint's BF16 weights",
     "json": "file for the options and the summary",
 }
 

@@ -75,6 +75,7 @@ class Setup:
     lora_targets: str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     precision: Precision = "bf16"
     difficulty: int = 0
+    dither: int = 1
     json: str = ""
 
 
@@ -119,7 +120,10 @@ class Simulation:
                 "", [self._environment.problem(bytes(32)).prompt]
             )
         optimizer = OptimizerSettings(
-            optimizer=setup.optimizer, learning_rate=setup.learning_rate, warmup_steps=setup.warmup
+            optimizer=setup.optimizer,
+            learning_rate=setup.learning_rate,
+            warmup_steps=setup.warmup,
+            dither=bool(setup.dither),
         )
         self._learner = Learner(
             model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
