@@ -17,7 +17,7 @@ from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
-from grailnode.observe.node_logs import recent_starts, troubles, troubles
+from grailnode.observe.node_logs import recent_starts, troubles
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
 from roles.node.retries import WAIT_REPORT_SECONDS, WaitReporter
 from tests.support.simulation.virtual_clock import running, simulate
