@@ -33,7 +33,7 @@ from grailnode.ui.terminal.screen import Screen
 from protocol.identity.signing import SigningKey
 
 _COLUMNS, _LINES = 104, 34  # of the terminal
-_VIEWPORT: Final = {"width": 1100, "height": 820}
+_WIDTH, _HEIGHT = 1100, 820  # of the browser's window
 _PATIENCE_SECONDS: Final = 60.0
 
 
@@ -46,8 +46,15 @@ async def read_state(run: Path, report: DemoReport) -> NetworkState:
     observer = Observer(node, 0, OperatorKnowledge(names, kinds, windows), last_window=windows - 1)
     await observer.refresh()
     state = observer.state()
-    ended = {"window": windows - 1, "window_elapsed": state.window_seconds, "alarms": (), "silent": ()}
-    return replace(state, full_bytes=report.full_bytes, seconds=windows * state.window_seconds, **ended)
+    return replace(
+        state,
+        full_bytes=report.full_bytes,
+        seconds=windows * state.window_seconds,
+        window=windows - 1,
+        window_elapsed=state.window_seconds,
+        alarms=(),
+        silent=(),
+    )
 
 
 def draw_terminal(state: NetworkState, file: Path) -> None:
@@ -65,7 +72,7 @@ def photograph(pages: dict[Path, str]) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for file, address in pages.items():
-            page = browser.new_page(viewport=_VIEWPORT, color_scheme="light")
+            page = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT}, color_scheme="light")
             page.goto(address)
             page.wait_for_timeout(1000)  # the page's script writes ages
             page.screenshot(path=file)

@@ -119,7 +119,7 @@ class StoreSection(PlaceSection):
     peers: dict[PublicKey, PlaceSection] = Field(default_factory=dict)
     """Where the objects of a key are, whatever the key announces."""
     private_addresses: bool = False
-    """Whether announced URLs may point into private networks or, by plain http, to this machine."""
+    """Whether announced URLs may point into private networks or, by plain http, to any server of this machine."""
 
     @model_validator(mode="after")
     def _check_url(self) -> "StoreSection":

@@ -186,7 +186,14 @@ class ProofFile(_Part):
         return self.model_copy(update={"table": tuple(sorted(rows, key=lambda item: item.thresholds.pair))})
 
     def check(
-        self, policy: bytes, temperature: float, max_tokens: int, *, chat: bool, lora: LoraSpec | None = None
+        self,
+        policy: bytes,
+        temperature: float,
+        max_tokens: int,
+        *,
+        chat: bool,
+        lora: LoraSpec | None = None,
+        turns: int = 1,
     ) -> None:
         """Refuse a run that this proof was not measured for.
 
@@ -194,7 +201,8 @@ class ProofFile(_Part):
             policy: weight digest of version 0, or of the base of a LoRA run.
 
         Raises:
-            ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions.
+            ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions or
+                episodes.
         """
         subject = self.subject
         if subject.policy != policy.hex():
@@ -213,6 +221,11 @@ class ProofFile(_Part):
             raise ProofFileError(
                 f"the proof was measured at temperature {subject.temperature:g} up to {subject.max_tokens} "
                 f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with the run's"
+            )
+        if subject.turns < turns:
+            raise ProofFileError(
+                f"the proof was measured on episodes of {subject.turns} turns at most, the run has {turns}; run "
+                "`grailnode calibrate` with the run's environment and --turns"
             )
 
     def _check_adapters(self, lora: LoraSpec | None) -> None:

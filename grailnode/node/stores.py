@@ -217,9 +217,16 @@ class Storage:
         section = self._config.store
         section_limits = (STRANGER if is_stranger else section).model_dump(include=_LIMIT_NAMES)
         place = PlaceSection.model_validate({**section_limits, "kind": "https", "url": url})
-        if url.startswith("http://") and not section.private_addresses:
+        may_be_private = section.private_addresses or self._is_named_here(url)
+        if url.startswith("http://") and not may_be_private:
             raise PermanentError(f"{url}: plain http to this machine; store.private_addresses = true allows it")
-        return self._decorated(self._https(place, public_only=not section.private_addresses), place)
+        return self._decorated(self._https(place, public_only=not may_be_private), place)
+
+    def _is_named_here(self, url: str) -> bool:
+        """Return whether an announced URL is on a server of this machine that the operator's configuration names."""
+        section, own = self._config.store, urlsplit(url)[:2]
+        places = (section, section.meeting or section, *section.peers.values())
+        return own[0] == "http" and own in [urlsplit(place.url)[:2] for place in places]
 
     def _place(self, name: str, section: PlaceSection, writes: bool) -> ObjectStore:
         if section.kind == "local":

@@ -15,12 +15,13 @@ _MANY_STARTS: Final = 3
 
 
 def tail_events(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the events at the end of a log, the newest first; of one that does not exist, none."""
-    if not path.exists():
+    """Yield the events at the end of a log, the newest first; none of one that is not there or another user's."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
         return
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().splitlines()
     for line in reversed(lines):
         try:
             value = json.loads(line)

@@ -90,14 +90,15 @@ def draft_manifest(
     files = model_files(directory)
     weights = policies.load_weights(directory) if lora is None else {}
     digest = digest_weights(weights) if lora is None else lora.spec.base
+    episode = requirements.episode(rules)
     first_version = quantize(weights, rules.precision) if lora is None else lora.adapters
     audit = {name: getattr(rules, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
     if proof is None:
         build_exact(policy)
         thresholds = EXACT_PROOF.model_copy(update=audit)
     else:
-        spec = None if lora is None else lora.spec
-        proof.check(digest, rules.temperature, rules.max_tokens, chat=chat is not None, lora=spec)
+        spec, turns = None if lora is None else lora.spec, 1 if episode is None else episode.turns
+        proof.check(digest, rules.temperature, rules.max_tokens, chat=chat is not None, lora=spec, turns=turns)
         thresholds = proof.spec(rules.miner_arithmetics, rules.validator_arithmetics, **audit)
     return RunManifest(
         name=rules.title,
@@ -121,7 +122,7 @@ def draft_manifest(
             top_p=rules.top_p,
             min_p=rules.min_p,
         ),
-        episode=requirements.episode(rules),
+        episode=episode,
         evaluation=EvaluationSpec(
             problems=rules.evaluation_problems, samples=rules.evaluation_samples, pass_at=rules.pass_at
         ),

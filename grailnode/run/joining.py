@@ -35,8 +35,7 @@ def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporte
     values: dict[str, Any] = {"run": {"manifest": run, "id": run_id}, "beacon": {"key": ""}}
     if base:
         place = {"kind": "https", "url": base}
-        own = base.startswith("http://")  # on this machine, as the user says; so are its participants' buckets
-        values["store"] = {**place, "meeting": place, "private_addresses": own}
+        values["store"] = {**place, "meeting": place}
     return localize(without_file(values, overrides, Path.cwd()), trust)
 
 

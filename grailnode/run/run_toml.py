@@ -112,10 +112,7 @@ def _comment(model: type[Settings], key: str) -> Iterator[str]:
 
 
 def _buckets(own: Bucket, meeting: Bucket, *, meeting_credentials: str) -> dict[str, Value]:
-    store = _place(own, "s3.credentials")
-    if own.url.startswith("http://"):  # only servers of this machine are read so, which others may try on purpose
-        store["private_addresses"] = True
-    return {**store, "meeting": _place(meeting, meeting_credentials)}
+    return {**_place(own, "s3.credentials"), "meeting": _place(meeting, meeting_credentials)}
 
 
 def _place(bucket: Bucket, credentials: str) -> dict[str, Value]:

@@ -257,14 +257,16 @@ class StreamingApply:
         while self._next < len(self._rows):
             # A frame may come in many pieces, and one piece may have the ends of many frames.
             row = self._rows[self._next]
-            self._frame = self._frame or BoundedBuffer(row.size)
-            piece = rest[: row.size - self._frame.size]
-            self._frame.put(piece)
-            rest = rest[len(piece) :]
-            if self._frame.size < row.size:
-                return
+            missing = row.size - (self._frame.size if self._frame else 0)
+            piece, rest = rest[:missing], rest[missing:]
+            frame = piece  # not copied where it came whole
+            if self._frame or len(piece) < missing:
+                self._frame = self._frame or BoundedBuffer(row.size)
+                self._frame.put(piece)
+                if len(piece) < missing:
+                    return
+                frame, self._frame = self._frame.frame(), None
             # Counted before it is decoded: if it is refused, `finish` finds a tensor missing.
-            frame, self._frame = self._frame.frame(), None
             self._next += 1
             if not row.host:
                 yield self._units[row.name], frame

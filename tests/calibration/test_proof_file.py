@@ -135,5 +135,15 @@ def test_a_proof_is_refused_for_another_policy_or_sampling(tmp_path: Path) -> No
     workspace.create(tmp_path / "run", demo_recipe(max_tokens=4))
 
 
+def test_a_proof_of_fewer_turns_than_a_run_has_is_refused() -> None:
+    proof = proof_file.read(PACKAGED)
+    of_episodes = proof.model_copy(update={"subject": proof.subject.model_copy(update={"turns": 6})})
+    policy = digest_weights(load_weights(PACKAGED_POLICY))
+    for measured, turns in ((proof, 2), (of_episodes, 7)):
+        with pytest.raises(ProofFileError, match=f"{turns - 1} turns at most, the run has {turns}"):
+            measured.check(policy, 1.0, 8, chat=False, turns=turns)
+    of_episodes.check(policy, 1.0, 8, chat=False, turns=6)
+
+
 def test_reading_a_file_equals_parsing_its_bytes() -> None:
     assert ProofFile.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)

@@ -3,6 +3,7 @@
 It is measured by the operating system's kernel, in a forked child process.
 """
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -170,3 +171,16 @@ def test_encoding_a_large_tensor_takes_the_memory_of_two(case):
     data = patch.encode(before, after)
     most = 2 * before["w"].nbytes + len(data)
     assert fits(lambda: patch.encode_with_digests(before, after, base_digests=digests), most)
+
+
+def test_a_whole_patch_is_applied_without_a_copy_of_its_frames() -> None:
+    old = {"w": torch.zeros(1 << 21, dtype=torch.bfloat16)}
+    bits = torch.randint(-(1 << 15), 1 << 15, (1 << 21,), generator=torch.Generator().manual_seed(1))
+    data = patch.encode(old, {"w": bits.to(torch.int16).view(torch.bfloat16)})
+    assert len(data) > 4 * limits.MIB
+    patch.apply(old, data)
+    tracemalloc.start()
+    patch.apply(old, data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 7 * limits.MIB  # the new tensor takes 4

@@ -162,6 +162,10 @@ def test_a_node_that_comes_before_the_first_publication_waits(
     assert "no run is there; its trainer publishes it, or the URL is wrong; waiting since" in line
 
 
+def test_a_run_of_this_machine_lets_no_stranger_announce_other_private_addresses(host: Host, run: workspace.Workspace):
+    assert not open_config(f"{host.url}/run/{paths.run(run.run_id)}").store.private_addresses
+
+
 def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):
     with pytest.raises(NotFoundError, match="no run is there; its trainer publishes it, or the URL is wrong"):
         open_config(f"{host.url}/run/{paths.run(b'x' * 32)}")

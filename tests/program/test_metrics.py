@@ -233,3 +233,8 @@ def _waiting(telemetry: NodeTelemetry) -> dict[str, float]:
     families = text_string_to_metric_families(telemetry.metrics.exposition().decode())
     samples = next(family.samples for family in families if family.name == "grailnode_waiting_since_seconds")
     return {sample.labels["waits_for"]: sample.value for sample in samples}
+
+
+def test_a_log_that_cannot_be_read_has_no_events(tmp_path: Path) -> None:
+    (tmp_path / "miner-1.jsonl").mkdir()
+    assert troubles(tmp_path, 0.0) == ()

@@ -159,9 +159,8 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     prompt, chat, environment = _prompts(options, policy)
     tokens = requirements.completion_tokens(rules)
     sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
-    task = None
+    task, turns = None, requirements.episode(rules)
     if environment is not None:
-        turns = requirements.episode(rules)
         asked = AskedRules(sampling, chat, None if turns is None else turns.rule(sampling))
         task = PolicyTask(bytes(32), asked, environment, policy.tokenizer, policy.vocabulary)
     work = CalibrationTask(
