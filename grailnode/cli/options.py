@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,11 +33,13 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     a verb nor an error in its command line should wait for that. Ctrl-C ends the program at once meanwhile: numpy
     cannot be imported again after an interruption, not even for what would report that.
     """
-    handler = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    is_main = threading.current_thread() is threading.main_thread()  # no other thread may handle signals
+    handler = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED)) if is_main else None
     try:
         action = getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
     action(**parameters)
 
 

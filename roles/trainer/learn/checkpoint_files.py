@@ -22,6 +22,7 @@ from protocol.encoding import Record, Version
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.quantization import SCALE, dequantize, is_scale
 from roles.ports import LineReporter, NotFoundError, ObjectStore
+from roles.trainer.learn.dithering import dither
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import (
@@ -111,8 +112,9 @@ async def repair_checkpoint(
     """Make the checkpoint fit the chain and the outbox, which are whole.
 
     A checkpoint that is lost is made from the newest weights, and so is one that is older than these where the chain
-    was rebuilt, because the state may be that of an old backup: masters are the published weights, the moments begin at
-    zero, the warm-up starts again, and the replay buffer is empty. So is one of versions that the roots took back.
+    was rebuilt, because the state may be that of an old backup: the published weights are the rounding of the masters,
+    the moments begin at zero, the warm-up starts again, and the replay buffer is empty. So is one of versions
+    that the roots took back.
     """
     newest = await newest_weights(state)
     note = await _whole_checkpoint(state)
@@ -144,12 +146,14 @@ async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
 
 
 def _masters(weights: Weights) -> TensorSource:
-    """Return the weights of a version as masters in float32, which are made when they are read."""
+    """Return float32 masters of which a version's weights are the rounding; they are made when they are read."""
+    is_quantized = any(is_scale(name, weights) for name in weights)
 
     def read(names: Sequence[str]) -> Weights:
         weight_names = [name.removeprefix(MASTER) for name in names]
         tensors = {part: weights[part] for name in weight_names for part in (name, name + SCALE) if part in weights}
-        return {MASTER + name: tensor for name, tensor in dequantize(tensors, torch.float32).items()}
+        masters = dequantize(tensors, torch.float32).items()
+        return {MASTER + name: master if is_quantized else dither(name, master) for name, master in masters}
 
     sizes = {MASTER + name: 4 * tensor.numel() for name, tensor in weights.items() if not is_scale(name, weights)}
     return TensorSource(sizes, read)

@@ -99,7 +99,7 @@ def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLIC
             trainers=[key("trainer").public],
             validators=[key(name).public for name in validators],
         ),
-        None if rules.numerics == "exact" else small_policy.proof(policy),
+        None if rules.numerics == "exact" else small_policy.proof_of(policy),
         chat,
     )
 

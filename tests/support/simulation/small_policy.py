@@ -13,6 +13,7 @@ from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import ProofFile
 from grailnode.engine import policy
 from grailnode.engine.policy import PACKAGED_POLICY
+from protocol import limits
 from protocol.digest import digest_weights
 from tests.support.builders import genesis
 
@@ -30,17 +31,20 @@ RECIPE: Final = genesis.Recipe(
 )
 
 
-def proof(policy_directory: Path) -> ProofFile:
+def proof_of(policy_directory: Path) -> ProofFile:
     """Return the thresholds of a policy's proof.json, or those of the packaged policy.
 
-    All nodes of a simulation compute with one engine on one machine, so honest nodes agree bit for bit.
+    All nodes of a simulation compute with one engine on one machine, so honest nodes agree bit for bit, in episodes of
+    any number of turns too.
     """
     own_file = policy_directory / proof_file.NAME
+    changes: dict[str, object] = {"turns": limits.MAX_TURNS}
     if own_file.is_file():
-        return proof_file.read(own_file)
-    packaged_proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
-    digest = digest_weights(policy.load_weights(policy_directory)).hex()
-    return packaged_proof.model_copy(update={"subject": packaged_proof.subject.model_copy(update={"policy": digest})})
+        proof = proof_file.read(own_file)
+    else:
+        proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
+        changes["policy"] = digest_weights(policy.load_weights(policy_directory)).hex()
+    return proof.model_copy(update={"subject": proof.subject.model_copy(update=changes)})
 
 
 if __name__ == "__main__":
