@@ -71,7 +71,7 @@ class ProcessNetwork:
         if not file.exists():
             directory.mkdir(parents=True, exist_ok=True)
             proof = directory / proof_file.NAME
-            proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
+            proof.write_text(small_policy.proof_of(small_policy.DIRECTORY).to_json(), encoding="utf-8")
             workspace.create(directory, RECIPE, policy=small_policy.DIRECTORY, proof=proof, seed=1)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["grailnode.node.fork_server", "torch", "bench.crash_points"])

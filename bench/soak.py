@@ -248,7 +248,7 @@ def main() -> None:
     out = (arguments.out or Path(tempfile.mkdtemp(prefix="grailnode-soak-"))).absolute()
     out.mkdir(parents=True, exist_ok=True)
     proof = out / proof_file.NAME
-    proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
+    proof.write_text(small_policy.proof_of(small_policy.DIRECTORY).to_json(), encoding="utf-8")
     workspace_of_run = workspace.create(
         out / "creator", recipe(arguments.window), policy=small_policy.DIRECTORY, proof=proof, seed=1
     )

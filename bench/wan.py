@@ -240,7 +240,7 @@ def open_links(
 def create_run(directory: Path, pair: Path, tensors: int) -> workspace.Workspace:
     """Create a run whose genesis is version 0 of `weights_of` instead of a packaged policy."""
     proof = directory / proof_file.NAME
-    proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
+    proof.write_text(small_policy.proof_of(small_policy.DIRECTORY).to_json(), encoding="utf-8")
     run_workspace = workspace.create(directory / "creator", recipe(1.2), policy=small_policy.DIRECTORY, proof=proof)
     manifest = creation.open_run((run_workspace.directory / "run.manifest").read_bytes()).record
     genesis = digest_weights(weights_of(0, safetensors.read(pair.read_bytes()), tensors))

@@ -33,7 +33,7 @@ from tests.support.simulation import small_policy
 def start_network(namespaces: NamespaceNetwork, directory: Path, window: float) -> Iterator[Machines]:
     """Start the nodes, each in its namespace, and stop them at the end of the block."""
     proof = directory / proof_file.NAME
-    proof.write_text(small_policy.proof(small_policy.DIRECTORY).to_json(), encoding="utf-8")
+    proof.write_text(small_policy.proof_of(small_policy.DIRECTORY).to_json(), encoding="utf-8")
     run_workspace = workspace.create(directory / "creator", recipe(window), policy=small_policy.DIRECTORY, proof=proof)
     settings = SETTINGS.format(policy=small_policy.DIRECTORY.absolute())
     urls = (f"http://127.0.0.1:{port}" for port in PROXY_PORTS)
