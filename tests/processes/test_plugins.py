@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.environments.wheels import PluginError
 from grailnode.run import creation, requirements, workspace
 from grailnode.run.requirements import RequirementError
@@ -21,6 +22,7 @@ from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 RULES: dict[str, Any] = {"environment": "doubled-digits", "environment_config": '{"most": 99}', "max_tokens": 8}
 EPISODES: dict[str, Any] = {"environment": "higher-lower", "turns": 6, "turn_tokens": 3, "reply_tokens": 8}
+EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
 ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
 SETTINGS = """
 [trainer]
@@ -40,7 +42,8 @@ def founder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rules = getattr(request, "param", RULES)
     recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **rules)
-    return workspace.create(tmp_path / "founder", recipe, miners=("miner-1",))
+    proof = EPISODE_PROOF if "turns" in rules else None
+    return workspace.create(tmp_path / "founder", recipe, proof=proof, miners=("miner-1",))
 
 
 @pytest.fixture

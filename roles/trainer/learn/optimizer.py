@@ -1,14 +1,15 @@
 """Optimizers of torch and of bitsandbytes over FP32 masters, of which the published weights are the rounding.
 
-`torch.optim.Optimizer` is their interface: there is one for each tensor, so that Muon may have the matrices and AdamW
-the rest, and no copy of all gradients is needed to widen them. A step smaller than half a BF16 unit in the last place
-stays in the master, and its BF16 rounding changes only when enough of them have added up. The sparsity of patches
-comes from this (PULSE, section A.2).
+`torch.optim.Optimizer` is their interface: there is one for each tensor, or each block of one, so that Muon may have
+the matrices and AdamW the rest, and no copy of all gradients is needed to widen them. A step smaller than half a BF16
+unit in the last place stays in the master, and its BF16 rounding changes only when enough of them have added up. The
+sparsity of patches comes from this (PULSE, section A.2).
 
 What is written out here: the norm of the gradients, which ranks with parts of them have to compute alike, and the state
 as tensors by name, because checkpoints are files of some tensors each.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -23,7 +24,7 @@ MASTER: Final = "master/"
 STEPS: Final = "steps"
 _STEP: Final = "step"  # the count of steps in the state of an optimizer; Muon has none
 _BLOCK: Final = 1 << 20
-"""Elements of a gradient whose squares are computed at a time."""
+"""Elements of a tensor that are computed at a time, so that no copy is as large as the largest tensor."""
 
 
 class MasterOptimizer:
@@ -43,9 +44,11 @@ class MasterOptimizer:
         self._settings = settings
         self._add_over_ranks = add_over_ranks
         self.masters = masters
-        self._optimizers = {name: _optimizer(name, master, settings) for name, master in masters.items()}
+        self._parts = {name: _parts(name, master, settings) for name, master in masters.items()}
+        self._states: dict[str, dict[str, Tensor]] = {}
         for name, master in masters.items():  # a step of size 0 makes the state, which is zero
-            self._step(name, torch.zeros_like(master), 0.0)
+            self._step(name, torch.zeros_like(master), 0.0, 1.0)
+            self._states[name] = _joined_state(master, self._parts[name])
         self.set_steps(0)
 
     @property
@@ -72,21 +75,24 @@ class MasterOptimizer:
         self.steps += 1
         scale = min(1.0, self._settings.max_grad_norm / norm) if norm > 0 else 1.0
         for name, gradient in gradients.items():
-            self._step(name, gradient.to(torch.float32).contiguous().mul_(scale), self.learning_rate)
+            self._step(name, gradient, self.learning_rate, scale)
         return norm
 
-    def _step(self, name: str, gradient: Tensor, rate: float) -> None:
-        optimizer, master = self._optimizers[name], self.masters[name]
-        optimizer.param_groups[0]["lr"] = rate
-        master.grad = gradient
-        optimizer.step()
-        master.grad = None
+    def _step(self, name: str, gradient: Tensor, rate: float, scale: float) -> None:
+        parts = self._parts[name]
+        whole = gradient.contiguous()
+        blocks = [whole] if len(parts) == 1 else whole.view(-1).split(_BLOCK)  # type: ignore[no-untyped-call]
+        for (part, optimizer), block in zip(parts, blocks, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            part.grad = block.to(torch.float32).mul_(scale).view(part.shape)
+            optimizer.step()
+            part.grad = None
 
     def set_steps(self, steps: int) -> None:
         """Set the number of optimizer steps taken, as after a state was taken over."""
         self.steps = steps
-        for name, optimizer in self._optimizers.items():
-            state = optimizer.state[self.masters[name]]
+        for part, optimizer in itertools.chain.from_iterable(self._parts.values()):
+            state = optimizer.state[part]
             if _STEP in state:  # a tensor in torch, an integer in bitsandbytes
                 state[_STEP] = state[_STEP] * 0 + steps
 
@@ -94,9 +100,8 @@ class MasterOptimizer:
     def tensors(self) -> dict[str, Tensor]:
         """Masters and state by name, on the device; `step` changes them in place."""
         tensors = {MASTER + name: master for name, master in self.masters.items()}
-        for name, optimizer in self._optimizers.items():
-            state = optimizer.state[self.masters[name]]
-            tensors |= {f"{key}/{name}": state[key] for key in state if key != _STEP}
+        for name, state in self._states.items():
+            tensors |= {f"{key}/{name}": tensor for key, tensor in state.items()}
         return tensors
 
     def state(self) -> dict[str, Tensor]:
@@ -125,6 +130,34 @@ class MasterOptimizer:
         for name, tensor in values.items():
             own_tensors[name].copy_(tensor)
         self.set_steps(int(tensors[STEPS]) if steps is None else steps)
+
+
+_Part = tuple[Tensor, torch.optim.Optimizer]
+"""A master, or a block of it as a vector, and its optimizer."""
+
+
+def _parts(name: str, master: Tensor, settings: OptimizerSettings) -> list[_Part]:
+    """Return the parts of a master that are stepped one after another. AdamW has copies of a gradient's size for a
+    moment, so it gets a block at a time; the others need the whole tensor.
+    """
+    whole = _optimizer(name, master, settings)
+    if not isinstance(whole, torch.optim.AdamW):
+        return [(master, whole)]
+    blocks: Sequence[Tensor] = master.view(-1).split(_BLOCK)  # type: ignore[no-untyped-call]
+    return [(block, _optimizer(name, block, settings)) for block in blocks]
+
+
+def _joined_state(master: Tensor, parts: Sequence[_Part]) -> dict[str, Tensor]:
+    """Return the state of a master's optimizer without the count of steps, and let blocks have their parts of it."""
+    first, optimizer = parts[0]
+    keys = [key for key in optimizer.state[first] if key != _STEP]
+    if first is master:
+        return {key: optimizer.state[first][key] for key in keys}
+    joined = {key: torch.zeros_like(master) for key in keys}
+    for key, whole in joined.items():
+        for (part, own), block in zip(parts, whole.view(-1).split(_BLOCK), strict=True):  # type: ignore[no-untyped-call]
+            own.state[part][key] = block
+    return joined
 
 
 def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.optim.Optimizer:
