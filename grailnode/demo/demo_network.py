@@ -31,6 +31,7 @@ HONEST = ("miner-1", "miner-2")
 _TRAINER: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
 _COORDINATOR: tuple[Kind, ...] = ("beacon", "coordinator")
 _VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
+_VLLM_WINDOW = 8.0  # a step of two servers takes about a second where all nodes share two cores
 _SMOLLM2_START_SECONDS = 30.0
 _START_SECONDS = 6.0
 _EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
@@ -86,6 +87,8 @@ class DemoSettings:
     def recipe(self) -> Recipe:
         """The demo's recipe for the task."""
         rules: dict[str, Any] = {"trainers": self.trainers}
+        if self.vllm is not None:
+            rules["window"] = _VLLM_WINDOW
         if self.smollm2:
             return read_recipe(smollm2.DATA / "demo.toml", rules)
         if self.environment == "addition":
