@@ -135,11 +135,11 @@ class ExternalTraining:
             groups: their versions, by digest.
         """
         async with self._acknowledging:
-            known = {**self._acknowledged, **groups}.items()
-            kept = {d: v for d, v in known if not is_too_stale(v, self.version, self._max_staleness)}
-            record = AcknowledgedGroups(groups=tuple(sorted(kept.items())))
+            versions = {**self._acknowledged, **groups}.items()
+            recent = {d: v for d, v in versions if not is_too_stale(v, self.version, self._max_staleness)}
+            record = AcknowledgedGroups(groups=tuple(sorted(recent.items())))
             await self._node.state.put(ACKNOWLEDGED, record.to_bytes())
-            self._acknowledged = kept
+            self._acknowledged = recent
         await self._inbox.keep(self._is_needed)
 
     async def _read_inbox(self) -> None:

@@ -21,7 +21,7 @@ from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
 from grailnode.calibration.variants import AnyVariant, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
-from grailnode.cli.actions.policy_evaluation import AskedRules
+from grailnode.cli.actions.policy_evaluation import PolicyRules
 from grailnode.cli.from_model import given
 from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
@@ -161,8 +161,8 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
     task, turns = None, requirements.episode(rules)
     if environment is not None:
-        asked = AskedRules(sampling, chat, None if turns is None else turns.rule(sampling))
-        task = PolicyTask(bytes(32), asked, environment, policy.tokenizer, policy.vocabulary)
+        policy_rules = PolicyRules(sampling, chat, None if turns is None else turns.rule(sampling))
+        task = PolicyTask(bytes(32), policy_rules, environment, policy.tokenizer, policy.vocabulary)
     work = CalibrationTask(
         policy=policy,
         params=sampling.params(),

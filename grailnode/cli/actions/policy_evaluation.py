@@ -31,7 +31,7 @@ _NO_PROBLEMS: Final = EvaluationSpec(problems=0, samples=0, pass_at=1)
 
 
 @dataclass(frozen=True)
-class AskedRules:
+class PolicyRules:
     """How the policy is asked. Implements PolicyRules."""
 
     sampling: SamplingSpec
@@ -79,7 +79,7 @@ def asked_task(served: ServedPolicy, rule: EvaluationSpec, values: dict[str, Any
         run = served.task.run
         sampling = run.sampling.model_copy(update=values)
         turns = None if run.episode is None else run.episode.rule(sampling)
-        policy_rules, own = AskedRules(sampling, run.chat, turns, rule), served.task
+        policy_rules, own = PolicyRules(sampling, run.chat, turns, rule), served.task
         return PolicyTask(
             own.run_id, policy_rules, own.environment, own.tokenizer, own.vocabulary, own.run_sync, own.at_once
         )
@@ -103,7 +103,7 @@ def _other_task(served: ServedPolicy, rule: EvaluationSpec, rules: Rules) -> Pol
     sandbox = BubblewrapSandbox.open(python) if python else None
     data = None if rules.data is None else rules.data.read_bytes()
     environment = make_environment(checked.members, data, sandbox, checked.generated)
-    policy_rules = AskedRules(sampling, chat, None if episode is None else episode.rule(sampling), rule)
+    policy_rules = PolicyRules(sampling, chat, None if episode is None else episode.rule(sampling), rule)
     return PolicyTask(bytes(32), policy_rules, environment, policy.tokenizer, policy.vocabulary)
 
 

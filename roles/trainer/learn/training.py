@@ -73,7 +73,7 @@ class Training:
         self._checkpoint_version = -1
         self._checkpoint_time = 0.0
         self._inbox = Inbox(node.state)
-        self._seen: set[bytes] = set()  # groups that were read since the last checkpoint
+        self._new_digests: set[bytes] = set()  # groups that were read since the last checkpoint
         self._seconds: defaultdict[str, float] = defaultdict(float)  # of steps, of waiting for groups and the writer
 
     async def run(self) -> None:
@@ -91,8 +91,8 @@ class Training:
             await self._masters_written.wait()
             self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
             while True:
-                seen, self._seen = frozenset(self._seen), set()
-                await self._delete_batches(seen)
+                digests, self._new_digests = frozenset(self._new_digests), set()
+                await self._delete_batches(digests)
                 await trio.sleep(_POLL_SECONDS)
 
     @property
@@ -149,12 +149,12 @@ class Training:
         self._version = name.version
         self._buffer.advance(name.version)
         replay: FrozenReplay | None = None
-        seen = frozenset[bytes]()
+        digests = frozenset[bytes]()
         if self._checkpoint_is_due(name):
-            replay, seen, self._seen = self._buffer.freeze(), frozenset(self._seen), set()
+            replay, digests, self._new_digests = self._buffer.freeze(), frozenset(self._new_digests), set()
             self._checkpoint_version, self._checkpoint_time = name.version, trio.current_time()
         self._masters_written = trio.Event()
-        nursery.start_soon(self._write, name, replay, seen)
+        nursery.start_soon(self._write, name, replay, digests)
 
     def _checkpoint_is_due(self, name: SnapshotName) -> bool:
         settings = self._settings
@@ -167,13 +167,13 @@ class Training:
             or self._is_over
         )
 
-    async def _write(self, name: SnapshotName, replay: FrozenReplay | None, seen: frozenset[bytes]) -> None:
+    async def _write(self, name: SnapshotName, replay: FrozenReplay | None, digests: frozenset[bytes]) -> None:
         """Make a version durable: its checkpoint if one is due, then its snapshot; then delete from the inbox what the
         checkpoint contains.
 
         Args:
             replay: the replay buffer of the moment, if a checkpoint is due.
-            seen: groups that are in it, or were before.
+            digests: of the groups that are in it, or were before.
         """
         node = self._node
         if replay is not None:
@@ -182,10 +182,10 @@ class Training:
             await put_checkpoint(node.state, moment, source, tensors, node.run_sync, self._shard_bytes)
         await self._put_snapshot(name, self._learner.view_source())
         self._masters_written.set()
-        await self._delete_batches(seen)
+        await self._delete_batches(digests)
 
-    async def _delete_batches(self, seen: frozenset[bytes]) -> None:
-        await self._inbox.keep(lambda digest, _: digest not in seen)
+    async def _delete_batches(self, digests: frozenset[bytes]) -> None:
+        await self._inbox.keep(lambda digest, _: digest not in digests)
 
     async def _put_snapshot(self, name: SnapshotName, source: TensorSource) -> None:
         await put_snapshot(self._node.state, name, source, self._node.run_sync, self._shard_bytes)
@@ -196,7 +196,7 @@ class Training:
             groups = await self._inbox.read()
             for group in groups:
                 self._buffer.add(group)
-                self._seen.add(group.digest)
+                self._new_digests.add(group.digest)
             if groups:
                 self._new_groups.set()
             await trio.sleep(_POLL_SECONDS)
