@@ -1,10 +1,10 @@
-"""FP32 masters that begin anywhere in the interval that is rounded to a BF16 weight, and not in its middle.
+"""FP32 masters that begin anywhere in the interval that rounds to their BF16 weight, and not in its middle.
 
-All weights of a checkpoint in BF16 are in the middle of these intervals. A step of 3e-6 then moves none of them out but
-the smallest: of a pretrained model almost nothing of the first steps is published, and the policy learns only after as
-many steps as it takes to add up to half a unit in the last place. Dithering (Roberts 1962) spreads the masters evenly,
-as they are after long training. From the first step on, the published weights change by as much as the masters, in the
-mean. Those of version 0 stay the same, bit for bit.
+A checkpoint in BF16 has each weight in the middle of its interval. A step of 3e-6 moves only the smallest weights out
+of theirs, so almost nothing of the first steps is published: the policy learns only when steps add up to half a unit in
+the last place. Dithering (Roberts 1962) spreads the masters evenly, as they are after long training. From the first
+step on, the published weights change on average by as much as the masters. Those of version 0 stay the same, bit for
+bit.
 """
 
 import hashlib

@@ -137,8 +137,8 @@ _Part = tuple[Tensor, torch.optim.Optimizer]
 
 
 def _parts(name: str, master: Tensor, settings: OptimizerSettings) -> list[_Part]:
-    """Return the parts of a master that are stepped one after another. AdamW has copies of a gradient's size for a
-    moment, so it gets a block at a time; the others need the whole tensor.
+    """Return the parts of a master, each with its optimizer. A step of AdamW makes temporary tensors as large as its
+    part, so parts are blocks; the other optimizers need the whole tensor.
     """
     whole = _optimizer(name, master, settings)
     if not isinstance(whole, torch.optim.AdamW):
@@ -148,7 +148,7 @@ def _parts(name: str, master: Tensor, settings: OptimizerSettings) -> list[_Part
 
 
 def _joined_state(master: Tensor, parts: Sequence[_Part]) -> dict[str, Tensor]:
-    """Return the state of a master's optimizer without the count of steps, and let blocks have their parts of it."""
+    """Return a master's state without the count of steps: whole tensors; the states of blocks are views of them."""
     first, optimizer = parts[0]
     keys = [key for key in optimizer.state[first] if key != _STEP]
     if first is master:
