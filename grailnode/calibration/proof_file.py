@@ -220,7 +220,7 @@ class ProofFile(_Part):
         if subject.temperature != temperature or subject.max_tokens < max_tokens:
             raise ProofFileError(
                 f"the proof was measured at temperature {subject.temperature:g} up to {subject.max_tokens} "
-                f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with the run's"
+                f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with its options"
             )
         if subject.turns < turns:
             raise ProofFileError(
