@@ -11,7 +11,7 @@ from grailnode.calibration import proof_file
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.calibration.variants import Variant, VllmServers, VllmVariant
-from grailnode.cli.actions.policy_evaluation import AskedRules
+from grailnode.cli.actions.policy_evaluation import PolicyRules
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.installation import installed_version
 from protocol import environments
@@ -33,7 +33,7 @@ async def judging(python: Path, arguments: argparse.Namespace) -> None:
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
     environment = environments.get("addition")
     sampling = SamplingSpec(temperature=1.0, max_tokens=24, stops=policy.stops)
-    task = PolicyTask(bytes(32), AskedRules(sampling), environment, policy.tokenizer, policy.vocabulary)
+    task = PolicyTask(bytes(32), PolicyRules(sampling), environment, policy.tokenizer, policy.vocabulary)
     work = CalibrationTask(
         *(policy, sampling.params(), _GROUP_SIZE, lambda seed: environment.problem(seed).prompt),
         seed=arguments.seed,

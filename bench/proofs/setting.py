@@ -15,7 +15,7 @@ from bench.proofs import trained_policy
 from bench.proofs.sides import Pair, Side
 from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
-from grailnode.cli.actions.policy_evaluation import AskedRules
+from grailnode.cli.actions.policy_evaluation import PolicyRules
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3
 from grailnode.run import creation
@@ -102,7 +102,7 @@ class Setting:
         """Return the task on which pairs are measured."""
         params, environment, policy = trained_policy.PARAMS, TradingTask(), self.policy
         sampling = SamplingSpec(temperature=params.temperature, max_tokens=params.max_tokens, stops=params.stops)
-        task = PolicyTask(bytes(32), AskedRules(sampling), environment, policy.tokenizer, policy.vocabulary)
+        task = PolicyTask(bytes(32), PolicyRules(sampling), environment, policy.tokenizer, policy.vocabulary)
         return CalibrationTask(
             policy, params, GROUP_SIZE, lambda data: environment.problem(data).prompt, seed=seed, task=task
         )
