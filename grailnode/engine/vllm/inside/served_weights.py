@@ -72,11 +72,18 @@ class StagedVersion:
 
 
 class ServedWeights:
-    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`)."""
+    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`).
 
-    def __init__(self, tensor_map: TensorMap, gather: Gather | None = None) -> None:
+    Attributes:
+        base: for the weights of adapters: those of their base, which are verified with them and never change.
+    """
+
+    def __init__(
+        self, tensor_map: TensorMap, gather: Gather | None = None, base: "ServedWeights | None" = None
+    ) -> None:
         self.placements = tensor_map
         self._gather = gather
+        self.base = base
         self.version: int | None = None
         self.digest: bytes | None = None
         self.digests: dict[str, bytes] = {}
@@ -155,6 +162,12 @@ class ServedWeights:
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
+        if self.base is not None:
+            try:
+                self.base.verify(version, self.base.digest or b"")
+            except DifferentWeightsError:
+                self.version = self.digest = None
+                raise
         buffer = self.buffer()
         digests = {name: self._read_digest(name, buffer) for name in self.placements}
         expected = self.digests or digests
