@@ -47,8 +47,9 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
         return
     if config.engine.kind == "vllm" and not trains and run.precision != "bf16":
         raise ConfigError(
-            f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): its kernels '
-            'compute with codes in another order of roundings, and nobody has measured thresholds for it; use "torch"'
+            f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): it would round '
+            "weights to codes of its own, which no patch reaches, and its build for CPUs has no kernel that does so; "
+            'use "torch"'
         )
     if config.engine.kind == "vllm" and not trains and config.engine.url:
         raise ConfigError(
