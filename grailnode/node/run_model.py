@@ -48,8 +48,7 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
     if config.engine.kind == "vllm" and not trains and run.precision != "bf16":
         raise ConfigError(
             f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): it would round '
-            "weights to codes of its own, which no patch reaches, and its build for CPUs has no kernel that does so; "
-            'use "torch"'
+            'weights to codes of its own, which no patch of this run reaches; use "torch"'
         )
     if config.engine.kind == "vllm" and not trains and config.engine.url:
         raise ConfigError(
