@@ -110,6 +110,27 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return result
 
 
+def test_an_adapter_is_found_through_pinned_copies_and_verified_with_its_base(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """On a GPU vLLM pins the tensors of an adapter before it loads them."""
+    base_model, base = loaded(dtype, tmp_path)
+    model = FusedModel(dtype)
+
+    def load(tensors: Iterable[tuple[str, Tensor]]) -> None:
+        model.load_weights((name, tensor.pin_memory()) for name, tensor in tensors)
+
+    places = map_tensors(base_model, SHAPES, adapter=(load, list(model.parameters())))
+    adapters = ServedWeights(places, base=base)
+    adapters.commit(stage_weights(adapters, 0, tmp_path / "weights", digest_weights(WEIGHTS)))
+    adapters.verify(0, digest_weights(WEIGHTS))
+    base_model.norm.view(torch.int16)[1] ^= 1
+    for _ in range(2):
+        with pytest.raises(DifferentWeightsError, match=r"norm\.weight"):
+            adapters.verify(0, digest_weights(WEIGHTS))
+        assert adapters.version is None
+
+
 def test_every_tensor_is_found_and_nothing_is_written(dtype: torch.dtype) -> None:
     model = FusedModel(dtype)
     for parameter in model.parameters():

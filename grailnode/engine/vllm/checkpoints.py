@@ -119,8 +119,9 @@ def _apply_to_file(path: Path, patches: Sequence[bytes]) -> None:
         like = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
     head, names = file_head(like)
     memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
-    parts = zip(names, memory[len(head) :].split([like[name].nbytes for name in names]), strict=True)
-    tensors = {name: part.view(like[name].dtype).view(like[name].shape) for name, part in parts}
+    parts = torch.split(memory[len(head) :], [like[name].nbytes for name in names])
+    parts_of = zip(names, parts, strict=True)
+    tensors = {name: part.view(like[name].dtype).view(like[name].shape) for name, part in parts_of}
     for patch in patches:
         header = read_header(patch)
         units = units_of(header.rows)
