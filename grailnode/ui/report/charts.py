@@ -5,12 +5,12 @@ from typing import Final
 
 from markupsafe import Markup
 
-from grailnode.observe.state import MinerRow
+from grailnode.observe.state import MinerRow, NetworkState, WindowRow
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, share_text
 from grailnode.ui.report import plot
 from grailnode.ui.report.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
 from grailnode.ui.report.templates import part
-from grailnode.ui.report_data import Findings, RunFigures
+from grailnode.ui.report_data import Findings
 from grailnode.ui.series import by_count, without_gaps
 
 MOST_MINERS: Final = 12  # the rest are in the table
@@ -21,18 +21,19 @@ _ROW: Final = 52.0
 _BAR: Final = 16.0
 
 
-def learning(report: RunFigures, findings: Findings) -> Markup:
+def learning(state: NetworkState, findings: Findings) -> Markup:
     """Plot held-out pass@1 and reward over windows."""
-    values = [*without_gaps(report.pass_at_1), *without_gaps(report.reward)]
-    x = plot.count_axis(report.window_index, LEFT, RIGHT)
+    values = without_gaps([value for row in state.windows for value in (row.pass_at_1, row.reward)])
+    x = plot.count_axis([row.window for row in state.windows], LEFT, RIGHT)
     y = plot.share_axis(values, BOTTOM, TOP)
 
-    def series(name: str, css: str, entries: Sequence[float | None]) -> Markup:
-        points = list(zip(report.window_index, entries, strict=True))
+    def series(name: str, css: str, value_of: Callable[[WindowRow], float | None]) -> Markup:
+        points = [(row.window, value_of(row)) for row in state.windows]
         return plot.line(css, points, lambda at, value: f"window {at}: {name} {value:.3f}", x, y)
 
     changes = [change.ends_text if change else _NOT_MEASURED for change in (findings.pass_at_1, findings.reward)]
-    body = [series("reward", "second", report.reward), series("held-out pass@1", "first", report.pass_at_1)]
+    reward = series("reward", "second", lambda row: row.reward)
+    body = [reward, series("held-out pass@1", "first", lambda row: row.pass_at_1)]
     drawing = plot.drawing(
         "learning",
         "Held-out pass@1 and reward over windows",
@@ -43,10 +44,10 @@ def learning(report: RunFigures, findings: Findings) -> Markup:
     return _figure("Learning", drawing, ("first", "held-out pass@1", changes[0]), ("second", "reward", changes[1]))
 
 
-def patches(report: RunFigures, findings: Findings) -> Markup:
+def patches(state: NetworkState, findings: Findings) -> Markup:
     """Plot the patch bytes of each version, on a logarithmic scale, against the full checkpoint."""
-    full = report.full_bytes
-    sizes = [round(size) for size in without_gaps(report.patch_bytes)]
+    full = state.full_bytes
+    sizes = [row.patch_bytes for row in state.versions if row.patch_bytes is not None]
     y = plot.byte_axis([*sizes, *([full] if full else [])], BOTTOM, TOP)
     typical = "none was published"
     if findings.patch_bytes is not None:
@@ -56,41 +57,44 @@ def patches(report: RunFigures, findings: Findings) -> Markup:
         "Patch bytes of each policy version against the full checkpoint, logarithmic scale",
         f"Patches: {typical}.",
         *_versions(
-            report, report.patch_bytes, y, lambda size: byte_part_text(round(size), full), "patch was published"
+            [(row.version, row.patch_bytes) for row in state.versions],
+            y,
+            lambda size: byte_part_text(round(size), full),
+            "patch was published",
         ),
         *([plot.level(full, f"full checkpoint {byte_text(full)}", y)] if full else []),
     )
     return _figure("Patch size", drawing, ("first", "patch bytes, log scale", typical))
 
 
-def sparsity(report: RunFigures, findings: Findings) -> Markup:
+def sparsity(state: NetworkState, findings: Findings) -> Markup:
     """Plot the share of weights that a version does not change."""
-    y = plot.sparsity_axis(without_gaps(report.sparsity), BOTTOM, TOP)
+    points = [(row.version, row.sparsity) for row in state.versions]
+    y = plot.sparsity_axis(without_gaps([value for _, value in points]), BOTTOM, TOP)
     mean = "none" if findings.sparsity is None else f"mean {share_text(findings.sparsity)}"
     drawing = plot.drawing(
         "sparsity",
         "Share of weights that each version leaves unchanged, bit for bit",
         f"Sparsity: {mean}.",
-        *_versions(
-            report, report.sparsity, y, lambda value: f"{share_text(value)} unchanged", "version changed anything yet"
-        ),
+        *_versions(points, y, lambda value: f"{share_text(value)} unchanged", "version changed anything yet"),
     )
     return _figure("Sparsity", drawing, ("first", "unchanged BF16 weights", mean))
 
 
 def _versions(
-    report: RunFigures, values: Sequence[float | None], y: plot.Axis, words: Callable[[float], str], absent: str
+    points: Sequence[tuple[int, float | None]], y: plot.Axis, words: Callable[[float], str], absent: str
 ) -> tuple[Markup, Markup]:
     """Return the grid over policy versions, and the line of some values; a message where there are none."""
-    x = plot.count_axis(report.version_index, LEFT, RIGHT)
-    points = list(zip(report.version_index, values, strict=True))
+    x = plot.count_axis([version for version, _ in points], LEFT, RIGHT)
     line = plot.line("first", points, lambda at, value: f"version {at}: {words(value)}", x, y)
-    return plot.grid(x, y, "policy version"), line if without_gaps(values) else plot.empty_message(f"no {absent}")
+    return plot.grid(x, y, "policy version"), line if without_gaps(
+        [value for _, value in points]
+    ) else plot.empty_message(f"no {absent}")
 
 
-def groups(report: RunFigures, findings: Findings) -> Markup:
+def groups(state: NetworkState, findings: Findings) -> Markup:
     """Plot the groups accepted and rejected per miner by reason, the largest miners first."""
-    ranked = sorted(report.groups, key=lambda miner: -_whole(miner))
+    ranked = sorted(state.miners, key=lambda miner: -_whole(miner))
     largest, rest = ranked[:MOST_MINERS], ranked[MOST_MINERS:]
     reasons = by_count(findings.groups.reasons)
     css = {reason: f"r{min(place, COLOURS)}" for place, (reason, _) in enumerate(reasons)}
@@ -100,7 +104,7 @@ def groups(report: RunFigures, findings: Findings) -> Markup:
     entries += [(css[reason], clean(reason, 32), f"{count:,}") for reason, count in reasons[:COLOURS]]
     if rare := reasons[COLOURS:]:
         entries.append((f"r{COLOURS}", f"{len(rare)} other reasons", f"{sum(count for _, count in rare):,}"))
-    if unjudged := sum(miner.unjudged for miner in report.groups):
+    if unjudged := sum(miner.unjudged for miner in state.miners):
         entries.append(("open", "not judged", f"{unjudged:,}"))
     drawing = plot.drawing(
         "groups",

@@ -13,7 +13,7 @@ from grailnode.observe.state import STORAGE_ALARM, NetworkState
 from grailnode.ui.formatting import byte_text, rate_text
 from grailnode.ui.report.page import Tile, change_tile, figures, run_title
 from grailnode.ui.report.templates import part, render
-from grailnode.ui.report_data import Findings, RunFigures
+from grailnode.ui.report_data import Findings
 from protocol.judging.verdict import Reason
 
 SECTIONS: Final = (
@@ -88,20 +88,19 @@ def dashboard(
 
 def sections_of(state: NetworkState) -> dict[str, str]:
     """Return the sections of `SECTIONS`. The same state gives the same text."""
-    run = RunFigures.of(state)
-    findings = Findings.of(run)
+    findings = Findings.of(state)
     section = partial(part, "sections.html")
-    earning = sorted(run.groups, key=lambda miner: (-miner.score, -miner.accepted))[:_SHOWN_MINERS]
+    earning = sorted(state.miners, key=lambda miner: (-miner.score, -miner.accepted))[:_SHOWN_MINERS]
     rows, stages = ({row.window: row for row in rows} for rows in (state.windows[-_SHOWN_ROWS:], state.stages))
     windows = [(number, rows.get(number), stages.get(number)) for number in sorted({*rows, *stages}, reverse=True)]
     return {
         "head": section("head", state, tuple(line for line in state.alarms if line.startswith(STORAGE_ALARM))),
         "tiles": section("tiles", _tiles(state, findings)),
-        "plots": figures(run, findings),
+        "plots": figures(state, findings),
         "alarms": section("alarms", state.alarms),
         "windows": section("windows", state, windows),
         "strata": section("strata", state),
-        "miners": section("miners", sorted(earning, key=lambda miner: miner.name), len(run.groups), state.recent),
+        "miners": section("miners", sorted(earning, key=lambda miner: miner.name), len(state.miners), state.recent),
         "validators": section("validators", state.validators),
         "sites": section("sites", state),
         "chain": section("chain", state, state.versions[-_SHOWN_ROWS:][::-1]),
