@@ -138,6 +138,7 @@ async def test_four_validators_share_the_groups_and_agree():
     assert len(await read_verified_groups(checker, 4)) == GROUPS
 
 
+@pytest.mark.slow
 @simulated
 async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_back():
     silent, back, last = 3, 10, 16

@@ -199,6 +199,7 @@ async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name
     check_no_contradiction(network)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
     network = Network(RULES)

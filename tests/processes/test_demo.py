@@ -61,6 +61,7 @@ def test_two_sites_learn_in_one_demo(tmp_path: Path, temporary: Path):
     assert "<h2>Sites</h2>" in html
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
     demo = Program("demo", "--windows", "100", "--out", str(tmp_path / "out"), log=tmp_path / "terminal")
     try:

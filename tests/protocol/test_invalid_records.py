@@ -38,7 +38,8 @@ def scoring(**changes: Any) -> ScoringSpec:
 
 
 def rollout(**changes: Any) -> Rollout:
-    return Rollout(**({"completion": b"", "sketch": b"", "reward": 0} | changes))
+    fields: dict[str, Any] = {"completion": b"", "sketch": b"", "reward": 0}
+    return Rollout(**(fields | changes))
 
 
 INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
@@ -131,7 +132,7 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("make", "changes"),
-    [pytest.param(make, case, id=f"{make.__name__}: {case}"[:80]) for make, cases in INVALID.items() for case in cases],
+    [pytest.param(make, case, id=str(case)[:80]) for make, cases in INVALID.items() for case in cases],
 )
 def test_a_record_with_an_invalid_field_is_not_made(make: Callable[..., Record], changes: dict[str, Any]) -> None:
     make()
