@@ -74,7 +74,8 @@ class Counts(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> "Counts":
-        for name in ("sketch", "margin", "stop", "replay"):
+        counted: tuple[StatisticName, ...] = ("sketch", "margin", "stop", "replay")
+        for name in counted:
             tally = self.tally(name)
             if sum(tally.steps) > tally.trials:
                 raise ValueError(f"more values of {name} than trials")
