@@ -100,15 +100,8 @@ def draft_manifest(
     else:
         spec, turns = None if lora is None else lora.spec, 1 if episode is None else episode.turns
         exact = all(member.environment.exact for member in environment)
-        proof.check(
-            digest,
-            rules.temperature,
-            rules.max_tokens,
-            chat=chat is not None,
-            lora=spec,
-            turns=turns,
-            exact=exact,
-        )
+        sampling = rules.temperature, rules.max_tokens
+        proof.check(digest, *sampling, chat=chat is not None, lora=spec, turns=turns, exact=exact)
         thresholds = proof.spec(rules.miner_arithmetics, rules.validator_arithmetics, **audit)
     return RunManifest(
         name=rules.title,
