@@ -45,6 +45,9 @@ def _check_ascending(values: tuple[Any, ...]) -> tuple[Any, ...]:
 Ascending: Final = AfterValidator(_check_ascending)
 """Refuses a tuple whose items do not strictly ascend."""
 
+OPTIONAL: Final[Any] = Field(default=None, exclude_if=lambda value: value is None)
+"""The value of a field that is left out of the encoding where it is None."""
+
 _FIXED_SIZES: Final = {  # first byte of a value whose size that byte determines: bytes of the value
     **dict.fromkeys(range(0x80), 1),  # small integers
     **dict.fromkeys(range(0xE0, 0x100), 1),
@@ -186,8 +189,7 @@ def unpack(data: bytes, max_bytes: int = limits.MAX_RECORD_BYTES, max_items: int
 class Record(BaseModel):
     """A typed object of the protocol. Types are strict, all fields are required, and unknown fields are refused.
 
-    `kind` names the type in signatures (domain separation); `max_bytes` and `max_items` limit its encoding. A field of
-    `optional` is left out of the encoding where it is None.
+    `kind` names the type in signatures (domain separation); `max_bytes` and `max_items` limit its encoding.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=False)
@@ -195,7 +197,6 @@ class Record(BaseModel):
     kind: ClassVar[str]
     max_bytes: ClassVar[int] = limits.MAX_RECORD_BYTES
     max_items: ClassVar[int] = limits.MAX_ITEMS
-    optional: ClassVar[tuple[str, ...]] = ()
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding of this record.
@@ -203,8 +204,7 @@ class Record(BaseModel):
         Raises:
             LimitError: the encoding is larger than any reader accepts.
         """
-        fields = self.model_dump(mode="python")
-        data = pack({name: value for name, value in fields.items() if name not in self.optional or value is not None})
+        data = pack(self.model_dump(mode="python"))
         if len(data) > self.max_bytes:
             raise LimitError(f"{len(data)} bytes where at most {self.max_bytes} are allowed", self.kind)
         return data

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from protocol.encoding import Ascending, Record
+from protocol.encoding import OPTIONAL, Ascending, Record
 from protocol.errors import PairError
 from protocol.limits import MAX_ALTERNATIVES, MAX_STEPS
 
@@ -46,10 +46,12 @@ OptionalArithmetic = Annotated[str, AfterValidator(_check_arithmetic)]
 """An arithmetic, or empty where there is none to name."""
 
 
-StatisticName = Literal["sketch", "margin", "stop", "luck"]
+StatisticName = Literal["sketch", "margin", "stop", "luck", "replay"]
 
-STATISTICS: Final[tuple[StatisticName, ...]] = get_args(StatisticName)
-"""What is counted of a group (protocol/judging/evidence.py), in the order in which a group is refused for it."""
+STATISTICS: Final[tuple[StatisticName, ...]] = ("sketch", "margin", "stop", "luck")
+"""What is counted of every group (protocol/judging/evidence.py), in the order in which a group is refused for it. Of
+episodes whose replies are not exact, `replay` is counted as well.
+"""
 
 DECADE: Final = 1_000_000
 """Evidence and scores are in millionths of a decade: micro-decades."""
@@ -120,6 +122,7 @@ class Thresholds(Record):
     margin: Table
     stop: Table
     luck: Table
+    replay: Table | None = OPTIONAL
     threshold: Annotated[int, Field(ge=1, le=100 * DECADE)]
     logprob_tolerance: Annotated[int, Field(ge=0, le=100_000_000)]
     logprob_bias: Annotated[int, Field(ge=0, le=100_000_000)]
@@ -130,6 +133,11 @@ class Thresholds(Record):
         """Return the table of a statistic."""
         table: Table = getattr(self, statistic)
         return table
+
+    @property
+    def statistics(self) -> tuple[StatisticName, ...]:
+        """The statistics that have a table."""
+        return STATISTICS if self.replay is None else (*STATISTICS, "replay")
 
     @property
     def pair(self) -> tuple[Arithmetic, Arithmetic]:
@@ -152,6 +160,8 @@ class ProofSpec(Record):
     def _complete(self) -> "ProofSpec":
         if [row.pair for row in self.table] != pairs_of(self.miners, self.validators):
             raise ValueError("not one row of thresholds for each pair of arithmetics, ascending")
+        if len({row.replay is None for row in self.table}) > 1:
+            raise ValueError("a table of replays in some rows, and none in others")
         if self.audit_floor_ppm > self.audit_ppm:
             raise ValueError("audit_floor_ppm exceeds audit_ppm")
         return self

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from protocol import environments, limits
 from protocol.beacon import ChainInfo
 from protocol.difficulty import DifficultySpec
-from protocol.encoding import Ascending, Line, Record
+from protocol.encoding import OPTIONAL, Ascending, Line, Record
 from protocol.environments.record import EnvironmentSpec, MixtureSpec
 from protocol.environments.rubric import RubricPart
 from protocol.identity.authority import Authority
@@ -156,7 +156,6 @@ class RunManifest(Record):
 
     kind: ClassVar[str] = "run"
     max_bytes: ClassVar[int] = limits.MAX_RUN_BYTES
-    optional: ClassVar[tuple[str, ...]] = ("difficulty",)
     name: Annotated[Line, Field(min_length=1, max_length=64)]
     authority: Authority
     model: ModelSpec
@@ -177,7 +176,7 @@ class RunManifest(Record):
     proof: ProofSpec
     scoring: ScoringSpec
     head_ttl: Annotated[int, Field(ge=1, le=86_400 * 30)]
-    difficulty: DifficultySpec | None = None
+    difficulty: DifficultySpec | None = OPTIONAL
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunManifest":
@@ -207,8 +206,8 @@ class RunManifest(Record):
                 raise ValueError("an exact run with filters, whose sums are not exact")
             if self.lora is not None:
                 raise ValueError("an exact run with adapters, which exact arithmetic does not cover")
-        elif any("exact" in row.pair for row in self.proof.table):
-            raise ValueError("a calibrated run that admits exact arithmetic")
+        elif any("exact" in row.pair or (row.replay and self.exact_replies) for row in self.proof.table):
+            raise ValueError("a calibrated run that admits exact arithmetic, or tests how often exact replies differ")
         return self
 
     def _plays_by_rule(self, spec: EnvironmentSpec) -> bool:
@@ -239,6 +238,11 @@ class RunManifest(Record):
     def exact_rewards(self) -> bool:
         """Whether every machine computes the same rewards."""
         return all(spec.exact for spec in self.tasks)
+
+    @property
+    def exact_replies(self) -> bool:
+        """Whether every machine gives the same replies, if there are any."""
+        return self.episode is None or self.exact_rewards
 
     @property
     def episode_rule(self) -> EpisodeRule | None:

@@ -25,15 +25,17 @@ from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
 from roles.policy.assignment import PolicyTask, encode_prompt
-from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
+from roles.policy.episodes import OpenEpisode, PlayedEpisode, play, replayed_reward
 from roles.ports import CheckRequest, Engine, Generation, Request
 
 _CHUNK_BYTES: Final = 1 << 28
 """Bound on the bytes of the logits (float32) of groups that are generated and checked together."""
 _CHUNK_ROLLOUTS: Final = 512
 _LEAST_RIVAL: Final = 0.02  # probability of all other tokens; below it, rounding of the log-probability would dominate
-_Part = tuple[Sequence[Generation], Sequence[tuple[Turn, ...]], tuple[int, ...]]
-"""The completions of a group, the turns of each, and their rewards if there are any."""
+_Part = tuple[Sequence[Generation], Sequence[tuple[Turn, ...]], tuple[int, ...], tuple[bool, ...]]
+"""The completions of a group, the turns of each, their rewards if there are any, and which were reproduced if replies
+are not exact.
+"""
 _RUN: Final = bytes(32)  # replaces the ids of run and miner where seeds are derived, as there is no run
 
 
@@ -91,6 +93,7 @@ class GroupMeasurement:
             a small d with a probability of about d times this.
         rewards: of each rollout, in millionths; empty if the prompts have no rewards.
         turns: tokens of each turn, N in sum; empty if each rollout is one turn.
+        reproduced: whether the environment gave the replies of each rollout again; empty if they are exact.
     """
 
     lengths: tuple[int, ...]
@@ -104,6 +107,7 @@ class GroupMeasurement:
     rivals: np.ndarray
     rewards: tuple[int, ...] = ()
     turns: tuple[int, ...] = ()
+    reproduced: tuple[bool, ...] = ()
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -134,6 +138,7 @@ class Submission:
         requests: what is checked of each rollout.
         turns: the tokens of each turn, N in sum.
         rewards: of the rollouts, in millionths; empty if the prompts have no rewards.
+        reproduced: see `GroupMeasurement`.
         sketch: of the states behind all tokens before rounding, float32 [N, 4].
         logprobs: float32 [N], of the tokens.
     """
@@ -141,6 +146,7 @@ class Submission:
     requests: tuple[CheckRequest, ...]
     turns: tuple[int, ...]
     rewards: tuple[int, ...]
+    reproduced: tuple[bool, ...]
     sketch: Tensor
     logprobs: np.ndarray
 
@@ -179,29 +185,36 @@ async def _complete(
         if work.task is not None:
             problem = work.task.environment.problem(seed)
             rewards = await work.task.scores([(problem, item.tokens) for item in part])
-        parts.append((part, [((len(item.tokens), ()),) for item in part], rewards))
+        parts.append((part, [((len(item.tokens), ()),) for item in part], rewards, ()))
     return parts
 
 
 async def _play(
     work: CalibrationTask, engine: Engine, seeds: Sequence[bytes], requests: Sequence[Request]
 ) -> list[_Part]:
-    """Return the episodes of each group."""
+    """Return the episodes of each group. If replies are not exact, each is replayed, as by a validator."""
     task, size, groups = work.task, work.group_size, []
     assert task is not None
     for place, seed in enumerate(seeds):
         problem, own = task.environment.problem(seed), requests[place * size :][:size]
-        opened = [OpenEpisode(task, problem, challenge.episode_seed(seed, index)) for index in range(size)]
-        groups.append([PlayedEpisode(item, own[0].prompt, one.seed) for item, one in zip(opened, own, strict=True)])
-    await play(task, engine, [episode for group in groups for episode in group])
+        episode_seeds = [challenge.episode_seed(seed, index) for index in range(size)]
+        opened, again = ([OpenEpisode(task, problem, item) for item in episode_seeds] for _ in range(2))
+        played = [PlayedEpisode(item, one.prompt, one.seed) for item, one in zip(opened, own, strict=True)]
+        groups.append((again, played))
+    await play(task, engine, [episode for _, group in groups for episode in group])
     return [
         (
             [item.generation for item in group],
             [item.episode.turns for item in group],
             tuple(item.episode.reward for item in group),
+            () if task.environment.exact else tuple(map(_is_reproduced, again, group)),
         )
-        for group in groups
+        for again, group in groups
     ]
+
+
+def _is_reproduced(again: OpenEpisode, played: PlayedEpisode) -> bool:
+    return replayed_reward(again, played.episode.tokens, played.episode.turns) is not None
 
 
 async def check_groups(
@@ -216,7 +229,7 @@ async def check_groups(
 
 
 def _submit(requests: Sequence[Request], part: _Part, key: SketchKey) -> Submission:
-    generations, turns, rewards = part
+    generations, turns, rewards, reproduced = part
     joined = [join_turns(item.tokens, own) for item, own in zip(generations, turns, strict=True)]
     return Submission(
         requests=tuple(
@@ -225,6 +238,7 @@ def _submit(requests: Sequence[Request], part: _Part, key: SketchKey) -> Submiss
         ),
         turns=tuple(count for own in turns for count, _ in own),
         rewards=rewards,
+        reproduced=reproduced,
         sketch=sketch.values_of(key.kind, torch.cat([item.hidden for item in generations]), key.seed),
         logprobs=np.array([value for item in generations for value in item.logprobs], dtype=np.float32),
     )
@@ -248,4 +262,5 @@ def _compare(submission: Submission, check: Check) -> GroupMeasurement:
         differences=checked - submission.logprobs,
         rewards=submission.rewards,
         turns=submission.turns,
+        reproduced=submission.reproduced,
     )

@@ -194,11 +194,13 @@ class ProofFile(_Part):
         chat: bool,
         lora: LoraSpec | None = None,
         turns: int = 1,
+        exact: bool = True,
     ) -> None:
         """Refuse a run that this proof was not measured for.
 
         Args:
             policy: weight digest of version 0, or of the base of a LoRA run.
+            exact: whether all machines give the same replies.
 
         Raises:
             ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions or
@@ -226,6 +228,11 @@ class ProofFile(_Part):
             raise ProofFileError(
                 f"the proof was measured on episodes of {subject.turns} turns at most, the run has {turns}; run "
                 "`grailnode calibrate` with the run's environment and --turns"
+            )
+        if any((item.thresholds.replay is None) != (exact or turns == 1) for item in self.table):
+            raise ProofFileError(
+                "the proof has no rate at which the replies of the run's environment differ between honest nodes, or "
+                "one of another environment; run `grailnode calibrate` with the run's environment"
             )
 
     def _check_adapters(self, lora: LoraSpec | None) -> None:

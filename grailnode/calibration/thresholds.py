@@ -89,6 +89,7 @@ def choose_thresholds(
         "margin": _margin_table(margins, honest, demands),
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
         "luck": _luck_table(honest, demands),
+        **_replay_table(honest, demands),
     }
     alternatives = sum(len(item.alternatives) for item in tables.values())
     return Thresholds(
@@ -368,6 +369,25 @@ def luck_table(odds: float) -> Table:
         scores = np.floor(DECADE * np.log1p(gains) / math.log(10)).astype(int).tolist()
         alternatives.append(Alternative(scores=tuple(scores), growth=growth))
     return Table(beyond=_LUCK_STEPS, rates=(rate,) * len(shares), alternatives=tuple(alternatives))
+
+
+def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticName, Table]:
+    """Return the table of groups that are not reproduced, if replies are not exact.
+
+    A group is one if one of its rollouts is, however these depend on each other: its rate is at most the sum of theirs.
+    The cheats spoil nine, five or two groups of ten.
+    """
+    rates = []
+    for groups in honest.values():
+        if values := [value for group in groups for value in group.reproduced]:
+            events = math.ceil(demands.headroom * values.count(False))
+            rates.append(_bound(min(events, len(values)), len(values), demands.confidence))
+    if not rates:
+        return {}
+    size = max(len(group.lengths) for groups in honest.values() for group in groups)
+    rate = min(_MOST_RATE, size * max(rates))
+    tails = [np.array([rate + share * (1.0 - rate)]) for share in (0.9, 0.5, 0.2)]
+    return {"replay": table((0,), (rate,), [likelihood_scores((rate,), tail) for tail in tails])}
 
 
 _bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them

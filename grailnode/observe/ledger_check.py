@@ -10,7 +10,7 @@ from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, evidence_of, scores
 from protocol.judging.stratum_counts import accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
-from protocol.proof import STATISTICS, ProofSpec
+from protocol.proof import ProofSpec
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.policy.follower import Follower
@@ -223,10 +223,10 @@ def _check_reasons(verdict: Verdict, earlier: Sequence[Summary], proof: ProofSpe
     miner = verdict.miner.hex()[:8]
     with error_context(place):
         row = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
-    tables = [len(row.table(name).beyond) for name in STATISTICS]
+    tables = [len(row.table(name).beyond) for name in row.statistics]
     for judgement in verdict.judgements:
         group = f"group {judgement.index} of miner {miner}"
-        if judgement.accepted and [len(getattr(judgement.counts, name).steps) for name in STATISTICS] != tables:
+        if judgement.accepted and [len(judgement.counts.tally(name).steps) for name in row.statistics] != tables:
             raise ProtocolError(f"accepts {group} without counting the steps of its thresholds", place)
         own = own_rejection(judgement.counts, row) or ""
         if judgement.reason != own and judgement.reason in ("", *OWN_REASONS.values()):
@@ -234,5 +234,5 @@ def _check_reasons(verdict: Verdict, earlier: Sequence[Summary], proof: ProofSpe
             raise ProtocolError(f"{judgement_text} against its own numbers ({own or 'accepted'})", place)
     evidence = evidence_of(earlier, proof, verdict.miner, verdict.miner_arithmetic)
     reason = joint_rejection(verdict.judgements, evidence, row)
-    if reason and any(judgement.accepted for judgement in verdict.judgements):
+    if reason and any(judgement.counts.computed and not judgement.rejected for judgement in verdict.judgements):
         raise ProtocolError(f"accepts miner {miner} against its own numbers ({reason})", place)

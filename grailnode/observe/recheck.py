@@ -11,7 +11,7 @@ from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
 from protocol.judging.evidence import SHARE_UNIT, Tally, weigh
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from protocol.proof import DECADE, STATISTICS, StatisticName, Thresholds
+from protocol.proof import DECADE, StatisticName, Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
 from protocol.rollout.sampling import NOISE_UNIT
 from roles.node.identity import Node
@@ -25,6 +25,7 @@ from roles.validator.judge import Judge
 
 _TRIALS: Final[dict[StatisticName, str]] = {
     "sketch": "positions", "margin": "tokens", "stop": "rollouts", "luck": "shares of misses",
+    "replay": "groups",
 }  # fmt: skip
 
 
@@ -160,9 +161,9 @@ def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[St
     lines = [Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted)]
     if judgement.counts.computed:
         evidence = weigh(judgement.counts, row)
-        for name in STATISTICS:
+        for name in row.statistics:
             largest = max(evidence[name])
-            value = _counts_text(name, getattr(judgement.counts, name), row.table(name).beyond)
+            value = _counts_text(name, judgement.counts.tally(name), row.table(name).beyond)
             limit = f"evidence {round(largest / DECADE, 1) + 0.0:g}, at most {row.threshold / DECADE:.1f} decades"
             lines.append(Statistic(name, value, limit, largest <= row.threshold))
     claims = ", ".join(f"{rollout.reward / REWARD_UNIT:g}" for rollout in group.rollouts)

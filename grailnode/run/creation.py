@@ -87,6 +87,7 @@ def draft_manifest(
     """
     assert rules.title is not None and rules.max_tokens is not None
     policy = policies.Policy.load(directory)
+    environment = environment or registry.task_spec(rules.environment, rubric=rules.rubric)
     files = model_files(directory)
     weights = policies.load_weights(directory) if lora is None else {}
     digest = digest_weights(weights) if lora is None else lora.spec.base
@@ -98,7 +99,9 @@ def draft_manifest(
         thresholds = EXACT_PROOF.model_copy(update=audit)
     else:
         spec, turns = None if lora is None else lora.spec, 1 if episode is None else episode.turns
-        proof.check(digest, rules.temperature, rules.max_tokens, chat=chat is not None, lora=spec, turns=turns)
+        exact = all(member.environment.exact for member in environment)
+        sampling = rules.temperature, rules.max_tokens
+        proof.check(digest, *sampling, chat=chat is not None, lora=spec, turns=turns, exact=exact)
         thresholds = proof.spec(rules.miner_arithmetics, rules.validator_arithmetics, **audit)
     return RunManifest(
         name=rules.title,
@@ -111,7 +114,7 @@ def draft_manifest(
         ),
         lora=None if lora is None else lora.spec,
         precision=rules.precision,
-        environment=environment or registry.task_spec(rules.environment, rubric=rules.rubric),
+        environment=environment,
         data=requirements.file_reference(rules.data),
         chat=chat,
         sampling=SamplingSpec(

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.difficulty import DifficultyTable
 from protocol.digest import Weights, dtypes, type_name
-from protocol.encoding import Ascending, Record, Version, Window
+from protocol.encoding import OPTIONAL, Ascending, Record, Version, Window
 from protocol.errors import ExpiredError, MalformedError
 from protocol.identity.signing import Digest
 from protocol.objects import ObjectRef
@@ -48,7 +48,6 @@ class Manifest(Record):
     """The description of a policy version (fields: docs/spec/chain.md)."""
 
     kind: ClassVar[str] = "manifest"
-    optional: ClassVar[tuple[str, ...]] = ("difficulty",)
     run: Digest
     version: Version
     previous: Annotated[bytes, Field(max_length=32)]
@@ -60,7 +59,7 @@ class Manifest(Record):
     beacon_round: Round
     first_window: Window
     epoch: Epoch
-    difficulty: DifficultyTable | None = None
+    difficulty: DifficultyTable | None = OPTIONAL
 
     @model_validator(mode="after")
     def _reachable(self) -> "Manifest":

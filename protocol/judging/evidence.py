@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Final
 import numpy as np
 from pydantic import Field, model_validator
 
-from protocol.encoding import Record
+from protocol.encoding import OPTIONAL, Record
 from protocol.limits import MAX_STEPS
 from protocol.proof import STATISTICS, StatisticName, Thresholds
 
@@ -61,6 +61,8 @@ class Counts(Record):
         stop: rollouts, by the largest margin of a token where the end token is taken or drawn.
         luck: misses in rollouts with a reward above the mean of their group, whose trials are the shares that such
             rollouts have of the tokens of their groups, one for each miss, in thousandths.
+        replay: groups of episodes whose replies are not exact, each of which reaches the only step if it was not
+            reproduced; None in a run without such episodes.
     """
 
     kind: ClassVar[str] = "counts"
@@ -68,11 +70,13 @@ class Counts(Record):
     margin: Tally = Tally()
     stop: Tally = Tally()
     luck: Tally = Tally()
+    replay: Tally | None = OPTIONAL
 
     @model_validator(mode="after")
     def _possible(self) -> "Counts":
-        for name in ("sketch", "margin", "stop"):
-            tally: Tally = getattr(self, name)
+        counted: tuple[StatisticName, ...] = ("sketch", "margin", "stop", "replay")
+        for name in counted:
+            tally = self.tally(name)
             if sum(tally.steps) > tally.trials:
                 raise ValueError(f"more values of {name} than trials")
         if self.luck.trials < sum(self.luck.steps):
@@ -80,13 +84,22 @@ class Counts(Record):
         return self
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in STATISTICS})
+        replays = [item.replay for item in (self, other) if item.replay is not None]
+        sums = {name: self.tally(name) + other.tally(name) for name in STATISTICS}
+        return Counts(**sums, replay=sum(replays[1:], replays[0]) if replays else None)
+
+    def tally(self, statistic: StatisticName) -> Tally:
+        """Return the tally of a statistic, which is empty if it was not counted."""
+        return getattr(self, statistic) or Tally()
 
     @property
     def computed(self) -> bool:
-        """Whether the check came as far as the statistics."""
-        return bool(self.margin.steps)
+        """Whether the check came as far as a statistic."""
+        return bool(self.margin.steps or self.replay)
 
+
+REPRODUCED, UNREPRODUCED = (Counts(replay=Tally(trials=1, steps=(missed,))) for missed in (0, 1))
+"""What the replies of one group's episodes count, if they are not exact."""
 
 NO_COUNTS: Final = Counts()
 """What is counted of a group whose check ended before the statistics."""
@@ -100,8 +113,8 @@ NO_EVIDENCE: Final[Evidence] = {}
 def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
     """Return the evidence that a group adds, of each alternative of each statistic."""
     result: dict[StatisticName, tuple[int, ...]] = {}
-    for name in STATISTICS:
-        tally: Tally = getattr(counts, name)
+    for name in thresholds.statistics:
+        tally = counts.tally(name)
         result[name] = tuple(
             sum(count * score for count, score in zip(tally.steps, alternative.scores, strict=False))
             - tally.trials * alternative.growth
@@ -126,8 +139,9 @@ def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evide
 
 
 def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None:
-    """Return the statistic whose evidence rules honest work out, the first one by STATISTICS; None if none does."""
-    return next((name for name in STATISTICS if max(evidence.get(name, (0,))) > thresholds.threshold), None)
+    """Return the first statistic whose evidence rules honest work out; None if none does."""
+    names = thresholds.statistics
+    return next((name for name in names if max(evidence.get(name, (0,))) > thresholds.threshold), None)
 
 
 def is_improbable(evidence: Evidence, groups: Iterable[Counts], thresholds: Thresholds) -> bool:

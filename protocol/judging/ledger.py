@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits, paths
 from protocol.difficulty import Counts as StratumCounts
 from protocol.digest import content_digest
-from protocol.encoding import Line, Record, Version, Window
+from protocol.encoding import OPTIONAL, Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
 from protocol.judging.roster import Roster
@@ -50,7 +50,7 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed. Audited ones that are neither accepted nor rejected were not reproduced.
-        counts: of the accepted groups, for the evidence of the windows to come.
+        counts: of the groups that are not rejected, for the evidence of the windows to come.
     """
 
     kind: ClassVar[str] = "ledger-row"
@@ -79,6 +79,11 @@ class LedgerRow(Record):
         return bool(self.dealt) and not self.audited
 
     @property
+    def is_clean(self) -> bool:
+        """Whether groups were accepted, and all other audited ones count in the rate of groups not reproduced."""
+        return 0 < self.accepted == self.audited - sum(self.counts.tally("replay").steps)
+
+    @property
     def counting(self) -> int:
         """The groups that count for the miner if none is audited again: the audited ones stand for all."""
         return self.dealt * (self.accepted + self.rejected) // max(1, self.audited) - self.rejected
@@ -86,7 +91,7 @@ class LedgerRow(Record):
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
         """Return the row of a verdict."""
-        group_counts = [judgement.counts for judgement in verdict.judgements if judgement.accepted]
+        counted = [judgement for judgement in verdict.judgements if not judgement.rejected]
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
@@ -95,9 +100,9 @@ class LedgerRow(Record):
             submitted=verdict.submitted,
             dealt=verdict.dealt,
             audited=0 if verdict.lapsed else len(verdict.judgements),
-            accepted=len(group_counts),
+            accepted=sum(judgement.accepted for judgement in counted),
             rejected=sum(judgement.rejected for judgement in verdict.judgements),
-            counts=sum(group_counts, NO_COUNTS),
+            counts=sum((judgement.counts for judgement in counted), NO_COUNTS),
         )
 
     @classmethod
@@ -197,7 +202,6 @@ class Summary(PublishedRecord):
     """A validator's report on a window: one entry of its ledger (fields: docs/spec/ledger.md)."""
 
     kind: ClassVar[str] = "summary"
-    optional: ClassVar[tuple[str, ...]] = ("strata",)
     max_bytes: ClassVar[int] = limits.MAX_SUMMARY_BYTES
     window: Window
     version: Version
@@ -215,7 +219,7 @@ class Summary(PublishedRecord):
     verified_tokens: Annotated[int, Field(ge=0)]
     verify_ms: Annotated[int, Field(ge=0)]
     alarms: Annotated[tuple[Annotated[Line, Field(max_length=500)], ...], Field(max_length=100)]
-    strata: StratumCounts | None = None
+    strata: StratumCounts | None = OPTIONAL
 
     @model_validator(mode="after")
     def _once_each(self) -> Self:
@@ -408,17 +412,17 @@ def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) ->
 
 
 def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
-    """Count each miner's windows since its last rejection in which groups were audited and all were accepted."""
+    """Count each miner's clean windows since its last rejection."""
     counts: dict[bytes, int] = {}
     for summary in ledger:
         for row in summary.rows:
-            is_clean = row.accepted == row.audited > 0
-            counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + is_clean
+            counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + row.is_clean
     return counts
 
 
 def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arithmetic: str) -> Evidence:
-    """Return the evidence against a miner from its accepted groups, of the windows in which it declared an arithmetic.
+    """Return the evidence against a miner from its groups that were not rejected, of the windows in which it declared
+    an arithmetic.
 
     A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. Each declaration
     has its own, so that clean windows under wide thresholds take nothing off the evidence under narrow ones.
@@ -427,6 +431,6 @@ def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arith
     for summary in ledger:
         place = bisect_left(summary.rows, miner, key=lambda row: row.miner)
         for row in summary.rows[place : place + 1]:
-            if row.miner == miner and row.arithmetic == arithmetic and row.accepted:
+            if row.miner == miner and row.arithmetic == arithmetic and row.counts.computed:
                 evidence = advance(evidence, row.counts, proof.row(arithmetic, summary.arithmetic))
     return evidence

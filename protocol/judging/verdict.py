@@ -139,7 +139,7 @@ class ReauditVerdict(Verdict):
 def own_rejection(counts: Counts, thresholds: Thresholds) -> Reason | None:
     """Return the reason to reject a group for its own statistics, or None."""
     statistic = exceeded(weigh(counts, thresholds), thresholds)
-    return None if statistic is None else OWN_REASONS[statistic]
+    return None if statistic is None else OWN_REASONS.get(statistic)
 
 
 def joint_rejection(judgements: Iterable[Judgement], evidence: Evidence, thresholds: Thresholds) -> Reason | None:

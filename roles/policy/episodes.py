@@ -14,7 +14,7 @@ from protocol import limits
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Problem
 from protocol.environments.base import EpisodeEnvironment
-from protocol.rollout.batch import EpisodeRollout, join_turns
+from protocol.rollout.batch import join_turns
 from protocol.rollout.episode import Turn
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
@@ -68,15 +68,15 @@ class OpenEpisode:
         return reply
 
 
-def replayed_reward(episode: OpenEpisode, rollout: EpisodeRollout) -> int | None:
+def replayed_reward(episode: OpenEpisode, tokens: Tokens, turns: Sequence[Turn]) -> int | None:
     """Return the reward of a claimed episode, in millionths; None if the environment replies otherwise, or another turn
     is the last one.
 
     A turn is given to the environment only if all replies before it are the environment's own: only then did the policy
     write it in this episode.
     """
-    tokens, begin = rollout.tokens, 0
-    for count, reply in rollout.decoded_turns:
+    begin = 0
+    for count, reply in turns:
         if not episode.room or episode.take(tokens[begin : begin + count]) != reply:
             return None
         begin += count

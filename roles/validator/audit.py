@@ -281,8 +281,12 @@ class Auditor:
 
 
 def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
-    """Return the judgements; if there is a reason against all of them, those that accept reject for this reason."""
+    """Return the judgements; if there is a reason against all of them, those with counts that do not reject yet reject
+    for this reason.
+    """
     if reason is None:
         return judgements
     refusal = {"reason": reason.value, "rewards": (), "logprobs": b""}
-    return [item.model_copy(update=refusal) if item.accepted else item for item in judgements]
+    return [
+        item if item.rejected or not item.counts.computed else item.model_copy(update=refusal) for item in judgements
+    ]

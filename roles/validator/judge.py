@@ -13,7 +13,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from protocol.environments.base import SandboxLimitError
-from protocol.judging.evidence import NO_COUNTS, Counts, count_group, count_luck, repeated_positions, whole_margins
+from protocol.judging.evidence import (
+    NO_COUNTS,
+    REPRODUCED,
+    UNREPRODUCED,
+    Counts,
+    count_group,
+    count_luck,
+    repeated_positions,
+    whole_margins,
+)
 from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
@@ -197,25 +206,28 @@ class Judge:
         """Compare turns and rewards of a group that holds so far with the environment's, and count where misses fall
         among rewards. Raise SandboxLimitError if the environment reaches a limit.
         """
+        counts, is_exact = check.counts, self._task.environment.exact
         if self._task.run.episode is None:
             rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
         else:
             replayed = await self._task.run_sync(self._replay, group, assignment)
             if None in replayed:
-                is_false = self._task.environment.exact
-                return GroupCheck(Reason.TURN, check.counts) if is_false else GroupCheck(Reason.UNREPRODUCED)
+                if is_exact:
+                    return GroupCheck(Reason.TURN, counts)
+                return GroupCheck(Reason.UNREPRODUCED, UNREPRODUCED if thresholds.replay else NO_COUNTS)
             rewards = tuple(replayed)
-        if self._task.environment.exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
-            return GroupCheck(Reason.REWARD, check.counts)
+            counts += REPRODUCED if thresholds.replay else NO_COUNTS
+        if is_exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
+            return GroupCheck(Reason.REWARD, counts)
         lengths = [len(rollout.tokens) for rollout in group.rollouts]
         luck = count_luck(check.margins, lengths, rewards, thresholds.luck.beyond)
-        counts = check.counts.model_copy(update={"luck": luck})
+        counts = counts.model_copy(update={"luck": luck})
         return replace(check, reason=own_rejection(counts, thresholds), counts=counts, rewards=rewards)
 
     def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
         """Return the reward of each episode; None for one whose replies or end are not the environment's."""
         return [
-            replayed_reward(OpenEpisode(self._task, assignment.problem, seed), rollout)
+            replayed_reward(OpenEpisode(self._task, assignment.problem, seed), rollout.tokens, rollout.decoded_turns)
             for rollout, seed in zip(group.rollouts, assignment.episode_seeds, strict=True)
             if isinstance(rollout, EpisodeRollout)
         ]

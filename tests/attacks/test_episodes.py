@@ -4,23 +4,27 @@ The order of the checks is a matter of safety. With a forged reply a miner could
 and environments may execute what they are given.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
+from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.environments.base import Problem, SandboxLimitError
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance
 from protocol.judging.verdict import Reason
-from protocol.proof import EXACT_PROOF
+from protocol.proof import EXACT_PROOF, RATE_UNIT, Table, Thresholds
 from protocol.rollout.batch import EpisodeRollout, Group, Rollout, assemble
 from protocol.run import EpisodeSpec
 from roles.miner.produce import HonestProducer
 from tests.support.adversaries.false_episodes import CHEATS
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome, alter
 from tests.support.builders.dice import Dice, DiceEpisode
+from tests.support.builders.proofs import FLOAT32, packaged_thresholds, proof_of
 from tests.support.simulation.virtual_clock import simulate
 
 SPEC = EpisodeSpec(turns=6, turn_tokens=4, reply_tokens=8, tokens=60)
@@ -41,19 +45,29 @@ class InexactDice(Dice):
         return super().begin(problem, seed)
 
 
-def new_harness(environment: Any, episode: EpisodeSpec | None, groups: int = 2) -> TrialHarness:
-    """Return a harness over the packaged policy in exact arithmetic."""
+class FlakyDice(InexactDice):
+    """Dice of which one episode in some replies otherwise than the time before."""
+
+    def begin(self, problem: Problem, seed: bytes) -> DiceEpisode:
+        episode = super().begin(problem, seed)
+        return super().begin(problem, bytes(32)) if self.tries % 64 == 0 else episode
+
+
+def new_harness(
+    environment: Any, episode: EpisodeSpec | None, groups: int = 2, row: Thresholds | None = None
+) -> TrialHarness:
+    """Return a harness over the packaged policy, in exact arithmetic or by a row of thresholds."""
     weights = load_weights(PACKAGED_POLICY)
     policy_history = PolicyHistory(Policy.load(PACKAGED_POLICY), 0, lambda _: weights)
     return TrialHarness(
         policy_history,
         environment,
-        EXACT_PROOF,
+        EXACT_PROOF if row is None else proof_of(row),
         max_tokens=20,
         group_size=4,
         groups=groups,
         episode=episode,
-        exact=True,
+        exact=row is None,
     )
 
 
@@ -72,10 +86,11 @@ def steps_of(harness: TrialHarness) -> Steps:
     return dict(steps)
 
 
-def judge(harness: TrialHarness, groups: Sequence[Group]) -> TrialOutcome:
+def judge(harness: TrialHarness, groups: Sequence[Group], evidence: Evidence = NO_EVIDENCE) -> TrialOutcome:
     async def scenario() -> TrialOutcome:
         harness.accepted_work.clear()
-        return await harness.judge(*assemble(groups, "exact"), harness.miner)
+        arithmetic = harness.node.run.proof.miners[0]
+        return await harness.judge(*assemble(groups, arithmetic), harness.miner, evidence)
 
     outcome: TrialOutcome = simulate(scenario)
     return outcome
@@ -146,6 +161,50 @@ def test_answers_that_reach_a_limit_take_the_time_of_two_groups_and_are_not_reje
     environment.hangs, environment.tries = True, 0
     assert judge(harness, groups).reasons == {Reason.UNREPRODUCED.value: 4}
     assert environment.tries == 2
+
+
+def test_a_miner_whose_replies_differ_too_often_is_refused_and_an_honest_one_is_not() -> None:
+    """The rate is what calibration measures on the environment, which here replies otherwise once in 64 episodes."""
+    environment = FlakyDice()
+    engine_task = new_harness(environment, SPEC, groups=32, row=packaged_thresholds())
+    replays = calibrated_replays(engine_task)
+    assert 4 / 64 < replays.rates[0] / RATE_UNIT < 0.4
+    row = packaged_thresholds().model_copy(update={"replay": replays})
+    harness = new_harness(environment, SPEC, groups=8, row=row)
+    evidence, honest = NO_EVIDENCE, Counter[str]()
+    for _ in range(4):
+        outcome = judge(harness, produce(harness), evidence)
+        honest += outcome.reasons
+        evidence = advance(evidence, outcome.counts, row)
+    assert set(honest) == {Reason.UNREPRODUCED.value} and 0 < honest.total() < 8
+    false, evidence, windows = produce(harness, CHEATS["forged-reply"][0]), NO_EVIDENCE, 0
+    while set((outcome := judge(harness, false, evidence)).reasons) == {Reason.UNREPRODUCED.value} and windows < 9:
+        evidence, windows = advance(evidence, outcome.counts, row), windows + 1
+    assert set(outcome.reasons) == {Reason.WINDOW.value} and windows < 4
+
+
+def calibrated_replays(harness: TrialHarness) -> Table:
+    """Return the table of replays that calibration chooses for a harness's environment."""
+
+    async def scenario() -> list[GroupMeasurement]:
+        engine, task = await harness.serving_engine(), harness.task
+        work = CalibrationTask(
+            policy=harness.policy_history.policy,
+            params=task.run.sampling.params(),
+            group_size=4,
+            prompt=lambda seed: task.environment.problem(seed).prompt,
+            task=task,
+        )
+        return [
+            group
+            async for chunk in generate_groups(work, engine, 32)
+            for group in await check_groups(work, engine, chunk)
+        ]
+
+    honest = {"pair": simulate(scenario)}
+    row = choose_thresholds(honest, [honest["pair"]], FLOAT32, ThresholdDemands(headroom=1.0))
+    assert row.replay is not None
+    return row.replay
 
 
 def alter_turns(turns: Callable[[Any], Any]) -> Callable[[Rollout], Rollout]:

@@ -20,7 +20,7 @@ from grailnode.calibration.thresholds import (
     likelihood_scores,
     table,
 )
-from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded, is_improbable
+from protocol.judging.evidence import NO_EVIDENCE, REPRODUCED, UNREPRODUCED, advance, exceeded, is_improbable
 from protocol.proof import DECADE, RATE_UNIT, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import FLOAT32
@@ -125,6 +125,23 @@ def test_clustered_misses_raise_the_rates() -> None:
     independent = groups(100, miss=0.09, seed=2)
     rates = [thresholds({"pair": part}).sketch.rates[0] for part in (clustered, independent)]
     assert rates[0] > 2 * rates[1]
+
+
+@pytest.mark.parametrize("missed", [0, 8, 60])
+def test_replies_that_are_not_exact_have_a_bound_on_the_groups_that_differ(missed: int) -> None:
+    """Sound however the rollouts of a group depend on each other: the rate of groups is at most the sum of theirs."""
+    whole, size = groups(50), ROLLOUTS
+    flags = (np.arange(50 * size) >= missed).reshape(50, size).tolist()
+    spec = thresholds(
+        {"pair": [replace(group, reproduced=tuple(own)) for group, own in zip(whole, flags, strict=True)]}
+    )
+    assert spec.replay is not None
+    rate = spec.replay.rates[0] / RATE_UNIT
+    assert missed / 50 < rate <= min(0.5, missed / 50 * 2.5 + size * 5 / (50 * size)) or rate == 0.5
+    assert is_improbable(NO_EVIDENCE, [UNREPRODUCED] * 60, spec)
+    honest = [UNREPRODUCED if value < rate else REPRODUCED for value in np.random.default_rng(1).random(5000)]
+    assert not is_improbable(NO_EVIDENCE, honest, spec)
+    assert thresholds({"pair": whole}).replay is None
 
 
 @pytest.mark.parametrize("miss", [0.0, 0.01, 0.2])

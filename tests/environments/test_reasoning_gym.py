@@ -9,10 +9,10 @@ import pytest
 
 from grailnode.environments.wheels import closure
 from tests.support.builders.plugins import install_module
+from tests.support.builders.tasks import NO_GYM
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 
 FOLDER = ROOT / "examples" / "reasoning_gym"
-NO_GYM = "GRAILNODE_GYM_PYTHON names no interpreter with `pip install '.[code]' ./examples/reasoning_gym`"
 SAMPLE = ("countdown", "gcd", "isomorphic_strings", "survo")
 
 

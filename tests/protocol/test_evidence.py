@@ -12,7 +12,9 @@ from protocol.encoding import REWARD_UNIT
 from protocol.judging.evidence import (
     NO_COUNTS,
     NO_EVIDENCE,
+    REPRODUCED,
     SHARE_UNIT,
+    UNREPRODUCED,
     Counts,
     Evidence,
     Tally,
@@ -27,7 +29,7 @@ from protocol.judging.evidence import (
 from protocol.proof import DECADE, EXACT_PROOF, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import packaged_thresholds
-from tests.support.builders.samples import counts, table, thresholds
+from tests.support.builders.samples import counts, replay_thresholds, table, thresholds
 
 ROW = thresholds()
 NAMED_ROWS = {"sample": ROW, "packaged": packaged_thresholds(), "exact": EXACT_PROOF.table[0]}
@@ -180,6 +182,21 @@ def test_evidence_below_zero_restarts_and_evidence_above_it_goes_on() -> None:
     assert min(after([few])["margin"]) < 0
     assert after([few, few]) == after([few])
     assert max(after([many, many])["margin"]) == 2 * max(after([many])["margin"]) > 0
+
+
+def test_too_many_groups_that_are_not_reproduced_are_evidence_where_replies_are_not_exact() -> None:
+    row = replay_thresholds()
+    assert max(worst_mean(row.table("replay"), [0.05])) <= 1e-15
+    spoiled = [index for index in range(1, 40) if is_improbable(NO_EVIDENCE, [UNREPRODUCED] * index, row)]
+    assert spoiled[0] == 9
+    half = [UNREPRODUCED, REPRODUCED] * 32
+    assert is_improbable(NO_EVIDENCE, half, row) and exceeded(after(half, row), row) == "replay"
+    rng = np.random.default_rng(0)
+    honest = [UNREPRODUCED if value < 0.05 else REPRODUCED for value in rng.random(50_000)]
+    assert not is_improbable(NO_EVIDENCE, honest, row)
+    # what was not tried leaves it as it is, and runs of exact replies have no such evidence
+    assert after([UNREPRODUCED, counts()], row)["replay"] == after([UNREPRODUCED], row)["replay"]
+    assert "replay" not in after([UNREPRODUCED] * 99)
 
 
 def test_evidence_of_one_row_is_continued_by_another() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grailnode.run import creation
-from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, advance
+from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Tally, advance
 from protocol.judging.ledger import (
     GROUP,
     SHARE,
@@ -28,21 +28,27 @@ from protocol.judging.ledger import (
     shares,
 )
 from protocol.judging.roster import Roster
-from protocol.judging.verdict import Judgement
 from protocol.run import ScoringSpec
 from roles.validator.reaudit import _amendment
 from tests.support.builders import samples
 from tests.support.builders.proofs import proof_of
-from tests.support.builders.samples import MINER, SCORING, TRAINER, counts, judgement, rejected, row, summary, verdict
+from tests.support.builders.samples import (
+    MINER,
+    SCORING,
+    TRAINER,
+    counts,
+    judgement,
+    rejected,
+    row,
+    summary,
+    unreproduced,
+    verdict,
+)
 
 BALANCE = st.integers(-(10**10), 10**10)
 A, B, C = MINER, TRAINER, samples.VALIDATOR
 STEADY = SCORING.model_copy(update={"miss_price": 0, "deposit": 0, "cap": SHARE, "decay": SHARE})
 PROOF = samples.run_manifest().proof
-
-
-def unreproduced(index: int) -> Judgement:
-    return judgement(index, reason="unreproduced", counts=NO_COUNTS, rewards=(), logprobs=b"")
 
 
 def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
@@ -107,7 +113,7 @@ def test_the_row_of_a_verdict() -> None:
 
 
 def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_were_not_audited() -> None:
-    accepted = LedgerRow.of(verdict(judgement(0), *(unreproduced(index) for index in range(1, 4))))
+    accepted = LedgerRow.of(verdict(judgement(0), *(unreproduced(index, NO_COUNTS) for index in range(1, 4))))
     assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (16, 4, 1, 0)
     assert worth(summary(accepted)) == 4
     assert clean_windows([summary(accepted)]) == {A.public: 0}
@@ -119,14 +125,14 @@ def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_w
         for accepted in (4, 2)
     )
     assert priced == halved > 0  # twice as many misses a group, in half as many groups
-    nothing = LedgerRow.of(verdict(*(unreproduced(index) for index in range(2)), pledged=16, submitted=2))
+    nothing = LedgerRow.of(verdict(*(unreproduced(index, NO_COUNTS) for index in range(2)), pledged=16, submitted=2))
     assert not nothing.lapsed  # what was pledged and not delivered still costs
     assert balance(summary(nothing)) == -14 * STEADY.shortfall
 
 
 def test_a_reaudit_counts_what_its_verdict_says() -> None:
     """As `verify --ledger` compares it."""
-    found = verdict(judgement(0), unreproduced(1), rejected(2))
+    found = verdict(judgement(0), unreproduced(1, NO_COUNTS), rejected(2))
     amendment = _amendment(5, row(), found)
     assert (amendment.accepted, amendment.rejected) == (1, 1)
     assert amendment.verdict == LedgerRow.of(found).verdict
@@ -343,6 +349,23 @@ def test_the_count_of_clean_windows_restarts_after_a_rejection() -> None:
         summary(window=7, amendments=(Amendment(window=2, miner=A.public, verdict=b"", accepted=0, rejected=1),))
     )
     assert clean_windows(entries)[A.public] == 1  # the rejection that caused the re-audit was counted before
+
+
+def test_a_window_is_clean_if_all_groups_count_that_were_not_reproduced() -> None:
+    """So an honest miner of replies that are not exact becomes known, and no limit of a machine makes one known."""
+    reproduced = judgement(0, counts=judgement().counts + REPRODUCED)
+    counted = LedgerRow.of(verdict(reproduced, unreproduced(1), unreproduced(2)))
+    assert (counted.accepted, counted.counts.replay) == (1, Tally(trials=3, steps=(2,)))
+    assert counted.counts.sketch == judgement().counts.sketch
+    limited = LedgerRow.of(verdict(reproduced, unreproduced(1), unreproduced(2, NO_COUNTS)))
+    nothing = LedgerRow.of(verdict(unreproduced(0)))
+    refused = LedgerRow.of(verdict(reproduced, unreproduced(1), rejected(2)))
+    clean = [clean_windows([summary(item)])[A.public] for item in (counted, limited, nothing, refused)]
+    assert clean == [1, 0, 0, 0]
+    proof = proof_of(samples.replay_thresholds())
+    evidence = evidence_of([summary(nothing), summary(nothing, window=9)], proof, A.public, "torch-float32")
+    expected = advance(advance(NO_EVIDENCE, UNREPRODUCED, proof.table[0]), UNREPRODUCED, proof.table[0])
+    assert evidence == expected and min(evidence["replay"]) > 0
 
 
 def test_the_audited_share_falls_to_the_floor() -> None:

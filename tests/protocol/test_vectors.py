@@ -49,7 +49,7 @@ VECTORS: dict[str, list[dict[str, Any]]] = {
 KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Counts, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
-    *(Invite, ReauditVerdict, Revision, Witness, ProofOfWorkSolution),
+    *(Invite, ReauditVerdict, Revision, Thresholds, Witness, ProofOfWorkSolution),
     *(RoundManifest, RoundContribution, RoundPointer),
 )
 

@@ -6,7 +6,16 @@ from pydantic import ValidationError
 
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE
 from protocol.judging.verdict import Judgement, Reason, joint_rejection, own_rejection, unpack_logprobs
-from tests.support.builders.samples import counts, judgement, rejected, thresholds, verdict
+from roles.validator.audit import reject_accepted
+from tests.support.builders.samples import (
+    counts,
+    judgement,
+    rejected,
+    replay_thresholds,
+    thresholds,
+    unreproduced,
+    verdict,
+)
 
 ROW = thresholds()
 
@@ -70,6 +79,15 @@ def test_groups_add_up_with_each_other_and_with_the_windows_before() -> None:
     assert joint_rejection(judgements[:1], {"sketch": (0, 8_000_000)}, ROW) == Reason.WINDOW
     unchecked = [rejected(index, "bad-tokens", tokens=10**6, counts=NO_COUNTS) for index in range(4, 8)]
     assert joint_rejection([*unchecked, *judgements], NO_EVIDENCE, ROW) == Reason.WINDOW  # and dilute nothing
+
+
+def test_a_window_is_refused_with_the_groups_that_were_not_reproduced() -> None:
+    judgements = [judgement(0), unreproduced(1, NO_COUNTS), *map(unreproduced, range(2, 11))]
+    assert joint_rejection(judgements[:10], NO_EVIDENCE, replay_thresholds()) is None
+    refusal = joint_rejection(judgements, NO_EVIDENCE, replay_thresholds())
+    reasons = [item.reason for item in reject_accepted(judgements, refusal)]
+    assert reasons == ["improbable-window", "unreproduced", *["improbable-window"] * 9]
+    assert joint_rejection(judgements, NO_EVIDENCE, ROW) is None
 
 
 def test_groups_count_in_the_order_of_their_indices() -> None:

@@ -19,6 +19,8 @@ from protocol.identity.signing import Envelope, Signature, sign
 from protocol.judging.evidence import (
     NO_COUNTS,
     NO_EVIDENCE,
+    REPRODUCED,
+    UNREPRODUCED,
     advance,
     count_group,
     count_luck,
@@ -296,6 +298,11 @@ def verdict() -> list[Case]:
     counts = first["counts"]
     return [
         good("verdict", "verdict", record.to_bytes()),
+        good("a group that was not reproduced", "verdict", samples.verdict(samples.unreproduced()).to_bytes()),
+        bad(
+            "a replay that was not tried", "counts", pack(counts | {"replay": {"trials": 0, "steps": (1,)}}), MALFORMED
+        ),
+        bad("a replay of nil", "counts", pack(counts | {"replay": None}), MALFORMED),
         bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
         bad("judgements not ascending", "verdict", pack(fields | {"judgements": (second, first)}), MALFORMED),
         bad("a group that was not submitted", "verdict", pack(fields | {"submitted": 3}), MALFORMED),
@@ -335,12 +342,14 @@ def _counts() -> Case:
 
 def _evidence() -> Case:
     """Return groups, and after each of them the evidence and the statistic that refuses them, if one does."""
-    row = samples.thresholds()
+    row = samples.replay_thresholds()
     groups = [
         samples.counts(sketch=(40,), margin=(40, 1), stop=(8,), luck=(250, 1)),
         samples.counts(sketch=(16, 2), margin=(24,), stop=(8,)),
         *[samples.counts(sketch=(1000,), margin=(1000, 4, 1), stop=(8, 2), luck=(1000, 2))] * 2,
         samples.counts(sketch=(40,), margin=(40, 14), stop=(8, 0, 1)),
+        samples.counts(sketch=(16,)) + REPRODUCED,
+        *[UNREPRODUCED] * 9,
     ]
     steps = []
     evidence = NO_EVIDENCE

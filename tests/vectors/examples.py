@@ -92,8 +92,7 @@ def records() -> dict[str, Record]:
 def example(record: Record) -> str:
     """Return the lines of one record."""
     data = record.to_bytes()
-    values = ((name, getattr(record, name)) for name in sorted(type(record).model_fields))
-    fields = {name: plain(value) for name, value in values if name not in record.optional or value is not None}
+    fields = {name: plain(getattr(record, name)) for name in sorted(record.model_dump())}
     lines = (json.dumps(fields, separators=(",", ":")), shown(data, 32, 8, 160))
     return "\n  ".join((f"{record.kind} {len(data)} {content_digest(data).hex()}", *lines))
 

@@ -220,7 +220,11 @@ class TrialHarness:
         name = self.environment.name
         return samples.run_manifest(
             model=ModelSpec(files=(ref,), genesis=digest_weights(self.policy_history.version(0))),
-            environment=samples.task(registry.built_in_spec(name) if registry.is_built_in(name) else None, name=name),
+            environment=samples.task(
+                registry.built_in_spec(name) if registry.is_built_in(name) else None,
+                name=name,
+                exact=self.environment.exact,
+            ),
             sampling=SamplingSpec(
                 temperature=1.0,
                 max_tokens=self.max_tokens,

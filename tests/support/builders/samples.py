@@ -16,7 +16,7 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, Signature, SigningKey
-from protocol.judging.evidence import Counts, Tally
+from protocol.judging.evidence import UNREPRODUCED, Counts, Tally
 from protocol.judging.ledger import (
     GROUP,
     SHARE,
@@ -168,6 +168,11 @@ thresholds = sample_of(
 )
 
 
+def replay_thresholds() -> Thresholds:
+    """Return the sample row of a run in which honest nodes do not reproduce at most one group of twenty."""
+    return thresholds(replay=table((0,), (0.05,), (0.4,), (1.0,), (2.0,)))
+
+
 def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Counts:
     """Return counts of groups that were judged by a row, by default the sample one.
 
@@ -303,6 +308,11 @@ def judgement(index: int = 0, **changes: Any) -> Judgement:
         "logprobs": bytes(20),
     }
     return Judgement(**(fields | changes))
+
+
+def unreproduced(index: int = 0, counts: Counts = UNREPRODUCED) -> Judgement:
+    """Return the judgement on a group that was not reproduced, without counts where its replies should be exact."""
+    return judgement(index, reason="unreproduced", counts=counts, rewards=(), logprobs=b"")
 
 
 def rejected(index: int = 0, reason: str = "wrong-sketch", **changes: Any) -> Judgement:
@@ -519,6 +529,8 @@ def every_record() -> list[Record]:
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
         group(1, rollouts=(episode_rollout(),)),
+        counts(sketch=(5,)) + UNREPRODUCED,
+        replay_thresholds(),
     ]
 
 
