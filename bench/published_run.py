@@ -5,6 +5,7 @@ the same ones on any machine, or those of a run that `grailnode demo --keep` has
 reads them, and all signatures and digests are checked.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,15 +19,21 @@ from tests.support.simulation.learning import Setup, Simulation
 Weights = dict[str, torch.Tensor]
 
 
+def visit_versions(run_file: Path, visit: Callable[[Weights], object]) -> None:
+    """Call a function with each version of a run that its stored anchors and patches give, oldest first."""
+
+    async def read() -> None:
+        async for version in follow_chain(make_spectator(load(run_file)), lambda line: None):
+            visit(dict(version.weights))
+
+    trio.run(read)
+
+
 def published_versions(run_file: Path) -> list[Weights]:
-    """Return the versions of a run that its stored anchors and patches give, oldest first."""
-
-    async def read() -> list[Weights]:
-        return [
-            dict(version.weights) async for version in follow_chain(make_spectator(load(run_file)), lambda line: None)
-        ]
-
-    return trio.run(read)
+    """Return all versions of a run, oldest first; see `visit_versions`."""
+    versions: list[Weights] = []
+    visit_versions(run_file, versions.append)
+    return versions
 
 
 def trained_versions(windows: int, seed: int) -> list[Weights]:

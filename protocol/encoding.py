@@ -123,7 +123,7 @@ def _sorted_maps(value: Any, depth: int) -> Any:
         if depth == limits.MAX_DEPTH:
             raise LimitError(f"nested deeper than {limits.MAX_DEPTH}")
         if not isinstance(value, dict):
-            return [_sorted_maps(item, depth + 1) for item in value]
+            return [item if type(item) in _PLAIN else _sorted_maps(item, depth + 1) for item in value]
         if not all(isinstance(key, str) for key in value):
             raise MalformedError("a map key that is not a string")
         return {_sorted_maps(key, depth): _sorted_maps(value[key], depth + 1) for key in sorted(value)}

@@ -152,9 +152,11 @@ def apply_with_digests(
         threads: how many tensors to decode at the same time.
     """
     # Before the first frame is decoded: so the table accounts for every byte of the patch.
-    check_length(patch, read_header(patch, len(weights)))
+    header = read_header(patch, len(weights))
+    check_length(patch, header)
     application = StreamingApply(weights, digests=digests, threads=threads)
-    application.feed(patch)
+    application.start(header)
+    application.feed(memoryview(patch)[header.frames_begin :])
     return application.finish()
 
 
@@ -195,7 +197,7 @@ class StreamingApply:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._pending: deque[Future[None]] = deque()
 
-    def feed(self, data: bytes) -> list[str]:
+    def feed(self, data: bytes | memoryview) -> list[str]:
         """Process the next bytes of the patch (hostile), and return the names of the tensors whose frames they end.
 
         With threads, a frame may be refused by a later call, or by `finish`.
@@ -206,7 +208,7 @@ class StreamingApply:
             has_preamble = len(self._head) >= PREAMBLE.size
             missing = (header_bytes(self._head) if has_preamble else PREAMBLE.size) - len(self._head)
             if has_preamble and not missing:
-                self._read_table()
+                self.start(read_header(self._head, len(self._weights)))
             elif not rest:
                 return []
             self._head += rest[:missing]
@@ -241,13 +243,15 @@ class StreamingApply:
             {name: result.digests[name] for name in self._weights},
         )
 
-    def _read_table(self) -> None:
-        """Read preamble and table, and check all that they alone can show before the first frame is decoded."""
-        self._header = read_header(self._head, len(self._weights))
-        self._rows = check_fit(self._weights, self._header.rows)
+    def start(self, header: Header) -> None:
+        """Begin with a header that was read apart, and check all that it alone can show before the first frame is
+        decoded.
+        """
+        self._header = header
+        self._rows = check_fit(self._weights, header.rows)
         self._units = units_of(self._rows)
         self._head.clear()
-        if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != self._header.base:
+        if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != header.base:
             raise PatchError("made for other weights than these")
         if self._new_tensors is not None:
             self._places = self._new_tensors(self._weights)

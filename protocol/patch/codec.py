@@ -29,7 +29,7 @@ from protocol.patch.values import bits_of, layout_of
 S = TypeVar("S")
 T = TypeVar("T")
 
-SMALL_ELEMENTS: Final = 1 << 18
+SMALL_ELEMENTS: Final = 1 << 20
 """A tensor of fewer elements shares its frame, and so a model, with others."""
 
 Digests = Mapping[str, bytes]
@@ -103,11 +103,15 @@ def units(old: Weights, new: Weights) -> list[tuple[str, ...]]:
     for names in small.values():
         # Tensors of one shape have the same task in different layers.
         names.sort(key=lambda name: (new[name].shape, name))
-        ends = np.cumsum([new[name].numel() for name in names])
-        numbers = ends // (MAX_JOINED_ELEMENTS - SMALL_ELEMENTS)
-        for number in range(int(numbers[-1]) + 1):
-            result.append(tuple(sorted(name for name, own in zip(names, numbers, strict=True) if own == number)))
-    return [names for names in result if names]
+        unit, elements = list[str](), 0
+        for name in names:
+            elements += new[name].numel()
+            if elements > MAX_JOINED_ELEMENTS:
+                result.append(tuple(sorted(unit)))
+                unit, elements = [], new[name].numel()
+            unit.append(name)
+        result.append(tuple(sorted(unit)))
+    return result
 
 
 def encode_unit_frame(

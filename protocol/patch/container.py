@@ -3,8 +3,8 @@ other.
 
 The whole table is checked before any frame is read: names are in strictly ascending order (so none occurs twice), sizes
 are within protocol/limits.py, no frame has more bytes than its tensor could need, and the frames end where the patch
-ends. A row is parsed from the table's bytes whenever it is needed, because the row objects of a hostile table would
-take ten times its bytes.
+ends. Where the number of rows is not known before, a row is parsed from the table's bytes whenever it is needed,
+because the row objects of a hostile table would take ten times its bytes.
 """
 
 import math
@@ -32,7 +32,7 @@ MAGIC: Final = b"GRP2"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
 FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensors
-MAX_JOINED_ELEMENTS: Final = 1 << 21
+MAX_JOINED_ELEMENTS: Final = 1 << 23
 """Elements of the tensors that share a frame."""
 
 _DTYPE_CODES: Final = tuple(sorted(type_names.values()))
@@ -82,7 +82,8 @@ class TensorRow:
 
 
 class Table:
-    """The rows of a table, by ascending name. A row is parsed whenever it is accessed.
+    """The rows of a table, by ascending name. They stay in memory if their number is the reader's; else a row is parsed
+    whenever it is accessed.
 
     Args:
         packed: the compressed table, hostile bytes.
@@ -93,9 +94,10 @@ class Table:
     """
 
     def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
-        # Every row is parsed once here, so that no later access can fail, and only its offset and its size are kept.
+        # Every row is parsed once here, so that no later access can fail.
         self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
         self._offsets = array("I")
+        self._parsed: list[tuple[TensorRow, int]] = []
         self.sizes = array("Q")
         """The size of each row's frame, in bytes."""
         cursor = self._cursor(0)
@@ -111,6 +113,8 @@ class Table:
                 raise MalformedError("a tensor twice, or names out of order", row.name)
             last_name = row.name
             self.sizes.append(row.size)
+            if tensors is not None:
+                self._parsed.append((row, distance))
             has_others = place in joined
             dtype, elements = joined.pop(place, (row.dtype, 0))
             # Tensors that share a frame are small, since a decoder has them in memory twice.
@@ -135,9 +139,12 @@ class Table:
     def __len__(self) -> int:
         return len(self._offsets)
 
+    def _row(self, index: int) -> tuple[TensorRow, int]:
+        return self._parsed[index] if self._parsed else _read_row(self._cursor(self._offsets[index]))
+
     def __getitem__(self, index: int) -> TensorRow:
-        row, distance = _read_row(self._cursor(self._offsets[index]))
-        return replace(row, host=_read_name(self._cursor(self._offsets[index + distance]))) if distance else row
+        row, distance = self._row(index)
+        return replace(row, host=self._row(index + distance)[0].name) if distance else row
 
     def __iter__(self) -> Iterator[TensorRow]:
         return (self[index] for index in range(len(self)))

@@ -26,7 +26,6 @@ from protocol.patch.rans import (
     SLOTS,
     STEP_SYMBOLS,
     bucket_bits,
-    decoder_row,
     gap_widths,
     step_widths,
 )
@@ -128,11 +127,13 @@ class Model:
         fill_entries(steps, tables[1])
         return tables
 
+    @cached_property
     def decoder_tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Build the decoder tables of gaps and of steps, by group: uint32 [groups, SLOTS]; see `rans.decoder_row`."""
-        steps = np.empty((len(self.groups), SLOTS), np.uint32)
+        """Build the decoder tables of gaps and of steps, by group: uint32 [groups, SLOTS]; see `fill_rows`."""
+        gaps, steps = np.empty((2, len(self.groups), SLOTS), np.uint32)
+        fill_rows(_array(self._gap_widths(), MAX_BUCKETS + 1), gaps)
         fill_rows(_array(self._step_widths(), STEP_SYMBOLS + 1), steps)
-        return np.stack([decoder_row(row) for row in self._gap_widths()]), steps
+        return gaps, steps
 
 
 def _array(rows: list[tuple[int, ...]], symbols: int) -> NDArray[np.uint32]:

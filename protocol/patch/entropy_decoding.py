@@ -63,11 +63,12 @@ reasons: Final = {
 
 @lazy_kernel("uint32[:, ::1]", "uint32[:, ::1]")
 def fill_rows(widths: UInt32Array, table: UInt32Array) -> Any:
-    """Fill decoder tables from the widths of symbols; the entries are those of `rans.decoder_row`.
+    """Fill decoder tables from the widths of symbols.
 
     Args:
         widths: slots of each symbol: uint32 [rows, symbols].
-        table: result: uint32 [rows, SLOTS].
+        table: result: for every slot its symbol's width, its place within the symbol (shifted left by 12) and the
+            symbol (shifted left by 24): uint32 [rows, SLOTS].
     """
     for row in range(widths.shape[0]):
         slot = U(0)

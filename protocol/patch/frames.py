@@ -26,7 +26,7 @@ from protocol.patch.plain_frames import (
     encode_small_changes,
     find_small_changes,
 )
-from protocol.patch.sparse import PIECE_ELEMENTS, Decoder, Scratch, encode_sparse, read_directory
+from protocol.patch.sparse import MAX_MODEL_BYTES, PIECE_ELEMENTS, Decoder, Scratch, encode_sparse, read_directory
 from protocol.patch.values import Bits, Decoded, Layout, layout_of
 
 PROBE_BLOCKS: Final = 8
@@ -44,7 +44,9 @@ MIN_FRAME_BYTES: Final = 12
 """
 
 CLASSES_SUFFICE_RATIO: Final = 16
-"""If a frame with classes is so many times smaller than its tensor, no frame without classes is tried."""
+"""A frame without classes saves bytes of the model. So none is tried if the one with classes is so many times as large
+as a model, or so many times smaller than its tensor.
+"""
 
 SAMPLE_ROWS: Final = 64
 MOST_TOUCHED_ROWS: Final = 0.75
@@ -144,7 +146,8 @@ def encode_frame(
     class_options = (True, False) if profile == "compact" and layout.is_float else (False,)
     for classes in class_options:
         first = classes is class_options[0]
-        if best.below > MIN_FRAME_BYTES and (first or best.below * CLASSES_SUFFICE_RATIO > before.nbytes):
+        worth = before.nbytes < CLASSES_SUFFICE_RATIO * best.below < CLASSES_SUFFICE_RATIO**2 * MAX_MODEL_BYTES
+        if best.below > MIN_FRAME_BYTES and (first or worth):
             best.offer(
                 Mode.SPARSE,
                 lambda below, classes=classes: encode_sparse(  # type: ignore[misc]

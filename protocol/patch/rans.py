@@ -15,8 +15,6 @@ from math import isqrt
 from typing import Any, Final
 
 import numba
-import numpy as np
-from numpy.typing import NDArray
 
 from protocol.kernels.jit import UInt16Array, UInt64Array, kernel
 from protocol.kernels.simd import highest_bit, upper_product
@@ -96,19 +94,6 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
     # Shares are rounded down. What is left over changes the largest one least.
     widths[weights.index(max(weights))] += SLOTS - sum(widths)
     return tuple(widths)
-
-
-@cache
-def decoder_row(widths: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Build a row of a decoder table: for every slot its symbol's width, its place within the symbol (shifted left by
-    12) and the symbol (shifted left by 24): uint32 [SLOTS].
-    """
-    # For each slot its symbol, and how far it is from that symbol's first slot.
-    width = np.array(widths, np.uint32)
-    symbols = np.repeat(np.arange(len(widths), dtype=np.uint32), widths)
-    places = np.arange(SLOTS, dtype=np.uint32) - (np.cumsum(width, dtype=np.uint32) - width)[symbols]
-    row: NDArray[np.uint32] = np.bitwise_or(width[symbols] | places << 12, symbols << 24, dtype=np.uint32)
-    return row
 
 
 @kernel()

@@ -284,13 +284,27 @@ def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout
     return model, [replace(chunk, offset=cursor.offset + chunk.offset) for chunk in chunks]
 
 
+def decode_changes(
+    sections: tuple[bytes | memoryview, bytes | memoryview], model: Model, counts: NDArray[np.int64], elements: int
+) -> tuple[int, NDArray[np.uint64]]:
+    """Decode the words and the raw bits of some elements, of which each group has so many changes; return a status and
+    the changes, each group followed by one of the gap NEVER.
+    """
+    # The kernel reads a little ahead of its checks, so zeros follow both sections (`get_changes`).
+    words = np.frombuffer(bytearray().join((sections[0], bytes(16))), "<u2").astype(np.uint16, copy=False)
+    padding = bytes(16 + -len(sections[1]) % 4)
+    raw = np.frombuffer(bytearray().join((sections[1], padding)), "<u4").astype(np.uint32, copy=False)
+    changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
+    tables = (model.buckets, model.symbols, *model.decoder_tables)
+    return get_changes(elements, counts, words, raw, 8 * len(sections[1]), *tables, changes), changes
+
+
 class Decoder:
     """The decoder of one sparse frame: hostile bytes, whose directory was checked."""
 
     def __init__(self, frame: memoryview, model: Model) -> None:
         self._frame, self._model = frame, model
         self._kernels = decoders_for(model.layout.bits // 8)
-        self._tables = model.decoder_tables()
         self._order = model.layout.order
         self._classes = np.empty(VECTOR_SIZE, np.uint8)
         # For a caller that keeps no piece, such as the publisher's own check.
@@ -300,25 +314,13 @@ class Decoder:
 
     def _changes(self, chunk: Chunk) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Decode the chunk's changes; return them sorted by group, and the index at which each group begins."""
-        model = self._model
-        counts = np.zeros(GROUPS, np.int64)
+        counts, middle = np.zeros(GROUPS, np.int64), chunk.offset + 2 * chunk.words
         counts[: len(chunk.counts)] = chunk.counts
-        # The kernel reads a little ahead of its checks, so zeros follow both sections (`get_changes`).
-        words, raw = np.zeros(chunk.words + 8, np.uint16), np.zeros(chunk.raw // 4 + 5, "<u4")
-        words[: chunk.words] = np.frombuffer(self._frame, "<u2", chunk.words, chunk.offset)
-        raw.view(np.uint8)[: chunk.raw] = np.frombuffer(
-            self._frame, np.uint8, chunk.raw, chunk.offset + 2 * chunk.words
-        )
-        # Each group ends with a change of the gap NEVER.
-        changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
-        raw = raw.astype(np.uint32, copy=False)
-        tables = (model.buckets, model.symbols, *self._tables)
-        if changes.size > GROUPS:
-            elements = chunk.end - chunk.begin
-            status = get_changes(elements, counts, words, raw, 8 * chunk.raw, *tables, changes)
+        changes = np.full(GROUPS, NEVER << 33, np.uint64)
+        if counts.any():
+            sections = self._frame[chunk.offset : middle], self._frame[middle : middle + chunk.raw]
+            status, changes = decode_changes(sections, self._model, counts, chunk.end - chunk.begin)
             _check(status, chunk)
-        else:
-            changes[:] = NEVER << 33
         return changes, np.cumsum(counts + 1) - counts - 1
 
     def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[Decoded]:

@@ -21,7 +21,7 @@ ones, as indices in the piece, distinct and in any order.
 """
 
 _unsigned: Final[dict[int, Any]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-_unsigned_torch: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_unsigned_torch: Final = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("a patch needs contiguous tensors on the CPU")
     # numpy has no BF16 and no FP8, so the elements go there as integers of their width.
-    width = tensor.dtype.itemsize
-    flat = tensor.detach().reshape(-1).view(_unsigned_torch[width]).numpy()
-    bits: Bits = flat.view(_unsigned[width])
+    bits: Bits = tensor.detach().reshape(-1).view(_unsigned_torch[tensor.dtype.itemsize]).numpy()
     return bits if bits.flags.aligned else bits.copy()
 
 

@@ -32,13 +32,12 @@ from protocol.patch.entropy_decoding import (
     PAST_THE_END,
     UNCHANGED_VIEW,
     get_bits,
-    get_changes,
     reasons,
 )
 from protocol.patch.entropy_encoding import GROUPS
 from protocol.patch.fields import Cursor
 from protocol.patch.rans import I, U
-from protocol.patch.sparse import CHUNK_ELEMENTS
+from protocol.patch.sparse import CHUNK_ELEMENTS, decode_changes
 from protocol.pseudogradient.arithmetic import INFINITE, Floats, Lanes
 from protocol.pseudogradient.scanning import (
     BLOCK_ARRAYS,
@@ -302,16 +301,10 @@ def read_lengths(cursor: Cursor, elements: int) -> tuple[int, int]:
 def decode_entries(
     cursor: Cursor, model: Model, counts: NDArray[np.int64], lengths: tuple[int, int], elements: int
 ) -> NDArray[np.uint64]:
-    """Decode the entries of some elements, of which each group has so many; see `get_changes`."""
+    """Decode the entries of some elements, of which each group has so many; see `decode_changes`."""
     sections = cursor.take(2 * lengths[0]), cursor.take(lengths[1])
-    # Zeros follow both sections, as the kernel reads ahead of its checks; each group ends with an entry that is NEVER.
-    words, raw = np.zeros(lengths[0] + 8, np.uint16), np.zeros(lengths[1] // 4 + 5, "<u4")
-    words[: lengths[0]] = np.frombuffer(sections[0], "<u2")
-    raw.view(np.uint8)[: lengths[1]] = np.frombuffer(sections[1], np.uint8)
-    changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
-    tables = (model.buckets, model.symbols, *model.decoder_tables())
-    raw = raw.astype(np.uint32, copy=False)
-    _check(get_changes(elements, counts, words, raw, 8 * lengths[1], *tables, changes))
+    status, changes = decode_changes(sections, model, counts, elements)
+    _check(status)
     return changes
 
 

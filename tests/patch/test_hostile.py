@@ -68,7 +68,7 @@ def test_other_parsers_raise_only_protocol_errors(case):
         (container(joined(b"v", 0, 1) + row(b"w", 10, mode=0), 2), PatchError),
         (container(joined(b"u", 9, 1) + joined(b"v", 9, 1) + row(b"w", 10), 3), PatchError),
         (container(joined(b"v", 10, 1) + row(b"w", 10, changes=21), 2), PatchError),
-        (container(joined(b"v", 1 << 21, 1) + row(b"w", 10), 2), LimitError),
+        (container(joined(b"v", 1 << 23, 1) + row(b"w", 10), 2), LimitError),
         (container(b"", 1 << 30), LimitError),
         (container(row(b"w", 10, mode=0)) + b"x", MalformedError),
         (container(row(b"w", 10, mode=0) + b"x"), MalformedError),

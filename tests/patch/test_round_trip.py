@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from protocol import patch
 from protocol.digest import digest_weights, tensor_digest
+from protocol.patch.codec import units
 from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
 ALL_ORDERS = settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
@@ -100,3 +101,12 @@ def test_memory_that_is_not_aligned():
     unaligned = torch.frombuffer(bytearray(b"\0" + old.view(torch.uint8).numpy().tobytes()), dtype=torch.uint8)[1:]
     round_trip(unaligned.view(torch.bfloat16).reshape(old.shape) if unaligned.data_ptr() % 2 == 0 else old, new)
     round_trip(old.reshape(-1)[3:].clone()[1:], new.reshape(-1)[3:].clone()[1:])
+
+
+def test_small_tensors_share_frames_up_to_the_limit():
+    old = {f"w{i:02}": torch.zeros((1 << 20) - 1, dtype=torch.uint8) for i in range(17)}
+    new = {name: tensor.clone() for name, tensor in old.items()}
+    for tensor in new.values():
+        tensor[::1000] = 1
+    assert [len(names) for names in units(old, new)] == [8, 8, 1]
+    assert same_bits(patch.apply(old, patch.encode(old, new)), new)
