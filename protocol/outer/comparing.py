@@ -68,7 +68,8 @@ class SentRound:
 
     def row(self, worker: bytes) -> Matrix:
         """Return the projection of a site's contribution: float64 [PROJECTED]."""
-        return self.projections[self.workers.index(worker)].astype(np.float64)
+        row: Matrix = self.projections[self.workers.index(worker)].astype(np.float64)
+        return row
 
     @cached_property
     def sums(self) -> "SiteSums":
