@@ -74,6 +74,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         "spool",
         "verified_batch",
         "genesis",
+        "dithering",
         "inbox",
         "external_training",
         "learn",

@@ -32,7 +32,7 @@ from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
-from roles.trainer.learn.dithering import dither
+from roles.trainer.dithering import dither
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS, Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
